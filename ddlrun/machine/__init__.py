@@ -15,6 +15,10 @@ class MachineNoteCode(Enum):
         "the hwloc inside Open MPI 4.1 numbers the cores here in another way; launch allows for it, but a rank file "
         "is for other builds of Open MPI"
     )
+    PACKAGES_UNCERTAIN = (
+        "a cpuset hides a package before others: mpirun counts it if its hwloc finds PCI devices there, so that rank "
+        "files count cores over the host"
+    )
     MEMORY_LIMITED = "a cgroup allows {allowed} of {installed} GiB of memory"
     GPUS_CLOSED = "{closed} of {gpus} GPUs not counted: no driver, or not allowed by the cgroup"
     GPUS_RESTRICTED = "{variable}={value} leaves {left} of {gpus} GPUs"
@@ -173,6 +177,11 @@ class Machine(NamedTuple):
     def cores_are_threads(self) -> bool:
         """Whether hwloc finds no cores, so that hardware threads count as cores."""
         return any(note.code is MachineNoteCode.CORES_ARE_THREADS for note in self.notes)
+
+    @property
+    def packages_uncertain(self) -> bool:
+        """Whether builds of hwloc differ in the numbers of packages."""
+        return any(note.code is MachineNoteCode.PACKAGES_UNCERTAIN for note in self.notes)
 
     def numa_distance(self, node: int | None, other: int | None) -> int | None:
         """Return the distance of two NUMA nodes, None if it is unknown."""

@@ -39,6 +39,8 @@ class _Objects:
 
     def __init__(self) -> None:
         self.packages = 0
+        self.packages_uncertain = False
+        self.has_hidden_package = False
         self.cores = 0
         self.pus: list[tuple[int | None, int | None, int]] = []
         self.gpus: list[PciDevice] = []
@@ -86,7 +88,10 @@ def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
         raise ValueError("no core is usable")
     gpus, nics = ([_on_node(device, nodes) for device in devices] for devices in (objects.gpus, objects.nics))
     attached, cards = attach(cores, gpus, nics)
-    notes = () if objects.cores else (machine_note(MachineNoteCode.CORES_ARE_THREADS),)
+    codes = {
+        MachineNoteCode.CORES_ARE_THREADS: not objects.cores,
+        MachineNoteCode.PACKAGES_UNCERTAIN: objects.packages_uncertain,
+    }
     return Machine(
         cores=cores,
         gpus=attached,
@@ -97,7 +102,7 @@ def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
         numa_distances=distance_rows(sorted(nodes), locality.distances),
         packaged=objects.packages > 0,
         memory=installed_memory(sum(int(node.get("local_memory", "0")) for node in _numa_nodes(top)) >> 10),
-        notes=notes,
+        notes=tuple(machine_note(code) for code, applies in codes.items() if applies),
         empty_packages=tuple(sorted(set(range(objects.packages)) - {core.package for core in cores})),
     )
 
@@ -130,6 +135,9 @@ def _walk(item: ET.Element, inside: _Surroundings, objects: _Objects, allowed: _
     if kind in _PACKAGE and _is_visible(item, allowed):
         inside = inside._replace(package=objects.packages)
         objects.packages += 1
+        objects.packages_uncertain = objects.has_hidden_package
+    elif kind in _PACKAGE:
+        objects.has_hidden_package = True
     elif kind == "Core" and parse_cpuset(item.attrib["cpuset"]) & allowed.cpus:
         inside = inside._replace(core=objects.cores)
         objects.cores += 1

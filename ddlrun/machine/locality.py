@@ -6,12 +6,14 @@ from typing import NamedTuple
 from ddlrun.machine import Core, Machine
 
 Cpus = frozenset[int]
+# Cores that are at most this many times as fast as the slowest of a kind are of that kind.
+SAME_KIND = 1.15
 
 
 class Locality(NamedTuple):
     """What a host's tools list beside its cores, by OS indexes.
 
-    `speeds` has a number per CPU that is larger for faster kinds, `distances` the row of each NUMA node by the
+    `speeds` has a number per CPU that is larger for faster cores, `distances` the row of each NUMA node by the
     other node.
     """
 
@@ -25,11 +27,26 @@ def with_locality(cores: Iterable[Core], locality: Locality) -> tuple[Core, ...]
     cores = tuple(cores)
     domains = _domains(cores, locality.l3_domains)
     speeds = [max(locality.speeds.get(pu.os_index, 0) for pu in core.pus) for core in cores]
-    kinds = {speed: kind for kind, speed in enumerate(sorted(set(speeds)))}
+    kinds = _kinds(speeds)
     return tuple(
         core._replace(l3=domains.get(core.pus[0].os_index), kind=kinds[speed])
         for core, speed in zip(cores, speeds, strict=True)
     )
+
+
+def _kinds(speeds: Iterable[int]) -> dict[int, int]:
+    """Return the kind of each speed: equal cores that clock differently are of one kind.
+
+    >>> _kinds([718, 731, 997, 1024])
+    {718: 0, 731: 0, 997: 1, 1024: 1}
+    """
+    kinds: dict[int, int] = {}
+    slowest = kind = -1
+    for speed in sorted(set(speeds)):
+        if speed > slowest * SAME_KIND:
+            slowest, kind = speed, kind + 1
+        kinds[speed] = kind
+    return kinds
 
 
 def _domains(cores: Iterable[Core], domains: Iterable[Cpus]) -> dict[int, int]:

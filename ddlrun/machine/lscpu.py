@@ -80,7 +80,7 @@ def _machine(rows: list[tuple[int, dict[str, int | None]]], host: str) -> Machin
             packages=list(map(frozenset, packages.values())),
             nodes={node: frozenset(inside) for node, inside in nodes.items()},
         )
-        numbered, _ = number_cores(sets)
+        numbered = number_cores(sets).cores
     except ValueError as error:
         _fail(host, rows[-1][0], str(error), f"{len(rows)} CPUs")
     return Machine(
@@ -110,7 +110,7 @@ def parse_lscpu_summary(text: str, host: str) -> Machine:
         _fail(host, 1, f"it has the CPUs of {len(nodes)} NUMA nodes", f"{_NODES}: {fields[_NODES]}")
     sizes = {len(cpus) for cpus in nodes.values() if cpus}
     equal = sum(map(len, nodes.values())) == len(online) and len(sizes) == 1  # else the cores of a node are unknown
-    filled = sorted(node for node, cpus in nodes.items() if cpus) if equal else []
+    filled = sorted((node for node, cpus in nodes.items() if cpus), key=lambda node: min(nodes[node])) if equal else []
     return Machine(
         tuple(_invented(packages, cores, threads, filled)), (), None, "lscpu -J", measured=False,
         numa_nodes=tuple(sorted(nodes)),
@@ -127,7 +127,7 @@ def check_one_kind(text: str, host: str) -> None:
 _COUNTS = (
     ("Thread(s) per core",),
     ("Core(s) per socket", "Core(s) per cluster"),
-    ("Socket(s)", "Socket(s) per book", "Cluster(s)"),
+    ("Socket(s)", "Socket(s) per book", "Cluster(s)", "CPU socket(s)"),
 )
 _ONLINE = "On-line CPU(s) list"
 _NODES = "NUMA node(s)"

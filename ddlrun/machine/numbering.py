@@ -42,10 +42,14 @@ ALL = Allowed()
 
 
 class Numbering(NamedTuple):
-    """Cores in logical order, and the logical indexes of the packages that have none."""
+    """Cores in logical order, and the logical indexes of the packages that have none.
+
+    `uncertain`: a package before others is not counted, unless hwloc finds PCI devices in it.
+    """
 
     cores: tuple[Core, ...]
     empty_packages: tuple[int, ...]
+    uncertain: bool = False
 
 
 def number_cores(sets: CpuSets, allowed: Allowed = ALL) -> Numbering:
@@ -67,7 +71,8 @@ def number_cores(sets: CpuSets, allowed: Allowed = ALL) -> Numbering:
     indexes = {cpu: index for index, package in enumerate(visible) for cpu in package}
     nodes = {node: cpus for node, cpus in sets.nodes.items() if allowed.nodes is None or node in allowed.nodes}
     cores = tuple(_numbered([cpus for cpus in shown if cpus], indexes, nodes, allowed.affinity))
-    return Numbering(cores, tuple(sorted(set(range(len(visible))) - {core.package for core in cores})))
+    empty = tuple(sorted(set(range(len(visible))) - {core.package for core in cores}))
+    return Numbering(cores, empty, uncertain=packages[: len(visible)] != visible)
 
 
 def _is_visible(package: Cpus, sets: CpuSets, allowed: Allowed) -> bool:

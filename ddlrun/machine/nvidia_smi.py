@@ -7,18 +7,21 @@ from typing import NamedTuple, NoReturn
 from ddlrun.errors import HostError
 from ddlrun.machine import GPU, GPU_NOTES, Machine, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import parse_cpu_list
+from ddlrun.machine.pci import only
 
-# Nearest first; SYS crosses packages and is not near.
+# Nearest first; SYS, which old drivers call SOC, crosses packages and is not near.
 _NEAR = ("PIX", "PXB", "PHB", "NODE")
-_LINK = r"X|SYS|NODE|PHB|PXB|PIX|NV\d+|PSB|N/A"
+_LINK = r"N/A|[A-Z][A-Z0-9]{0,5}"
+_AFFINITY = r"CPU Affinity|NUMA Affinity|GPU NUMA ID"
+_COLOUR = r"[\x1b\ufffd]?\[[0-9;]*[mK]"
 _LISTED = r"([0-9]{1,6}),(GPU-[^,]+),([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 
 
 class GPULinks(NamedTuple):
-    """A GPU's row: its CPUs and NUMA node (None: unknown), and its link to each other device."""
+    """A GPU's row: its CPUs (None: unknown), the NUMA nodes near it, and its link to each other device."""
 
     cpus: frozenset[int] | None
-    numa_node: int | None
+    numa_nodes: frozenset[int]
     links: Mapping[str, str]
 
 
@@ -34,51 +37,77 @@ class ListedGpu(NamedTuple):
 def parse_topo(text: str, host: str) -> tuple[GPULinks, ...]:
     """Parse the output of `nvidia-smi topo -m`, with tabs or blanks between columns: one row per GPU, in order.
 
-    NICs that the matrix only counts have the names of the legend. Raises HostError with the line.
+    Lines may be wrapped. NICs that the matrix only counts have the names of the legend. Raises HostError with the line.
     """
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    lines = re.sub(_COLOUR, "", text).splitlines()
     start = next((index for index, line in enumerate(lines) if re.match(r"\s*GPU0(\s|$)", line)), None)
     if start is None:
         _fail(host, 1, "it has no matrix of GPUs", text)
     if not text.endswith("\n"):
         _fail(host, len(lines), "it is cut off", lines[-1])
     names = {match[1]: match[2] for line in lines if (match := re.fullmatch(r"\s*(NIC\d+): *(\S+)\s*", line))}
-    header = [column for column in re.split(r"\s{2,}|\t", lines[start].strip()) if column]
-    devices = [column for column in header if not re.search(r"Affinity|NUMA ID", column)]
-    unnamed = [device for device in devices if re.fullmatch(r"NIC\d+", device) and device not in names]
+    (_, header), *numbered = _unwrapped(lines, start)
+    columns = header[: _first_affinity(header)].split()
+    unnamed = [device for device in columns if re.fullmatch(r"NIC\d+", device) and device not in names]
     if unnamed:
         _fail(host, len(lines), f"the legend has no name of {unnamed[0]}", lines[-1])
-    rest = [column for column in header if column not in devices]
-    rows: list[GPULinks] = []
+    gpus = [(number, line) for number, line in numbered if line.startswith("GPU")]
+    if len(gpus) != sum(column.startswith("GPU") for column in columns):
+        number = min(start + len(gpus), len(lines) - 1)
+        _fail(host, number + 1, "rows of GPUs are missing", lines[number])
+    return tuple(_row(line, header, names, (host, number, index)) for index, (number, line) in enumerate(gpus))
+
+
+def _unwrapped(lines: Sequence[str], start: int) -> list[tuple[int, str]]:
+    """Return the numbers and texts of the header and the rows, which end at a blank line or a legend."""
+    devices = frozenset(lines[start].split())
+    rows = [(start + 1, lines[start])]
     for number, line in enumerate(lines[start + 1 :], start + 2):
-        if not line.startswith("GPU"):
+        if not line.strip() or "Legend:" in line:
             break
-        rows.append(_row(line, devices, rest, names, (host, number, len(rows))))
-    if len(rows) != sum(column.startswith("GPU") for column in devices):
-        _fail(host, start + len(rows) + 1, "rows of GPUs are missing", lines[min(start + len(rows), len(lines) - 1)])
-    return tuple(rows)
+        first = line.split()[0]
+        if first in devices or re.fullmatch(r"(GPU|NIC)\d+", first):
+            rows.append((number, line))
+        else:
+            before, after = rows[-1][1].rstrip(), line.lstrip()
+            between = "" if before[-1] in ",-" or after[0] in ",-" else "\t" if "\t" in before else " "
+            rows[-1] = rows[-1][0], f"{before}{between}{after}"
+    return rows
 
 
-def _row(
-    line: str, devices: Sequence[str], rest: Sequence[str], names: Mapping[str, str], position: tuple[str, int, int]
-) -> GPULinks:
+def _first_affinity(header: str) -> int:
+    """Return the place of the first column in a header that is not a device."""
+    match = re.search(_AFFINITY, header)
+    return match.start() if match else len(header)
+
+
+def _row(line: str, header: str, names: Mapping[str, str], position: tuple[str, int, int]) -> GPULinks:
     host, number, index = position
+    devices = header[: _first_affinity(header)].split()
     words = line.split()
-    links, more = words[1 : len(devices) + 1], words[len(devices) + 1 :]
+    links = words[1 : len(devices) + 1]
     if words[0] != f"GPU{index}" or len(links) < len(devices) or links[index : index + 1] != ["X"]:
         _fail(host, number, f"it is not a row of GPU{index} with {len(devices)} links", line)
-    if not all(re.fullmatch(_LINK, link) for link in links) or len(more) < len(rest):
-        _fail(host, number, f"a link or one of {', '.join(rest)} is missing", line)
-    cells = dict(zip(rest, more, strict=False))
+    if not all(re.fullmatch(_LINK, link) for link in links):
+        _fail(host, number, "a link is missing", line)
+    cells = _affinities(line, re.findall(_AFFINITY, header), len(devices))
+    cpus, nodes = cells.get("CPU Affinity", "").replace("N/A", ""), cells.get("NUMA Affinity", "")
+    nodes = nodes if re.fullmatch(r"\d[\d,-]*", nodes) else ""
+    near = {names.get(device, device): link for device, link in zip(devices, links, strict=True)}
     try:
-        cpus, node = cells.get("CPU Affinity", "N/A"), cells.get("NUMA Affinity", "N/A")
-        return GPULinks(
-            None if cpus == "N/A" else parse_cpu_list(cpus),
-            int(node) if re.fullmatch(r"[0-9]{1,6}", node) else None,
-            {names.get(device, device): link for device, link in zip(devices, links, strict=True)},
-        )
+        return GPULinks(parse_cpu_list(cpus) or None, parse_cpu_list(nodes), near)
     except ValueError as error:
         _fail(host, number, str(error), line)
+
+
+def _affinities(line: str, names: Sequence[str], devices: int) -> dict[str, str]:
+    """Return the cells of a row behind its links, by their names; none where cells are blank and tabs lost."""
+    if "\t" in line:  # newer drivers print more tabs than columns
+        cells = [cell.strip() for cell in line.split("\t")][devices + 1 :]
+    else:
+        cells = line.split()[devices + 1 :]
+        cells = cells if len(cells) >= len(names) else []
+    return dict(zip(names, cells, strict=False))
 
 
 def parse_query(text: str, host: str) -> tuple[ListedGpu, ...]:
@@ -125,28 +154,24 @@ def with_topology(machine: Machine, topo: Sequence[GPULinks] | None, listed: Seq
 
 
 def _filled(gpu: GPU, row: GPULinks, location: tuple[int | None, int | None]) -> GPU:
-    package, node = location if gpu.package is None else (gpu.package, gpu.numa_node)
+    known = (gpu.package, gpu.numa_node)
+    package, node = (other if value is None else value for value, other in zip(known, location, strict=True))
     return gpu._replace(package=package, numa_node=node, nics=gpu.nics or _nics(row))
 
 
 def _locations(machine: Machine, topo: Sequence[GPULinks]) -> Iterator[tuple[int | None, int | None]]:
-    """Yield (package, NUMA node) of each GPU.
+    """Yield (package, NUMA node) of each GPU, as far as the cores near it have one in common.
 
-    If all GPUs have the same affinity on a machine with several packages, it means nothing.
+    If all GPUs have the CPUs of several packages, these mean nothing.
     """
-    package_of = {core.numa_node: core.package for core in reversed(machine.cores) if core.numa_node is not None}
-    packages = len(machine.packages)
-    same = len(topo) > 1 and len({row.cpus for row in topo}) == 1 and packages > 1
+    package = only(core.package for core in machine.cores)
+    same = len(topo) > 1 and len({row.cpus for row in topo}) == 1 and package is None
     for row in topo:
-        if row.numa_node in package_of:
-            yield package_of[row.numa_node], row.numa_node
-        elif packages == 1:
-            yield 0, None
-        elif same or row.cpus is None or not machine.measured:
-            yield None, None
-        else:
-            inside = {core.package for core in machine.cores if any(pu.os_index in row.cpus for pu in core.pus)}
-            yield (next(iter(inside)) if len(inside) == 1 else None), None
+        cpus = row.cpus if row.cpus and machine.measured and not same else frozenset()
+        by_node = [core for core in machine.cores if core.numa_node in row.numa_nodes]
+        by_cpus = [core for core in machine.cores if any(pu.os_index in cpus for pu in core.pus)]
+        near = [core for core in by_node if core in by_cpus] or by_node or by_cpus
+        yield only(core.package for core in near) if near else package, only(core.numa_node for core in near)
 
 
 def _nics(row: GPULinks) -> tuple[str, ...]:

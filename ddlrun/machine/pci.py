@@ -55,6 +55,12 @@ def gpu_vendor(vendor: str, device: str, pci_class: str) -> str | None:
     return name if pci_class.startswith("03") and not display else None
 
 
+def only(values: Iterable[int | None]) -> int | None:
+    """Return the value that all have in common; None if they differ."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
 def attach(
     cores: Sequence[Core], gpus: Iterable[PciDevice], nics: Iterable[PciDevice]
 ) -> tuple[tuple[GPU, ...], tuple[NIC, ...]]:
@@ -71,28 +77,22 @@ def attach(
 
     def location(device: PciDevice) -> tuple[int | None, int | None]:
         if device.numa_node is None and not device.cpus:
-            return _only(core.package for core in cores), None
-        near = (device.numa_node is not None and by_node.get(device.numa_node)) or [
-            core_of[cpu] for cpu in device.cpus if cpu in core_of
-        ]
-        return _only(core.package for core in near), _only(core.numa_node for core in near)
+            return only(core.package for core in cores), None
+        inside = [] if device.numa_node is None else by_node[device.numa_node]
+        near = [core_of[cpu] for cpu in device.cpus if cpu in core_of]
+        near = [core for core in near if core in inside] or inside or near
+        return only(core.package for core in near), only(core.numa_node for core in near)
 
     cards = [(NIC(card.name, *location(card), address(card.path), rdma), card.path) for card, rdma in _cards(nics)]
     counts: Counter[str] = Counter()  # how many GPUs of each vendor have been numbered
     attached = []
     for device in sorted(gpus, key=lambda device: device.name):
         package, node = location(device)
-        l3 = _only(core_of[cpu].l3 for cpu in device.cpus if cpu in core_of)
+        l3 = only(core_of[cpu].l3 for cpu in device.cpus if cpu in core_of)
         gpu = GPU(counts[device.kind], package, node, pci_address=device.name, vendor=device.kind, l3=l3)
         counts[device.kind] += 1
         attached.append(gpu._replace(nics=_nearest_nics(gpu, device.path, cards)))
     return tuple(attached), tuple(card for card, _ in cards)
-
-
-def _only(values: Iterable[int | None]) -> int | None:
-    """Return the value that all have in common; None if they differ."""
-    different = set(values)
-    return different.pop() if len(different) == 1 else None
 
 
 def _nearest_nics(gpu: GPU, path: Sequence[str], cards: Sequence[tuple[NIC, Sequence[str]]]) -> tuple[str, ...]:

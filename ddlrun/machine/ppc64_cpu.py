@@ -61,7 +61,7 @@ def machine_of(nodes: Mapping[int, frozenset[int]], slots_of_cores: tuple[Slots,
     packages = {cpus for cpus in nodes.values() if cpus}
     threads = [pus for slots in slots_of_cores if (pus := frozenset(cpu for cpu, is_online in slots if is_online))]
     try:
-        cores, _ = number_cores(CpuSets(threads, packages, nodes))
+        cores = number_cores(CpuSets(threads, packages, nodes)).cores
     except ValueError as error:
         raise HostError(host, f"numactl and ppc64_cpu: {error}; give --machine") from error
     source = "numactl + ppc64_cpu"

@@ -133,7 +133,7 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
     kernel = parse_sysfs(sections[SYSFS], host)
     allowed = frozenset(pu.os_index for core in kernel.cores if core.usable for pu in core.pus)
     machine = with_locality_of(parse_hwloc(sections["lstopo.xml"], host, allowed), kernel)
-    notes = (*machine.notes, *kernel.notes)
+    notes = tuple(dict.fromkeys((*machine.notes, *kernel.notes)))
     if [core[:5] for core in machine.cores] != [core[:5] for core in kernel.cores]:
         notes = (*notes, machine_note(MachineNoteCode.CORES_DIFFER))
     # /sys shows which devices are up, have a driver, and may be opened.

@@ -59,7 +59,11 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     )
     if number_alike(numbering.cores, other_cores):
         other_cores = ()
-    codes = {MachineNoteCode.CORES_ARE_THREADS: not threads, MachineNoteCode.CORES_OF_OPEN_MPI_4: bool(other_cores)}
+    codes = {
+        MachineNoteCode.CORES_ARE_THREADS: not threads,
+        MachineNoteCode.CORES_OF_OPEN_MPI_4: bool(other_cores),
+        MachineNoteCode.PACKAGES_UNCERTAIN: numbering.uncertain,
+    }
     return SysfsCores(
         numbering=numbering,
         openmpi4_cores=other_cores,

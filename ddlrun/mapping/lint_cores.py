@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ddlrun.machine import Machine
+from ddlrun.machine import Core, Machine
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile_entries import RankEntry
@@ -91,6 +91,11 @@ def _check_reading(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machi
         yield _finding(LintCode.CORES_ARE_THREADS, entry, machine)
         return
     cores = cores_of(ranges, machine)
+    uncertain = next((part.package for part in ranges if part.package is not None), None)
+    if machine.packages_uncertain and uncertain is not None:
+        correction = _correction(cores, machine)
+        yield _finding(LintCode.PACKAGES_UNCERTAIN, entry, machine, package=uncertain, correction=correction)
+        return
     meant = pus_of(cores)
     as_meant = read_text(entry.slot, machine, 4) == meant, read_text(entry.slot, machine, 5) == meant
     if all(as_meant):
@@ -102,9 +107,12 @@ def _check_reading(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machi
         yield _finding(_COMMA_CODES[as_meant], entry, machine, slot=entry.slot)
         return
     misread = next(part for part in ranges if read_slots([part], machine, 5) != pus_of(cores_of([part], machine)))
+    yield _misread(entry, misread.package, machine, _correction(cores, machine))
+
+
+def _correction(cores: Sequence[Core], machine: Machine) -> str:
     text = render_slots(cores, machine)
-    correction = f"write slot={text}" if text else "launch it with Open MPI 4.1: no slot text suits both versions"
-    yield _misread(entry, misread.package, machine, correction)
+    return f"write slot={text}" if text else "launch it with Open MPI 4.1: no slot text suits both versions"
 
 
 def _misread(entry: RankEntry, package: int | None, machine: Machine, correction: str) -> LintFinding:

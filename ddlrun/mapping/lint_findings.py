@@ -143,6 +143,12 @@ class LintCode(Enum):
         _READING,
         "packages {packages}",
     )
+    PACKAGES_UNCERTAIN = _same(
+        "{place}: a cpuset hides a package before others",
+        "counts it if its hwloc finds PCI devices there, so that {package} may be another package",
+        "{correction}",
+        error=False,
+    )
     CORES_ARE_THREADS = LintRule(
         "{place}: it has no cores of its own but hardware threads",
         Effect("counts the threads", as_meant=True),

@@ -29,6 +29,8 @@ def no_notation(machine: Machine) -> str:
     if machine.cores_are_threads:
         return f"{MachineNoteCode.CORES_ARE_THREADS.value}; ddlrun gen-rankfile --open-mpi 4 writes one for 4.1"
     packages = "its packages differ in size" if machine.packaged else "it has no packages"
+    if machine.packages_uncertain:
+        packages = "the numbers of its packages are uncertain"
     return (
         "Open MPI 4.1 and 5.0 read no slot text alike for all of its cores: the first core has one hardware thread, "
         f"others have more, and {packages}; ddlrun gen-rankfile --open-mpi 4 or 5 writes the file for one version"
@@ -41,8 +43,11 @@ def _notations(cores: Sequence[Core], machine: Machine) -> Iterator[Sequence[Cor
     over_host = tuple(_runs(None, [core.logical_index for core in cores]))
     one_package = len({core.package for core in cores}) == 1
     # `P:a-b;Q:c-d` would do for most ranks on several packages, but grows too long for many packages.
-    yield from (inside, over_host) if one_package and machine.uniform else (over_host, inside)
-    yield tuple(_whole_packages(inside, machine))
+    readable = (inside, over_host) if one_package and machine.uniform else (over_host, inside)
+    if machine.packages_uncertain:
+        yield over_host
+    else:
+        yield from (*readable, tuple(_whole_packages(inside, machine)))
     meant = pus_of(cores)
     yield tuple(_runs(None, [place for place, unit in enumerate(host_units(machine)) if unit <= meant]))
 

@@ -83,8 +83,10 @@ def _box_lines(box: PackageBox, drawing: _TextDrawing) -> Iterator[str]:
 
 
 def _content(box: PackageBox, drawing: _TextDrawing) -> Iterator[str]:
+    if not box.nodes:
+        yield "no cores"
     labels = [f"NUMA {node}" if box.labelled and node is not None else "" for node, _ in box.nodes]
-    margin = max(map(len, labels)) + 1 if box.labelled else 0
+    margin = max(map(len, labels), default=0) + 1 if box.labelled else 0
     for label, (_, cores) in zip(labels, box.nodes, strict=True):
         signs = [sign(core, drawing.owners) for core in cores]
         for start in range(0, len(signs), ROW):

@@ -84,7 +84,7 @@ def _machine(machine: Machine, local_ranks: Sequence[LocalRankPlacement], top: f
 def _box(box: PackageBox, occupancy: _Occupancy, left: float, top: float) -> _Part:
     elements: list[str] = []
     y = top + 24.0
-    columns = min(ROW // 2, max(len(cores) for _, cores in box.nodes))
+    columns = min(ROW // 2, max((len(cores) for _, cores in box.nodes), default=0))
     for node, cores in box.nodes:
         if box.labelled and node is not None:
             elements.append(_text(left + 8, y + 10, f"NUMA {node}"))

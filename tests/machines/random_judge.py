@@ -15,6 +15,7 @@ from ddlrun.machine import Core, Machine
 from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.machine.sysfs import parse_sysfs
+from ddlrun.mapping.lint_findings import LintCode
 from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.rankfile import parse, render
 from ddlrun.mapping.rankfile_entries import read_entries
@@ -35,6 +36,7 @@ class Result(Enum):
 
     AGREES = "agrees"
     REFUSED = "refused"
+    NOTED = "builds of hwloc differ, which lint notes"
     OTHER_CORES = "mpirun takes other cores"
     OTHER_THREADS = "mpirun takes other threads of the same cores"
     FAILS = "mpirun fails"
@@ -66,8 +68,8 @@ class Judgement(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether mpirun does what is planned, or ddlrun refuses."""
-        return self.result in (Result.AGREES, Result.REFUSED, Result.NOT_JUDGED)
+        """Whether mpirun does what is planned, or ddlrun refuses, or notes that it may not."""
+        return self.result in (Result.AGREES, Result.REFUSED, Result.NOTED, Result.NOT_JUDGED)
 
 
 class _Plan(NamedTuple):
@@ -173,6 +175,9 @@ class Judge:
 
     def judge_lines(self, texts: Sequence[str]) -> Iterator[Judgement]:
         """Compare lint's verdicts on rank files of one line with what mpirun does."""
+        noted = [text for text in texts if self._is_noted(text)]
+        yield from (Judgement(Result.NOTED, self.mpirun, text, "") for text in noted)
+        texts = [text for text in texts if text not in noted]
         good = [text for text in texts if not self._problems(text)]
         if len(good) > 1 and self._all_agree([(text, {0: self._meant(text)}) for text in good]):
             yield from (Judgement(Result.AGREES, self.mpirun, text, "") for text in good)
@@ -184,6 +189,9 @@ class Judge:
         major = self.mpirun.major
         findings = lint(text, lambda _: self.machine)
         return [finding.effect(major) for finding in findings if finding.error and finding.concerns(major)]
+
+    def _is_noted(self, text: str) -> bool:
+        return any(finding.code is LintCode.PACKAGES_UNCERTAIN for finding in lint(text, lambda _: self.machine))
 
     def _judge_line(self, text: str) -> Judgement:
         problems, meant = self._problems(text), self._meant(text)

@@ -157,7 +157,9 @@ def test_hwloc_xml(capture: Capture, file: str) -> None:
     captured = parse_hwloc((capture("hwloc-xml") / file).read_text(errors="replace"), "h")
     if not facts.distances:
         captured = captured._replace(numa_distances=())
-    assert parse_hwloc(render_hwloc(facts), "h") == captured
+    described = parse_hwloc(render_hwloc(facts), "h")
+    # Some captures lack the packages that a cpuset hides, which are noted.
+    assert described._replace(notes=captured.notes) == captured
 
 
 @pytest.mark.parametrize("tree", HWLOC_SYSFS)

@@ -64,6 +64,7 @@ CHOICES = {
     "packages of 4 and 2 cores": ("4-5", "0-5"),
     "no packages": ("0-1", "0-3"),
     "a package without cores": ("4-5", "0-5"),
+    "a hidden package": ("2-3", "0-3"),
     "one thread first": ("0:0-1", "0:0-3"),
     "one thread first, equal packages": ("1:0-1", "0:0-3;1:0-3"),
     "one thread first, unequal packages": (None, "0:*;1:*"),

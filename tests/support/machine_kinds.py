@@ -21,6 +21,7 @@ KINDS = {
     "a package without cores": "packages: 0-7/2\ncores: 0-7/1\nnodes: 0-7/2\nforbidden: 4-5",
     "a first package without cores": "packages: 0-11/4\ncores: 0-11/2\nnodes: 0-11/4\nforbidden: 0-3",
     "a last package without cores": "packages: 0-5/2\ncores: 0-5/1\nnodes: 0-5/2\nforbidden: 4-5",
+    "a hidden package": "packages: 0-11/4\ncores: 0-11/2\nnodes: 0-11/4\nforbidden: 0-3\nforbidden_nodes: 0",
     "one thread first": "packages: 0-7\ncores: 0-7/2\nforbidden: 1",
     "one thread first, equal packages": "packages: 0-15/8\ncores: 0-15/2\noffline: 1",
     "one thread first, unequal packages": "packages: 0-3 4-11\ncores: 0-11/2\nforbidden: 1",

@@ -13,6 +13,7 @@ KINDS = (
     ("a package without cores", "2:0-1"),
     ("one thread first", "0-3"),
     ("threads without cores", "0-1"),
+    ("a hidden package", "0:0"),
 )
 
 

@@ -60,6 +60,13 @@ def test_summaries(name: str) -> None:
     assert SUMMARIES[name] in summary_of(render_json(load(name)))
 
 
+def test_packages_of_a_summary_are_in_the_order_of_their_first_cpus() -> None:
+    counts = "Thread(s) per core: 1\nCore(s) per socket: 2\nCPU socket(s): 2\n"  # of an old lscpu
+    nodes = "NUMA node(s): 2\nNUMA node0 CPU(s): 2-3\nNUMA node8 CPU(s): 0-1\n"
+    machine = parse_lscpu_summary(f"On-line CPU(s) list: 0-3\n{counts}{nodes}", "h")
+    assert [core.numa_node for core in machine.cores] == [8, 8, 0, 0]
+
+
 def test_this_machine() -> None:
     needs.program("lstopo", "hwloc-nox")
     argv = ["lscpu", "-p=CPU,CORE,SOCKET,NODE,ONLINE"]
@@ -233,7 +240,9 @@ def test_gpus(name: str) -> None:
     rows = parse_topo(render_topo(load(name), style), "h")
     described = parse_machine(f"{{packages: 2, cores_per_package: 64, gpus: {len(rows)}}}", "test")
     completed = with_topology(described, rows, ())
-    assert [(row.numa_node, len(row.cpus or ())) for row in rows] == [(node, cpus) for node, cpus, _ in expected]
+    assert [([*row.numa_nodes], len(row.cpus or ())) for row in rows] == [
+        ([] if node is None else [node], cpus) for node, cpus, _ in expected
+    ]
     assert [gpu.nics for gpu in completed.gpus] == [nics for _, _, nics in expected]
 
 
@@ -266,6 +275,62 @@ def test_nvidia_smi_completes_a_machine() -> None:
     fewer = with_topology(by_node._replace(gpus=by_node.gpus[:1]), None, listed)
     assert [str(note) for note in fewer.notes] == ["nvidia-smi lists 2 GPUs, 1 may be used"]
     assert len(fewer.gpus) == 1
+
+
+HEAD = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+LEGEND = "\nNIC Legend:\n\n  NIC0: mlx5_7\n"
+# Matrices of other drivers, terminals and containers, with the CPUs and nodes of both GPUs.
+MATRICES = {
+    "links that old drivers call SOC": (
+        "  GPU0  GPU1  mlx5_7  CPU Affinity\nGPU0  X   SOC   PXB   0-0,1-1\nGPU1  SOC  X    SOC   2-2,3-3\n",
+        [({0, 1}, set()), ({2, 3}, set())],
+    ),
+    "blank cells": (
+        HEAD + "GPU0\t X \tSYS\tPXB\t\t\t\tN/A\nGPU1\tSYS\t X \tSYS\t\t\t\tN/A\n" + LEGEND,
+        [(None, set())] * 2,
+    ),
+    "blank cells, tabs expanded": (
+        (HEAD + "GPU0\t X \tSYS\tPXB\t\t\t\tN/A\nGPU1\tSYS\t X \tSYS\t\t\t\tN/A\n" + LEGEND).expandtabs(),
+        [(None, set())] * 2,
+    ),
+    "blank cells, ends of lines trimmed": (
+        HEAD + "GPU0\t X \tSYS\tPXB\nGPU1\tSYS\t X \tSYS\n" + LEGEND,
+        [(None, set())] * 2,
+    ),
+    "lists of nodes": (
+        HEAD + "GPU0\t X \tNV18\tPXB\t0-1\t0,2-17\t\tN/A\nGPU1\tNV18\t X \tSYS\t2-3\t8,18-33\t\tN/A\n" + LEGEND,
+        [({0, 1}, {0, *range(2, 18)}), ({2, 3}, {8, *range(18, 34)})],
+    ),
+    "lines that a terminal wrapped": (
+        HEAD + "GPU0\t X \tSYS\tPXB\t0,\n1\t0\t\tN/A\nGPU1\tSYS\t X \tSYS\n2-3\t8\t\tN/A\n" + LEGEND,
+        [({0, 1}, {0}), ({2, 3}, {8})],
+    ),
+    "escape sequences without their first character": (
+        f"[4m{HEAD[:-1]}[0m\nGPU0\t X \tSYS\tPXB\t0-1\t0\t\tN/A\nGPU1\tSYS\t X \tSYS\t2-3\t8\t\tN/A\n{LEGEND}",
+        [({0, 1}, {0}), ({2, 3}, {8})],
+    ),
+}
+
+
+@pytest.mark.parametrize("about", MATRICES)
+def test_matrices_of_other_drivers(about: str) -> None:
+    text, expected = MATRICES[about]
+    rows = parse_topo(text, "h")
+    assert [(row.cpus, row.numa_nodes) for row in rows] == expected
+    assert rows[0].links["mlx5_7"] == "PXB"
+    known = [package if cpus else None for package, (cpus, _) in enumerate(expected)]
+    assert [gpu.package for gpu in with_topology(TWO, rows, ()).gpus] == known
+
+
+def test_gpus_of_a_node_that_spans_packages_have_no_package() -> None:
+    spanned = parse_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n2,2,1,0\n3,3,1,0\n", "h")
+
+    def places(*cells: str) -> list[tuple[int | None, int | None]]:
+        machine = with_topology(spanned, parse_topo(TOPO.format(*cells), "h"), ())
+        return [(gpu.package, gpu.numa_node) for gpu in machine.gpus]
+
+    assert places("0-3", "0", "0-3", "0") == [(None, 0), (None, 0)]
+    assert places("2-3", "0", "0-1", "0") == [(1, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,9 @@ def machine(name: str) -> Machine:
         ("raptor-lake", 2, PlacementPolicy(cores_per_rank=3), ["0-2", "3-5"]),
         ("arm-four-kinds-of-cores", 2, PlacementPolicy(), ["0-1,3,5", "2,4,6"]),
         ("arm-four-kinds-of-cores", 8, PlacementPolicy(), ["0", "1", "2", "3", "4", "5", "6", "7"]),
+        # Two kinds, of which some cores clock higher.
+        ("gb10", 2, PlacementPolicy(), ["0-9", "10-19"]),
+        ("gb10", 2, FAST, ["5-9", "15-19"]),
     ],
 )  # fmt: skip
 def test_shares(name: str, ranks: int, policy: PlacementPolicy, shares: list[str]) -> None:

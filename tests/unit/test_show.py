@@ -9,9 +9,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.machine.preset import parse_machine
 from ddlrun.report.picture import ASCII, render_placement
 from ddlrun.report.svg import render_svg
+from tests.machines.facts import parse_facts
+from tests.machines.render_hwloc import render_hwloc
 from tests.support.shapes import machine, placement
 
 JOB = ["--machine", "s822lc", "--topology", "4x2x3", "-H", "n[1-6]"]
@@ -55,6 +58,15 @@ def test_the_contents_of_stages() -> None:
     assert placed["machines"][0]["packages"][1][0] == {
         "core": 10, "numa_node": 1, "pus": list(range(80, 88)), "usable": True, "l3": None, "kind": 0,
     }  # fmt: skip
+
+
+def test_a_package_without_cores_is_drawn() -> None:
+    """A cpuset hides its cores, but not its memory. NUMA nodes are named on the second machine."""
+    for nodes in ("{0-1: 0-3/2}", "{8-9: 0-3/2}"):
+        text = f"about: a\npackages: 0-3/2\ncores: 0-3/1\nnodes: {nodes}\nforbidden: 0-1\n"
+        placed = placement("2x1x1", ["a"], parse_hwloc(render_hwloc(parse_facts(text, "a")), "a"))
+        assert "| no cores" in render_placement(placed, 80, ASCII)
+        assert ET.fromstring(render_svg(placed)).tag.endswith("svg")
 
 
 def test_missing_scripts_and_unknown_words_are_errors() -> None:
