@@ -43,6 +43,8 @@ class Finished(NamedTuple):
     outcome: Outcome
     unchecked: Mapping[str, FinishedProcess]
     """Host -> the reply of a host that could not be searched for processes of the run."""
+    cause_in_view: bool
+    """Whether the last lines of the rank that failed first are the last on the console."""
 
 
 def write_files(planned: Planned) -> Planned:
@@ -102,7 +104,7 @@ def supervise_run(planned: Planned) -> Finished:
     outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
     events.end(outcome)
-    return Finished(attempt, plan, outcome, unchecked)
+    return Finished(attempt, plan, outcome, unchecked, done.cause_in_view)
 
 
 def _supervision(settings: Settings, plan: Plan) -> SupervisionOptions:
@@ -163,7 +165,7 @@ def report_outcome(finished: Finished) -> Finished:
         with contextlib.suppress(OSError):  # as after `2>&1 | head`
             if outcome.unprinted_bytes:  # the output may have ended within a line
                 click.echo(err=True)
-            if not finished.attempt.settings.run.print_tail:
+            if finished.cause_in_view or not finished.attempt.settings.run.print_tail:
                 report = render_outcome(outcome, plan, with_tail=False)
             click.echo(_colour(report, finished.attempt.settings), nl=False, err=True)
     if finished.unchecked:

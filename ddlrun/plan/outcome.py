@@ -5,6 +5,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from ddlrun.errors import shift_own_code
 
+# 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
+ORDERED_CODES = (130, 137, 143)
+
 
 class RankEnd(NamedTuple):
     """How the program of one rank ended."""
@@ -29,6 +32,11 @@ class RankEnd(NamedTuple):
     def started(self) -> bool:
         """Whether the program was started: with --strict-binding it may not be. A process has used memory."""
         return self.max_rss_kib > 0
+
+    @property
+    def ended_by_order(self) -> bool:
+        """Whether ddlrun's order has ended it; it may have failed by itself before the order took effect."""
+        return self.ordered and self.exit_code in ORDERED_CODES
 
 
 class Outcome(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
-from ddlrun.plan.tracebacks import exception_line, is_collateral, last_lines, without_numbers
+from ddlrun.plan.tracebacks import exception_line, find_failure, is_collateral, last_lines, without_numbers
 from ddlrun.process_managers.agents import is_own
 from ddlrun.process_managers.openmpi import ABORT
 from ddlrun.wording import printable, signal_name
@@ -68,6 +68,11 @@ HINTS = (
         r"terminate called without an active exception|PyGILState_Release: |pt_gloo_runloop",
         "a C++ thread was ended by force; where it is PyTorch's gloo: del the model, then destroy_process_group()",
     ),
+    (
+        r"EOFError: EOF when reading a line",
+        "its standard input is empty: --stdin-rank N passes yours on to rank N, and --pty gives a rank your terminal",
+    ),
+    (r"Unknown backend type ddl", "the script has to import ddlrun.ddl.torch first"),
     (
         r"Permission denied",
         "this user may not read, write or execute a file there; --fetch makes its files of --ship code writable",
@@ -140,7 +145,8 @@ def colour_report(report: str, *, many_colours: bool) -> str:
 def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:
     root = outcome.root
     if root is not None:
-        yield f"failed: {_describe(root, plan)}: {render_end(root)}, after {root.seconds:.1f} s"
+        how = "an uncaught exception" if root.ended_by_order else render_end(root)
+        yield f"failed: {_describe(root, plan)}: {how}, after {root.seconds:.1f} s"
         if root.reason:
             yield f"  because: {root.reason}"
         lines = last_lines(root.tail)
@@ -177,8 +183,10 @@ def _hint(outcome: Outcome) -> str | None:
         return "the arguments, or the environment, are too long for that host: put them into a file, or unset variables"
     if root.exit_code in (126, 127):
         return CODE_HINTS[root.exit_code]
-    by_code = None if root.reason or "Fatal Python error" in root.tail else CODE_HINTS.get(root.exit_code)
-    return find_hint(root.tail, HINTS) or by_code
+    explained = root.reason or root.ordered or "Fatal Python error" in root.tail
+    failure = find_failure(root.tail)
+    text = root.tail if failure is None else "\n".join(failure.lines)
+    return find_hint(text, HINTS) or (None if explained else CODE_HINTS.get(root.exit_code))
 
 
 def _describe(end: RankEnd, plan: Plan) -> str:
@@ -217,8 +225,8 @@ def render_others(outcome: Outcome) -> Iterator[str]:
     """Yield a line for each way in which ranks other than the root have ended."""
     others = [end for end in outcome.ends if end is not outcome.root]
     early = [end for end in others if end.exit_code == 0 and not end.ordered]
-    later = [end for end in others if end.exit_code and not end.ordered]
-    ended = [end for end in others if end.ordered]
+    later = [end for end in others if end.exit_code and (not end.ordered or _lost_another(end))]
+    ended = [end for end in others if end.ordered and end not in later]
     yield from _later_failures(later, outcome.root)
     if early:
         yield f"  ended with exit code 0 before: {_ranks(early)}"
@@ -226,6 +234,10 @@ def render_others(outcome: Outcome) -> Iterator[str]:
         yield f"  ended by ddlrun: {_ranks(ended)}"
     if outcome.lost_ranks:
         yield f"  lost: {', '.join(outcome.lost_ranks[:8])}{_more(len(outcome.lost_ranks) - 8)}"
+
+
+def _lost_another(end: RankEnd) -> bool:
+    return not end.ended_by_order and is_collateral(end.exit_code, end.tail)
 
 
 def _later_failures(ends: list[RankEnd], root: RankEnd | None) -> Iterator[str]:

@@ -27,8 +27,8 @@ HARMLESS = (
     rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal |"
     rb"ddlrun: (?:lost host |rank \d+: its keeper was killed|rank \d+ on \S+ ended without MPI_Finalize))[^\n]*\n"
 )
-# The owners of lines on the console beside the ranks, which count from 0.
-MPIRUN, DDLRUN = -1, -2
+# The owner of lines on the console beside the ranks.
+MPIRUN = "mpirun"
 
 
 class Console:
@@ -66,7 +66,7 @@ class Console:
         self._clear_status()
         block = b"".join(f"ddlrun: {line}\n".encode() for line in text.splitlines())
         for sink in (self._logs[1], self._streams[1]):
-            sink.write(sink.lines.join(DDLRUN, block, b""))
+            sink.write(sink.lines.end_line() + block)
 
     def write_mpirun(self, stream: int, chunk: bytes, *, visible: bool) -> None:
         """Log mpirun's own output, and print it without its harmless lines.
@@ -141,8 +141,8 @@ class Console:
         """
         self._clear_status()
         self._streams[1].write(self._streams[1].lines.join(MPIRUN, self._messages.from_ranks(), b""))
-        if self._streams[1].lines.inside_a_line and failed:
-            self._streams[1].write(b"\n")
+        if failed:
+            self._streams[1].write(self._streams[1].lines.end_line())
         until = time.monotonic() + seconds
         while self.waiting and time.monotonic() < until and not interrupted():
             select.select([], self.waiting, [], 0.1)

@@ -1,15 +1,19 @@
 """The ranks' lines on the console: chosen ranks, tags, equal lines folded, tracebacks held back."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import OutputStyle, render_ranks
+from ddlrun.plan.tracebacks import last_lines
 from ddlrun.supervise.folding import LineFolder
 from ddlrun.supervise.held_tracebacks import HeldTracebacks
 from ddlrun.supervise.streams import OutputStream
 
 STDERR = 1
+# The lines of standard error on which a reader surely looks when the report of the job follows.
+LINES_IN_VIEW = 24
 # Okabe and Ito's colours, which people with any colour vision can tell apart, on terminals with 256 colours.
 SAFE_COLOURS = ("38;5;208", "38;5;74", "38;5;36", "38;5;220", "38;5;32", "38;5;166", "38;5;175")
 # Without red and green, on other terminals.
@@ -58,6 +62,8 @@ class ConsoleLines:
         self._tracebacks = HeldTracebacks()
         ranks = tags.ranks if style.ranks is None else len(style.ranks)
         self._folder = LineFolder(ranks) if style.fold else None
+        self._recent: deque[tuple[tuple[int, ...], bytes]] = deque(maxlen=LINES_IN_VIEW)
+        """Ranks, and lines of their standard error."""
 
     def add(self, rank: int, stream: int, lines: bytes) -> None:
         """Print a rank's lines; those that are held back, later."""
@@ -73,7 +79,7 @@ class ConsoleLines:
         """Print the output of a rank with a terminal, as it comes."""
         self._before()
         console = self._streams[stream]
-        console.write(console.lines.join(rank, data, b""))
+        console.write(console.lines.join((rank, stream), data, b"", raw=True))
 
     def fail(self, rank: int) -> None:
         """Hold back the traceback of a rank that has failed up to the end of the job."""
@@ -83,11 +89,18 @@ class ConsoleLines:
         """Print the traceback of a rank that has ended without a failure."""
         self._print(rank, STDERR, self._tracebacks.release(rank))
 
-    def conclude(self, outcome: Outcome) -> None:
-        """Print everything that was held back, but no traceback that the report of the job covers."""
+    def conclude(self, outcome: Outcome) -> bool:
+        """Print everything that was held back, but no traceback that the report of the job covers.
+
+        Returns:
+            Whether the last lines of the rank that failed first are in view.
+        """
         for rank, text in self._tracebacks.conclude(outcome.root, outcome.ends):
             self._print(rank, STDERR, text)
         self._print_folded(everything=True)
+        root = outcome.root
+        own = b"".join(line for ranks, line in self._recent if root is not None and root.rank in ranks)
+        return root is not None and own != b"" and last_lines(own.decode(errors="replace")) == last_lines(root.tail)
 
     def tick(self) -> float | None:
         """Print lines that have waited long enough; return the seconds until the next one has, None: no line waits."""
@@ -109,7 +122,11 @@ class ConsoleLines:
             self._write(line.ranks, line.stream, line.text)
 
     def _write(self, ranks: Iterable[int], stream: int, lines: bytes) -> None:
+        if stream == STDERR:
+            self._recent.extend((tuple(ranks), line) for line in lines.splitlines(keepends=True)[-LINES_IN_VIEW:])
         if lines:
             console = self._streams[stream]
             self._before()
-            console.write(console.lines.join(min(ranks), lines, self._tags.render(ranks, colour=console.colour)))
+            console.write(
+                console.lines.join((min(ranks), stream), lines, self._tags.render(ranks, colour=console.colour))
+            )

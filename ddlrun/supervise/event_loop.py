@@ -55,6 +55,8 @@ class Supervision:
         self._reactions = KeeperReactions(state, listener, files)
         self._keepers, self._termination = self._reactions.keepers, self._reactions.termination
         self._doctor = self._reactions.doctor
+        self.cause_in_view = False
+        """Whether the last lines of the rank that failed first are the last on the console."""
 
     @property
     def record(self) -> JobRecord:
@@ -208,7 +210,7 @@ class Supervision:
             if peer.rank is not None:
                 end = self.record.ends.get(peer.rank)
                 self._console.output.end(peer.rank, failed=end is not None and end.exit_code != 0)
-        self._console.output.conclude(self._outcome())
+        self.cause_in_view = self._console.output.conclude(self._outcome())
         reason = self._termination.reason
         seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
         failed = reason is not None or self._mpirun.exit_code != 0

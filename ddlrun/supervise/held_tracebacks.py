@@ -1,13 +1,11 @@
-"""Tracebacks that are held back until the report of the job shows them, or the rank goes on."""
+"""Tracebacks and other failures that are held back until the report of the job shows them, or the rank goes on."""
 
-import re
 import time
 from collections.abc import Iterable, Iterator
 
 from ddlrun.plan.outcome import RankEnd
-from ddlrun.plan.tracebacks import BEGIN, is_collateral, last_lines, without_numbers
+from ddlrun.plan.tracebacks import find_beginning, find_failure, is_collateral, last_lines, without_numbers
 
-BEGINNING = re.compile(rb"(?m)^" + re.escape(BEGIN.encode()))
 # A rank whose traceback is the reason for its end ends within this time.
 HOLD_SECONDS = 5.0
 MOST_BYTES = 12 << 10
@@ -26,11 +24,11 @@ class HeldTracebacks:
         if rank in self._held:
             self._held[rank] += lines
             return self.release(rank) if len(self._held[rank]) > MOST_BYTES else b""
-        match = BEGINNING.search(lines)
-        if match is None:
+        start = find_beginning(lines)
+        if start is None:
             return lines
-        self._held[rank], self._since[rank] = lines[match.start() :], time.monotonic()
-        return lines[: match.start()]
+        self._held[rank], self._since[rank] = lines[start:], time.monotonic()
+        return lines[:start]
 
     def release(self, rank: int) -> bytes:
         """Return the lines of a rank that were held back, and hold them no longer."""
@@ -80,13 +78,11 @@ class HeldTracebacks:
 
 
 def _without_end(text: bytes, tail: str) -> bytes:
-    """Return a text without the lines at its end that the report shows of a rank's standard error."""
-    lines, shown = text.split(b"\n"), last_lines(tail)
-    while lines and not lines[-1]:
-        lines.pop()
-    if [line.decode(errors="replace") for line in lines[-len(shown) :]] != shown:
+    """Return a text without the failure at its end if the report shows all of that."""
+    failure = find_failure(text.decode(errors="replace"))
+    if failure is None or failure.lines != last_lines(tail):
         return text
-    return b"".join(line + b"\n" for line in lines[: -len(shown)])
+    return b"".join(line + b"\n" for line in text.split(b"\n")[: failure.start])
 
 
 def _signature(lines: list[str]) -> str:

@@ -136,7 +136,7 @@ class JobRecord:
         by_rank = reason.reason is None and reason.signal is None
         root = root_of(self.ends.values()) if by_rank else None
         return Outcome(
-            exit_code=reason.exit_code if root is None else root.exit_code,
+            exit_code=reason.exit_code if root is None or root.ended_by_order else root.exit_code,
             signal=reason.signal,
             seconds=seconds,
             reason=reason.reason,

@@ -94,9 +94,13 @@ class RankOutput:
             self._lines.end(rank)
         self._files.end(rank)
 
-    def conclude(self, outcome: Outcome) -> None:
-        """Print the lines that were held back, but no traceback that the report of the job covers."""
-        self._lines.conclude(outcome)
+    def conclude(self, outcome: Outcome) -> bool:
+        """Print the lines that were held back, but no traceback that the report of the job covers.
+
+        Returns:
+            Whether the last lines of the rank that failed first are in view.
+        """
+        return self._lines.conclude(outcome)
 
     def tick(self) -> float | None:
         """Print lines that have waited long enough; return the seconds until the next one has."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import RankEnd
-from ddlrun.plan.tracebacks import is_collateral
+from ddlrun.plan.tracebacks import find_failure, is_collateral
 from ddlrun.process_managers.agents import killed_keeper, lost_agent, unfinished_rank
 from ddlrun.process_managers.openmpi import (
     SESSION,
@@ -27,8 +27,6 @@ from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.missing_daemons import find_name
 from ddlrun.wording import signal_name
 
-# 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
-ORDERED_CODES = (130, 137, 143)
 RESET = "a firewall or another device on the way reset it, or the host was restarted"
 CAUSES = "there was killed, the host went down, or the network failed"
 SIGNALLED = "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"
@@ -142,12 +140,15 @@ def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
 
     A dying process closes its sockets before its keeper notices. Another rank may fail because of that, and
     ddlrun's order reach the first one's keeper meanwhile. The cause is then the rank that was ordered to end but
-    has an exit code of its own.
+    has an exit code of its own; or else one with a traceback, whose Python was still waiting for its own threads or
+    processes.
     """
     listed = list(ends)
     failed = [end for end in listed if end.exit_code and not end.ordered]
-    ordered = [end for end in listed if end.exit_code and end.ordered and end.exit_code not in ORDERED_CODES]
-    return next((end for end in (*failed, *ordered) if not _is_collateral(end)), next(iter(failed), None))
+    ordered = [end for end in listed if end.exit_code and end.ordered and not end.ended_by_order]
+    ending = [end for end in listed if failed and end.ended_by_order and find_failure(end.tail) is not None]
+    own = (end for end in (*failed, *ordered, *ending) if not _is_collateral(end))
+    return next(own, next(iter(failed), None))
 
 
 def _is_collateral(end: RankEnd) -> bool:

@@ -29,6 +29,8 @@ class FinishedJob(NamedTuple):
     """A job that has ended."""
 
     outcome: Outcome
+    cause_in_view: bool
+    """Whether the last lines of the rank that failed first are the last on the console."""
     bound: tuple[str, ...]
     """The reports of the ranks' bindings."""
     unswept: frozenset[str]
@@ -85,6 +87,7 @@ def run_job(
         record = supervision.record
         return FinishedJob(
             outcome=outcome,
+            cause_in_view=supervision.cause_in_view,
             bound=tuple(record.bindings.values()),
             unswept=record.unswept_hosts(),
             unwatched=record.unwatched_hosts(() if job.own_manager else job.host_names),

@@ -30,26 +30,52 @@ def tag_lines(block: bytes, tag: bytes) -> bytes:
 
 
 class LineMerger:
-    """The lines of several owners in one stream: another owner's output ends an unfinished line."""
+    """The lines of several owners in one stream: another owner's output ends an unfinished line.
 
-    def __init__(self) -> None:
-        self._owner: int | None = None
+    On a terminal, it replaces a line that its owner keeps rewriting, such as a progress bar.
+    """
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        self._terminal = terminal
+        self._owner: object = None
+        """The owner of the line in which the next output begins; None: it begins a new line."""
+        self._open = self._rewritten = False
+        """Whether that line has text before the next output; whether it began with a carriage return, or ended so."""
 
     @property
     def inside_a_line(self) -> bool:
         """Whether the last line is unfinished."""
-        return self._owner is not None
+        return self._open
 
-    def join(self, owner: int, block: bytes, tag: bytes) -> bytes:
-        """Return the bytes to write for a block of an owner's lines."""
+    def join(self, owner: object, block: bytes, tag: bytes, *, raw: bool = False) -> bytes:
+        """Return the bytes to write for a block of an owner's lines.
+
+        Args:
+            owner: The owner.
+            block: The lines.
+            tag: The prefix of each line.
+            raw: Whether the owner controls the terminal, so that its lines are never replaced.
+        """
         if not block:
             return b""
-        before = self._owner
-        self._owner = None if block.endswith((b"\n", b"\r")) else owner
+        same = owner == self._owner
+        goes_on = self._open and same
+        kept = self._owner is None or same or not (self._open or self._terminal)
+        end = b"" if kept else self.end_line()
+        _, newline, last = block.rpartition(b"\n")
+        self._rewritten = not raw and (b"\r" in last or (same and self._rewritten and not newline))
+        self._open = not block.endswith((b"\n", b"\r"))
+        self._owner = None if block.endswith(b"\n") else owner
         tagged = tag_lines(block, tag)
-        if before is None:
-            return tagged
-        return tagged[len(tag) :] if before == owner else b"\n" + tagged
+        return end + (tagged[len(tag) :] if goes_on else tagged)
+
+    def end_line(self) -> bytes:
+        """Return the bytes after which a new line begins."""
+        owner, self._owner = self._owner, None
+        self._open = False
+        if self._rewritten and self._terminal and owner is not None:
+            return b"\r\x1b[K"
+        return b"" if owner is None else b"\n"
 
 
 class OutputStream:
@@ -61,7 +87,7 @@ class OutputStream:
         """Whether it can be written no more."""
         self.error: str | None = None
         """The reason for that; None: its reader is gone."""
-        self.lines = LineMerger()
+        self.lines = LineMerger(terminal=os.isatty(fd))
         self.unwritten = 0
         """The number of bytes that were given up."""
         self._waiting = backlog

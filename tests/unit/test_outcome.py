@@ -5,7 +5,6 @@ import os
 import pytest
 
 from ddlrun.plan.outcome import Outcome, RankEnd
-from ddlrun.plan.tracebacks import CHAINS, last_lines
 from ddlrun.process_managers.openmpi import (
     SESSION,
     EndedSshClient,
@@ -52,24 +51,17 @@ def test_a_rank_that_blames_another_is_not_the_root() -> None:
     assert root_of([end(0, 14), own]) == own
     assert root_of([end(0, 14), end(1, 143, ordered=True)]) == end(0, 14)
     assert root_of([end(0, 14), end(1, 7, ordered=True)]) == end(1, 7, ordered=True)
+    # Python waits for the processes of a DataLoader after the traceback.
+    waiting = end(1, 143, f"[rank1]: {TRACEBACK}ValueError: no\n", ordered=True, signal=15)
+    assert root_of([lost, waiting]) == waiting
+    assert root_of([lost, end(2, 143, "warning\n", ordered=True), end(3, 143, lost.tail, ordered=True)]) == lost
+    assert root_of([waiting]) is None
 
 
 def test_ends_are_rendered() -> None:
     assert render_end(end(0, 139, signal=11)) == "killed by SIGSEGV (Segmentation fault)"
     assert render_end(end(0, 127)) == "exit code 127 (the program does not exist)"
     assert render_end(end(0, 1, f"{TRACEBACK}ValueError\n")) == "exit code 1 (an uncaught Python exception)"
-
-
-def test_the_last_traceback_is_shown_whole() -> None:
-    noise = "".join(f"line {number}\n" for number in range(100))
-    assert last_lines(noise) == [f"line {number}" for number in range(80, 100)]
-    assert last_lines(f"{noise}{TRACEBACK}ValueError: x\n") == [*TRACEBACK.splitlines(), "ValueError: x"]
-    deep = TRACEBACK + "".join(f"  line {number}\n" for number in range(500)) + "RecursionError\n"
-    assert len(last_lines(deep)) == 20
-    assert (last_lines(deep)[0], last_lines(deep)[-1]) == (TRACEBACK.splitlines()[0], "RecursionError")
-    assert last_lines("") == []
-    chain = f"{TRACEBACK}KeyError: 1\n\n{CHAINS[0]}\n\n{TRACEBACK}ValueError: x\n"
-    assert last_lines(f"noise\n{TRACEBACK}OSError\nnoise\n{chain}") == chain.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -90,6 +82,7 @@ def test_the_last_traceback_is_shown_whole() -> None:
         ("OSError: [Errno 28] No space left on device", "a disk, or shared memory, is full"),
         ("/usr/bin/python3: No module named torchh", "has no module torchh"),
         ("terminate called without an active exception", "PyTorch's gloo: del the model, then destroy_process_group()"),
+        ("EOFError: EOF when reading a line", "--stdin-rank N"),
         ("all is well", None),
     ],
 )  # fmt: skip
@@ -269,6 +262,11 @@ def test_later_failures_are_folded() -> None:
         "  lost their connection to rank 1: ranks 0,2-4 (RuntimeError: Connection closed by peer [0], exit code 1)",
         "  also failed: rank 5 on h5 (killed by SIGSEGV (Segmentation fault))",
         "  also failed: ranks 6-7 (OSError: 6, exit code 1)",
+    ]
+    ordered = end(8, 1, lost[0].tail, ordered=True), end(9, 143, lost[0].tail, ordered=True)
+    assert list(render_others(Outcome(1, None, 1.0, root=root, ends=(root, *ordered)))) == [
+        "  lost their connection to rank 1: rank 8 on h8 (RuntimeError: Connection closed by peer [0], exit code 1)",
+        "  ended by ddlrun: rank 9",
     ]
     many = tuple(end(rank, 10 + rank) for rank in range(2, 9))
     assert list(render_others(Outcome(1, None, 1.0, root=root, ends=(root, *many))))[-2:] == [

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import resource
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from ddlrun.supervise.folding import MOST_LINES, LineFolder
 from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.output import RankOutput, split_lines
 from ddlrun.supervise.rank_files import RankFiles
-from ddlrun.supervise.streams import OutputLog, OutputStream, tag_lines
+from ddlrun.supervise.streams import LineMerger, OutputLog, OutputStream, tag_lines
 
 TRACEBACK = b"Traceback (most recent call last):\n"
 TEXT = st.one_of(
@@ -225,6 +226,9 @@ def failure(rank: int, tail: str) -> RankEnd:
     [
         # The report shows the root's own; the others only lost it, in other words for each.
         ([traceback("ValueError: no"), *(traceback(f"Connection closed by peer {n}") for n in (1, 2))], []),
+        # As PyTorch writes them; a progress bar was open.
+        ([f"{re.sub('(?m)^', '[rank0]: ', traceback('ValueError: no'))}\n",
+          f"\r50%[rank1]: {traceback('[rank1]: Connection closed by peer 1')}"], ["[1@h1] "]),
         # All fail in the same line.
         (
             [f"first\n{traceback(f'OSError: no file {n}')}" for n in range(3)],
@@ -246,11 +250,43 @@ def test_the_console_has_no_traceback_that_the_report_shows(tails: list[str], pr
         for end in ends:
             output.write(end.rank, 1, end.tail.encode())
             output.end(end.rank, failed=True)
-        output.conclude(Outcome(1, None, 1.0, root=ends[0], ends=tuple(ends)))
+        in_view = output.conclude(Outcome(1, None, 1.0, root=ends[0], ends=tuple(ends)))
         assert (folder / "err").read_text().splitlines() == printed
+        assert not in_view
         for end in ends:
             tagged = "".join(f"[{end.rank}@h{end.rank}] {line}\n" for line in end.tail.splitlines())
             assert tagged in (folder / "err.log").read_text()
+
+
+@pytest.mark.parametrize(("later", "in_view"), [("", True), ("more\n", True), ("more\n" * 40, False)])
+def test_last_words_in_view_need_no_repetition(later: str, in_view: bool) -> None:  # noqa: FBT001
+    ends = failure(0, "no config file\n"), failure(1, later)
+    with collecting(OutputStyle()) as (output, _):
+        for end in ends:
+            output.write(end.rank, 1, end.tail.encode())
+        assert output.conclude(Outcome(1, None, 1.0, root=ends[0], ends=ends)) == in_view
+
+
+@pytest.mark.parametrize(
+    ("terminal", "written"),
+    [
+        (True, b"[0] 50%\r\r\x1b[K[1] a\n[0] 60%\r[0] 70%\r\x1b[K[0] b\n[0] 80%\r\r\x1b[K"),
+        (False, b"[0] 50%\r[1] a\n[0] 60%\r[0] 70%\n[0] b\n[0] 80%\r\n"),
+    ],
+)
+def test_a_progress_bar_gives_way_on_a_terminal(terminal: bool, written: bytes) -> None:  # noqa: FBT001
+    lines = LineMerger(terminal=terminal)
+    bar, printed = (0, 1), (0, 0)
+    pieces = [
+        lines.join(bar, b"50%\r", b"[0] "),
+        lines.join((1, 0), b"a\n", b"[1] "),
+        lines.join(bar, b"60%\r", b"[0] "),
+        lines.join(bar, b"70%", b"[0] "),
+        lines.join(printed, b"b\n", b"[0] "),
+        lines.join(bar, b"80%\r", b"[0] "),
+        lines.end_line(),
+    ]
+    assert b"".join(pieces) == written
 
 
 def test_tracebacks_of_ranks_that_go_on_are_printed() -> None:
