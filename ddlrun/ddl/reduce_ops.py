@@ -55,9 +55,20 @@ def find_reduce_op(dtype: str, op: str) -> ReduceOp:
         raise InputError(f"the average of {dtype} is no {dtype}; use op 'sum', or cast to float32")
     function = OPERATIONS[op][0]
     if dtype in WIDE:
-        return ReduceOp(dtype, op, _combine_wide(function))
+        return ReduceOp(dtype, op, combine_with(function))
     widen, narrow = (_widen_bfloat, _narrow_bfloat) if dtype == "bfloat16" else (_widen_half, _narrow_half)
     return ReduceOp(dtype, op, _combine_half(function, widen, narrow))
+
+
+def combine_with(function: np.ufunc) -> Callable[[Array, Array, int], None]:
+    """Return a `combine` (see `ReduceOp`) of elements that numpy has."""
+
+    def combine(mine: Array, theirs: Array, divisor: int) -> None:
+        function(mine, theirs, out=mine)
+        if divisor > 1:
+            mine /= divisor
+
+    return combine
 
 
 def widen(values: Array, dtype: str) -> Array:
@@ -71,15 +82,6 @@ def store(values: Array, target: Array, dtype: str) -> None:
         (_narrow_bfloat if dtype == "bfloat16" else _narrow_half)(values, target)
     else:
         target[:] = values
-
-
-def _combine_wide(function: np.ufunc) -> Callable[[Array, Array, int], None]:
-    def combine(mine: Array, theirs: Array, divisor: int) -> None:
-        function(mine, theirs, out=mine)
-        if divisor > 1:
-            mine /= divisor
-
-    return combine
 
 
 def _combine_half(

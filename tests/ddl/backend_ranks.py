@@ -190,6 +190,12 @@ def wrong(rank: int, size: int) -> Any:
     yield "length", error_from(lambda: dist.all_gather([torch.ones(2)], torch.ones(2)))
     yield "size", error_from(lambda: dist.all_gather([torch.ones(3)] * size, torch.ones(2)))
     yield "rows", error_from(lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)))
+    untyped: Any = dist  # its stubs lack the operations
+    no = untyped.ReduceOp
+    yield "bits", error_from(lambda: dist.all_reduce(torch.ones(2), no.BAND))
+    yield "average", error_from(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), no.AVG))
+    doubled = untyped._make_nccl_premul_sum(2.0)  # noqa: SLF001 - torch has no other name for it
+    yield "factor", error_from(lambda: dist.all_reduce(torch.ones(2), doubled))
     total = torch.full((2,), rank)
     dist.all_reduce(total)
     yield "total", total.tolist()

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.group_schedules import broadcast
 from ddlrun.ddl.operation import Chunk, Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.tcp.communicator import TcpCommunicator, TcpTransport
+from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
+from ddlrun.errors import LostRankError
 from ddlrun.rank.program import HOOK
 from tests.ddl.test_tcp import ROOT, endpoints, started_alone
 from tests.support import needs
@@ -24,7 +26,9 @@ needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 
-from ddlrun.ddl.torch_backend.progress_thread import Call, ProgressThread
+from ddlrun.ddl.torch_backend.errors import GroupError
+from ddlrun.ddl.torch_backend.progress_thread import ProgressThread
+from ddlrun.ddl.torch_backend.works import Call
 
 RANKS = Path(__file__).parent / "backend_ranks.py"
 DEVICE_RANKS = Path(__file__).parent / "device_ranks.py"
@@ -45,22 +49,27 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
         "invalid tensor size at index 0",
         "the output has 2 rows, which 3 ranks do not divide",
     ]
+    refused = [f"{kind}: ArgumentError: backend ddl: {text}; use SUM, or cast to another type" for kind, text in (
+        ("bits", "float32 has no operation BAND"), ("average", "bool has no operation AVG"),
+        ("factor", "float32 has no operation PREMUL_SUM"),
+    )]  # fmt: skip
+    assert all(lines[3:6] == refused for lines in outputs)
     late = "was not complete at the timeout of 10 s: rank 2 had not"
     for rank in (0, 1):
-        assert [line.replace(f"rank {rank}: ", "") for line in outputs[rank][4:8]] == [
+        assert [line.replace(f"rank {rank}: ", "") for line in outputs[rank][7:11]] == [
             f"silent: GroupError: group 2 (3 ranks), allreduce {late} called it",
             f"then: GroupError: group 2 (3 ranks), allreduce {late} called it",
             f"ddp: RuntimeError: {CALLBACK} GroupError: group 3 (3 ranks), allreduce {late} called it",
             f"recv: GroupError: group 4 (3 ranks), recv with tag 4 {late} sent it",
         ]
-    assert outputs[0][8:-1] == [
+    assert outputs[0][11:-1] == [
         f"some: GroupError: group 5 (2 ranks), rank 0: allreduce {late} called it",
         "monitored: GroupError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms",
         "aborted: group 6 (3 ranks), rank 0: the process group was aborted",
         "after: GroupError: group 6 (3 ranks), rank 0: the process group was aborted",
         "absent: GroupError: group 7 (3 ranks), rank 0: rank 2 did not arrive within 10 s",
     ]
-    assert outputs[1][8:-1] == [
+    assert outputs[1][11:-1] == [
         "aborted: GroupError: group 6 (3 ranks), rank 1: rank 0 is lost: it has ended",
         "absent: GroupError: group 7 (3 ranks), rank 1: rank 2 did not arrive within 10 s",
     ]
@@ -94,6 +103,30 @@ def test_a_collective_that_is_completed_by_the_start_of_another_one_is_noticed()
             thread.submit(Call("allreduce", None), start_another, lambda: None)
             assert started.wait(60)
             assert done.wait(60)
+        finally:
+            thread.abort()
+
+
+@pytest.mark.parametrize("place", ["start", "progress"])
+def test_an_exception_in_the_thread_fails_all_works_of_the_group(place: str) -> None:
+    def breaks() -> Any:
+        raise TypeError(place)
+
+    with endpoints(2, hosts="ab") as (here, there):
+        transport = TcpTransport[Chunk](TcpCommunicator(here, range(2), 1))
+        thread = ProgressThread(here, Engine(transport, 0), transport, 300, lambda _rank: True)
+        try:
+            waits = thread.submit(Call("recv", None, missing="nothing"), lambda: lambda: False, lambda: None)
+            start = breaks if place == "start" else lambda: breaks
+            broken = thread.submit(Call("allreduce", None), start, lambda: None)
+            message = Messages(TcpCommunicator(there, range(2), 1))
+            message.receive(np.empty(1), 0, 0)
+            with pytest.raises(LostRankError, match="rank 1 of 2: rank 0 is lost: as rank 0 reports"):
+                message.Wait()
+            later = thread.submit(Call("allreduce", None), lambda: lambda: True, lambda: None)
+            for future in (broken, waits, later):
+                with pytest.raises(GroupError, match=f"rank 0 of 2: TypeError: {place}"):
+                    future.wait()
         finally:
             thread.abort()
 

@@ -71,7 +71,7 @@ class Endpoint:
         """The connections by peer and number, from 0."""
         self._knocks: dict[int, socket.socket] = {}
         self._hook = ExceptionHook(self._break_off)
-        self._failure: LostRankError | WrongLengthError | None = None
+        self._failure: Exception | None = None
         self._gave_up = False
         self._lost: int | None = None
         """The lost rank that is reported to the others."""
@@ -157,6 +157,12 @@ class Endpoint:
         if self._memory is not None:
             self._memory.revoke()
 
+    def stop(self, error: Exception) -> None:
+        """Raise this error from `poll` from now on; for the others this rank is lost."""
+        if self._failure is None:
+            self._failure = error
+            self._report_lost(self.rank)
+
     def abandon(self, error: LostRankError) -> None:
         """Close all sockets and send nothing more: an interrupted call may have left half a message.
 
@@ -228,7 +234,7 @@ class Endpoint:
         try:
             file = open_socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET)
         except TooManyFilesError as error:
-            self._stop(LostRankError(f"{self.job}: {error.strerror}"))
+            self.stop(LostRankError(f"{self.job}: {error.strerror}"))
             return
         except OSError as error:
             self._end(connection, error)
@@ -249,7 +255,7 @@ class Endpoint:
             file = accept(self._listener)
         except TooManyFilesError as error:
             self._poller.forget(self._listener)  # or it would report the same connection again without end
-            self._stop(LostRankError(f"{self.job}: {error.strerror}"))
+            self.stop(LostRankError(f"{self.job}: {error.strerror}"))
             return
         if file is not None:
             steps = accept_at(self.rank, self.size, self._secret)
@@ -314,7 +320,7 @@ class Endpoint:
             self._end(connection, error)
         except WrongLengthError as error:
             connection.is_readable = False
-            self._stop(error)
+            self.stop(error)
         if connection.lost is not None:
             self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
 
@@ -366,15 +372,9 @@ class Endpoint:
     def _break_off(self, error: BaseException) -> None:
         """Handle an exception that ends a call. It interrupts the call if it may be that of a signal handler."""
         if isinstance(error, WrongLengthError):
-            self._stop(error)
+            self.stop(error)
         elif not isinstance(error, DdlrunError) and threading.current_thread() is threading.main_thread():
             self.abandon(LostRankError(explain_interruption(str(self.job), error)))
-
-    def _stop(self, error: LostRankError | WrongLengthError) -> None:
-        """Raise this error from `poll` from now on; for the others this rank is lost."""
-        if self._failure is None:
-            self._failure = error
-            self._report_lost(self.rank)
 
     def _report_lost(self, lost: int) -> None:
         self._lost = lost

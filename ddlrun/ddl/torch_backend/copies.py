@@ -11,9 +11,9 @@ from ddlrun.ddl.torch_backend import arguments
 from ddlrun.ddl.torch_backend.arguments import as_tensors, read_seconds
 from ddlrun.ddl.torch_backend.collectives import Blocks
 from ddlrun.ddl.torch_backend.errors import ArgumentError
-from ddlrun.ddl.torch_backend.progress_thread import Call
 from ddlrun.ddl.torch_backend.reductions import ReducingGroup
 from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
+from ddlrun.ddl.torch_backend.works import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
 
 from ddlrun.errors import InputError, LostRankError
+
+if TYPE_CHECKING:
+    from ddlrun.ddl.tcp.address_exchange import Membership
 
 DistBackendError: Any = torch_distributed.DistBackendError
 
@@ -19,10 +22,14 @@ class GroupError(LostRankError, DistBackendError):  # type: ignore[misc]
     """A rank is lost or late, or the group has ended. The group is not usable any more."""
 
 
-def as_group_error(error: Exception) -> Exception:
-    """Return the error that the works of a group raise for an error of its endpoint, or of a variable."""
+def as_group_error(error: Exception, job: Membership) -> Exception:
+    """Return the error that the works of a group raise for one of its thread: of its endpoint, or of a variable."""
     if isinstance(error, LostRankError):
         return GroupError(*error.problems)
-    if isinstance(error, InputError) and not isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError):
+        return error
+    if isinstance(error, InputError):
         return ArgumentError(*error.problems)
-    return error
+    failure = GroupError(f"{job}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -10,8 +10,8 @@ from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.tcp.communicator import TcpCommunicator, TcpTransport
 from ddlrun.ddl.torch_backend.collectives import GroupCollectives
 from ddlrun.ddl.torch_backend.messages import BlobExchange, MessageStarter
-from ddlrun.ddl.torch_backend.progress_thread import Call, ProgressThread
-from ddlrun.ddl.torch_backend.works import FutureWork
+from ddlrun.ddl.torch_backend.progress_thread import ProgressThread
+from ddlrun.ddl.torch_backend.works import Call, FutureWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from ddlrun.ddl.communicators import take_maxima
 from ddlrun.ddl.late_host_monitor import LateSchedules
 from ddlrun.ddl.nic_monitor import LARGEST_TRIAL, LEAST_BYTES, Comparison, Schedules
 from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.torch_backend.progress_thread import Exclusive
+from ddlrun.ddl.torch_backend.works import Exclusive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import distributed as torch_distributed
 
-from ddlrun.ddl.reduce_ops import WIDE, find_reduce_op
 from ddlrun.ddl.reduce_ops import ReduceOp as Operator
+from ddlrun.ddl.reduce_ops import combine_with, find_reduce_op
 from ddlrun.ddl.torch_backend.errors import ArgumentError
 from ddlrun.errors import InputError
 
@@ -25,7 +24,7 @@ LOGICAL = {
     ReduceOp.PRODUCT: np.logical_and, ReduceOp.MIN: np.logical_and, ReduceOp.BAND: np.logical_and,
     ReduceOp.BXOR: np.logical_xor,
 }  # fmt: skip
-COMPLEX = {ReduceOp.SUM: np.add, ReduceOp.PRODUCT: np.multiply}
+COMPLEX = {ReduceOp.SUM: np.add, ReduceOp.AVG: np.add, ReduceOp.PRODUCT: np.multiply}
 
 
 def read_operation(opts: Any) -> Any:  # noqa: ANN401 - options of torch's, and a ReduceOp
@@ -34,19 +33,15 @@ def read_operation(opts: Any) -> Any:  # noqa: ANN401 - options of torch's, and 
 
 
 def find_operator(op: Any, dtype: str) -> Operator:  # noqa: ANN401 - a ReduceOp
-    """Return the operator of an operation. Raises ArgumentError if there is none."""
-    functions = LOGICAL if dtype == "bool" else COMPLEX if "complex" in dtype else BITWISE if dtype in WIDE else {}
-    for known, function in functions.items():
-        if op == known:
-            return Operator(dtype, "elements", partial(_combine, function))
-    for known, name in NAMES.items():
-        if op == known:
-            try:
-                return find_reduce_op(dtype, name)
-            except InputError as error:
-                raise ArgumentError(*error.problems) from error
-    raise ArgumentError(f"backend ddl: no operation {op} of {dtype}")
-
-
-def _combine(function: np.ufunc, mine: Any, theirs: Any, _divisor: int) -> None:  # noqa: ANN401
-    function(mine, theirs, out=mine)
+    """Return the operator of an operation. Raises ArgumentError if the dtype does not have it."""
+    kind = next(kind for kind in ReduceOp.RedOpType.__members__.values() if op == kind)
+    is_complex = dtype.startswith("complex")
+    functions = LOGICAL if dtype == "bool" else COMPLEX if is_complex else BITWISE if "int" in dtype else {}
+    if kind in functions:
+        return Operator(dtype, NAMES.get(kind, "elements"), combine_with(functions[kind]))
+    if kind not in NAMES or is_complex or dtype == "bool":
+        raise ArgumentError(f"backend ddl: {dtype} has no operation {kind.name}; use SUM, or cast to another type")
+    try:
+        return find_reduce_op(dtype, NAMES[kind])
+    except InputError as error:
+        raise ArgumentError(*error.problems) from error

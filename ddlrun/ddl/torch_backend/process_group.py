@@ -15,9 +15,8 @@ from ddlrun.ddl.torch_backend.errors import ArgumentError
 from ddlrun.ddl.torch_backend.messages import AnySource
 from ddlrun.ddl.torch_backend.monitored_barrier import MonitoredBarrier
 from ddlrun.ddl.torch_backend.other_devices import OtherDevices, by_device
-from ddlrun.ddl.torch_backend.progress_thread import Call
 from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
-from ddlrun.ddl.torch_backend.works import AnySourceWork
+from ddlrun.ddl.torch_backend.works import AnySourceWork, Call
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -7,16 +7,17 @@ import math
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ddlrun.ddl.torch_backend.errors import GroupError, as_group_error
 from ddlrun.ddl.torch_backend.late_ranks import Inquiry
-from ddlrun.ddl.torch_backend.works import LONGEST_LEAVE
-from ddlrun.errors import DdlrunError
+from ddlrun.ddl.torch_backend.works import LONGEST_LEAVE, Exclusive, Limit, Work
+from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,56 +28,13 @@ if TYPE_CHECKING:
     from ddlrun.ddl.operation import Chunk
     from ddlrun.ddl.tcp.communicator import TcpTransport
     from ddlrun.ddl.tcp.endpoint import Endpoint
+    from ddlrun.ddl.torch_backend.works import Call
 
     # Starts a collective or message; returns a function that returns whether it is complete.
     Start = Callable[[], Callable[[], bool]]
 
 # The longest wait in seconds: works that are submitted end it.
 LONGEST_WAIT = 3600.0
-
-
-class Call(NamedTuple):
-    """A collective or message as a script called it."""
-
-    name: str
-    result: Any
-    """The value of the future, once the call is complete."""
-    seconds: float | None = None
-    """The time limit; None: that of the group."""
-    missing: str = ""
-    """The reason for which a message is late, such as "no message of rank 2"; "" for a collective."""
-
-
-class Limit(NamedTuple):
-    """The time limit of a work: its length, its end (time.monotonic), and the number of the collective (0: none)."""
-
-    seconds: float
-    until: float
-    number: int
-
-
-class Work(NamedTuple):
-    """A collective or message in progress. `done` finishes it."""
-
-    call: Call
-    is_complete: Callable[[], bool]
-    done: Callable[[], None]
-    future: Future[Any]
-    limit: Limit
-
-
-class Exclusive:
-    """A collective in progress, as Start returns it, that needs the thread for itself.
-
-    It is first called when the collectives before it are complete. A call may wait for messages of other ranks.
-    """
-
-    over = False
-    """True once the collectives after it may begin."""
-
-    def __call__(self) -> bool:
-        """Advance; return whether the collective is complete. Raises TimeoutError if a work has run out of time."""
-        raise NotImplementedError
 
 
 class ProgressThread:
@@ -172,21 +130,20 @@ class ProgressThread:
             return
         try:
             work = command()
-            (self._messages if work.call.missing else self._collectives).append(work)
-            self._next_limit = min(self._next_limit, work.limit.until)
-        except (DdlrunError, RuntimeError, ValueError, TypeError) as error:
-            future.set_exception(as_group_error(error))
+        except Exception as error:  # noqa: BLE001 - see `_run`
+            self._break_off(error)
+            future.set_exception(self._failure)
+            return
+        (self._messages if work.call.missing else self._collectives).append(work)
+        self._next_limit = min(self._next_limit, work.limit.until)
 
     def _run(self) -> None:
         """Start works, move messages, and complete works, until the group ends."""
         while self._collectives or self._messages or self._are_waiting or not self._ends:
-            self._start_all()
-            if self._failure is None:
-                self._try_advance()
-            if self._failure is not None:
-                self._fail()
-                if not self._ends and not self._are_waiting:
-                    self._endpoint.serve(LONGEST_WAIT)
+            try:
+                self._advance()
+            except Exception as error:  # noqa: BLE001 - whatever it is: callers wait for this thread alone
+                self._break_off(error)
         with self._lock:
             self._closed = True
         self._failure = self._failure or GroupError(f"{self._endpoint.job}: the process group has ended")
@@ -214,15 +171,28 @@ class ProgressThread:
         latest = self._collectives[-1].is_complete if self._collectives else None
         return isinstance(latest, Exclusive) and not latest.over
 
-    def _try_advance(self) -> None:
-        """Complete works and move messages, once; an error is that of all works."""
-        try:
+    def _advance(self) -> None:
+        """Start works, complete works and move messages, once; after a failure, let all works fail."""
+        self._start_all()
+        if self._failure is None:
             self._complete()
             self._check_limits()
             if not self._waiting_messages and (not self._waiting_collectives or self._is_held()):
                 self._move()
-        except (DdlrunError, RuntimeError, TimeoutError) as error:  # the last one after `abort`
-            self._failure = self._failure or as_group_error(error)
+            return
+        self._fail()
+        if not self._ends and not self._are_waiting:
+            self._endpoint.serve(LONGEST_WAIT)
+
+    def _break_off(self, error: Exception) -> None:
+        """Let the group fail. For the others this rank is lost, unless they see the reason themselves."""
+        if self._failure is not None:  # after `abort`, or not even replies to others are possible
+            self._ends = True
+            return
+        self._failure = as_group_error(error, self._endpoint.job)
+        if not isinstance(error, LostRankError):
+            with suppress(Exception):  # such as another MemoryError
+                self._endpoint.stop(self._failure)
 
     def _move(self) -> None:
         """Move messages until there may be something else to do."""
@@ -296,18 +266,20 @@ class ProgressThread:
         return GroupError(f"{self._endpoint.job}: {work.call.name} was not complete at {limit}: {reason}")
 
     def _fail(self) -> None:
-        self._engine.give_up()
-        self._endpoint.give_up()
-        for work in (*self._collectives, *self._messages):
-            work.future.set_exception(self._failure)
-        self._collectives.clear()
-        self._messages.clear()
+        try:
+            self._engine.give_up()
+            self._endpoint.give_up()
+        finally:
+            for work in (*self._collectives, *self._messages):
+                work.future.set_exception(self._failure)
+            self._collectives.clear()
+            self._messages.clear()
 
 
 def _finish(future: Future[Any], done: Callable[[], None], result: Any) -> None:  # noqa: ANN401
     try:
         done()
-    except (DdlrunError, RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 - that of this work alone: all of its messages are complete
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -13,9 +13,9 @@ from ddlrun.ddl.torch_backend.arguments import as_tensors, read_seconds
 from ddlrun.ddl.torch_backend.errors import ArgumentError
 from ddlrun.ddl.torch_backend.group_base import GroupBase
 from ddlrun.ddl.torch_backend.operators import find_operator, read_operation
-from ddlrun.ddl.torch_backend.progress_thread import Call
 from ddlrun.ddl.torch_backend.sparse_tensors import SparseSum
 from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes, join, split_into
+from ddlrun.ddl.torch_backend.works import Call
 
 if TYPE_CHECKING:
     Tensors = list[torch.Tensor]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import atexit
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ddlrun.ddl.torch_backend.errors import GroupError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
+
+    from torch.futures import Future
 
     from ddlrun.ddl.torch_backend.messages import AnySource
 
@@ -21,6 +24,50 @@ C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - the class of works is n
 CALLBACKS = "ddl callbacks"
 # The longest wait for a thread at the end of the process, in seconds: a callback may never return.
 LONGEST_LEAVE = 5.0
+
+
+class Call(NamedTuple):
+    """A collective or message as a script called it."""
+
+    name: str
+    result: Any
+    """The value of the future, once the call is complete."""
+    seconds: float | None = None
+    """The time limit; None: that of the group."""
+    missing: str = ""
+    """The reason for which a message is late, such as "no message of rank 2"; "" for a collective."""
+
+
+class Limit(NamedTuple):
+    """The time limit of a work: its length, its end (time.monotonic), and the number of the collective (0: none)."""
+
+    seconds: float
+    until: float
+    number: int
+
+
+class Work(NamedTuple):
+    """A collective or message in progress. `done` finishes it."""
+
+    call: Call
+    is_complete: Callable[[], bool]
+    done: Callable[[], None]
+    future: Future[Any]
+    limit: Limit
+
+
+class Exclusive:
+    """A collective in progress, as Start returns it, that needs the thread for itself.
+
+    It is first called when the collectives before it are complete. A call may wait for messages of other ranks.
+    """
+
+    over = False
+    """True once the collectives after it may begin."""
+
+    def __call__(self) -> bool:
+        """Advance; return whether the collective is complete. Raises TimeoutError if a work has run out of time."""
+        raise NotImplementedError
 
 
 class FutureWork(C10D.Work):  # type: ignore[misc]
