@@ -59,17 +59,24 @@ class Agent(Node):
         """React to what the node above has sent, or to the end of the connection."""
         parent = self._parent
         parent.receive()
-        for kind, text in parent.messages():
-            if kind == frames.JOB:
-                self._take_job(text)
-            elif kind == frames.TERMINATE:
-                self._terminate(float(text))
-            elif kind == frames.PMI:
-                self._send_pmi_down(text)
+        try:
+            for kind, text in parent.messages():
+                self._on_message(kind, text)
+        except frames.AlteredError:
+            parent.send(frames.ALTERED)
+            parent.open = False
         if not parent.open:
             self._descriptors.forget(parent.read_fd)
             self._terminate(read_grace())
             self._children.close()
+
+    def _on_message(self, kind: bytes, text: bytes) -> None:
+        if kind == frames.JOB:
+            self._take_job(text)
+        elif kind == frames.TERMINATE:
+            self._terminate(float(text))
+        elif kind == frames.PMI:
+            self._send_pmi_down(text)
 
     def _take_job(self, text: bytes) -> None:
         signal.alarm(0)

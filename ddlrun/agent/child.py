@@ -41,6 +41,8 @@ class Child:
         """Whether the agent runs and has the job."""
         self.done = False
         """Whether all its ranks have ended."""
+        self.altered = False
+        """Whether a message from or to the agent was altered on the way."""
         self.status: int | None = None
         """The wait status of the program that leads to the host, once it has ended."""
         self._given_up = False
@@ -75,12 +77,15 @@ class Child:
         self.channel.send_bytes(script)
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
-        """Read what has arrived; yield the complete messages."""
+        """Read what has arrived; yield the complete messages, and ALTERED for one that was altered."""
         self.channel.receive()
         if not self.ready:
             self._greet()
-        if self.ready:
-            yield from self.channel.messages()
+        try:
+            if self.ready:
+                yield from self.channel.messages()
+        except frames.AlteredError:
+            yield frames.ALTERED, b""
 
     def _greet(self) -> None:
         """Answer the agent's greeting: send the archive of its modules if it asks for that, or the job."""
@@ -117,6 +122,8 @@ class Child:
         status = self.status or 0
         end = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
         loss = "the connection to its agent ended" if self.ready else "its agent did not start"
+        if self.altered:
+            return f"a message of its agent, or to it, was altered on the way ({self.via}{place})"
         return f"{loss} ({self.via}{place}: {end})"
 
     def resume(self, now: float) -> bool:

@@ -127,6 +127,8 @@ class Children:
         for kind, text in child.receive():
             if kind == frames.DONE:
                 child.done = True
+            elif kind == frames.ALTERED:
+                self._drop(child)
             else:
                 self._on_report(kind, text)
         if child.channel is not channel:  # the agent is started again
@@ -138,6 +140,13 @@ class Children:
             self._check_loss(child)
         if child.ready and not ready and self._job is not None:
             self._start_waiting(self._job)
+
+    def _drop(self, child: Child) -> None:
+        """Give an agent up because a message was altered, once: nothing more that it sends counts."""
+        if not child.altered:
+            child.altered = child.done = True
+            self._on_loss(child)
+            child.give_up()
 
     def _check_loss(self, child: Child) -> None:
         if child.gone and not child.done:

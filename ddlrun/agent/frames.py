@@ -1,17 +1,20 @@
 """The connections between agents: messages in both directions, over pipes that lead through ssh or the like.
 
-A message is a kind (one byte), a length (four bytes) and a text. A text of several words is packed with their lengths.
+A message is a head and a text. The head is the kind (one byte), the length of the text, the checksum of the text, and
+a checksum of all that and of the message's number in its direction (four bytes each). ssh notices that something was
+altered, other programs that lead to hosts need not. A text of several words is packed with their lengths.
 """
 
 from __future__ import annotations
 
 import os
+from binascii import crc32
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-HEAD = 5
+HEAD = 13
 CHUNK = 1 << 16
 
 # To an agent.
@@ -28,15 +31,22 @@ LOST = b"L"
 """The name of a host whose agent is gone, and the reason, separated by a tab."""
 DONE = b"D"
 """All ranks of the agent and of those below it have ended."""
+ALTERED = b"A"
+"""A message to the agent was altered on the way; the agent ends its ranks."""
 # In both directions.
 PMI = b"P"
 """From an agent: the number of a host and the message of its PMI server to the root, packed. To an agent: the root's
 message to the PMI servers of all hosts."""
 
 
-def pack(kind: bytes, text: bytes = b"") -> bytes:
-    """Return a message as it is sent."""
-    return kind + len(text).to_bytes(4, "big") + text
+class AlteredError(Exception):
+    """A message was altered on the way."""
+
+
+def pack(kind: bytes, text: bytes, number: int) -> bytes:
+    """Return a message as it is sent, given its number in its direction."""
+    head = kind + len(text).to_bytes(4, "big") + crc32(text).to_bytes(4, "big")
+    return head + crc32(head, number).to_bytes(4, "big") + text
 
 
 def pack_words(words: Iterable[bytes]) -> bytes:
@@ -68,6 +78,7 @@ class Channel:
             os.set_inheritable(fd, False)
         self._received = bytearray()
         self._unsent = bytearray()
+        self._sent_count = self._received_count = 0
         self.open = True
         """Whether the other end may still send something."""
 
@@ -78,7 +89,8 @@ class Channel:
 
     def send(self, kind: bytes, text: bytes = b"") -> None:
         """Send a message as soon as the other end takes it."""
-        self.send_bytes(pack(kind, text))
+        self.send_bytes(pack(kind, text, self._sent_count))
+        self._sent_count += 1
 
     def send_bytes(self, data: bytes) -> None:
         """Send bytes that are no message, such as a script."""
@@ -108,14 +120,20 @@ class Channel:
         self.open = bool(data)
 
     def messages(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the messages that are complete, as (kind, text)."""
+        """Yield the messages that are complete, as (kind, text). Raises AlteredError."""
         while len(self._received) >= HEAD:
-            end = HEAD + int.from_bytes(self._received[1:HEAD], "big")
+            head = bytes(self._received[:HEAD])
+            if crc32(head[:-4], self._received_count) != int.from_bytes(head[-4:], "big"):
+                raise AlteredError
+            end = HEAD + int.from_bytes(head[1:5], "big")
             if len(self._received) < end:
                 return
-            message = bytes(self._received[:end])
+            text = bytes(self._received[HEAD:end])
             del self._received[:end]
-            yield message[:1], message[HEAD:]
+            self._received_count += 1
+            if crc32(text) != int.from_bytes(head[5:9], "big"):
+                raise AlteredError
+            yield head[:1], text
 
     def take_line(self, start: bytes) -> bytes | None:
         """Return the first line that begins with some bytes, without these; None until it has arrived.

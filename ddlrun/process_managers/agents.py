@@ -71,6 +71,16 @@ def killed_keeper(output: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def unconnected_rank(output: str) -> str | None:
+    r"""Return the rank whose keeper did not reach ddlrun, and its host, from what keepers have printed; None: none.
+
+    >>> unconnected_rank("ddlrun: rank 2 on h3 cannot reach ddlrun: tried 10.0.0.1:4711 (timed out)\n")
+    'rank 2 on h3'
+    """
+    match = re.search(r"(?m)^ddlrun: (rank \d+ on \S+) cannot reach ddlrun: ", output)
+    return match[1] if match else None
+
+
 def unfinished_rank(output: str) -> tuple[int, str] | None:
     r"""Return the rank that ended without MPI_Finalize, and its host, from what the process manager has printed.
 

@@ -1,12 +1,14 @@
 """The authentication of the connections between keepers and ddlrun.
 
 Both know the secret of the run and prove it to each other; it is never sent. A keeper sends a GREETING: a random
-number (nonce) and its authentication code under the secret. ddlrun replies with a WELCOME: a nonce of its own and the
-code of both. Each direction of the connection then has a key, which depends on the secret and on both nonces.
+number (nonce), its rank and the authentication code of both under the secret. ddlrun replies with a WELCOME: a nonce of
+its own and the code of both nonces. Each direction of the connection then has a key, which depends on the secret and on
+both nonces.
 
-Every later message is followed by its code, over the number of the message in its direction, its kind, its length
-and its text. A message that was altered, repeated, left out, reordered, or moved to another direction or connection
-does not match its code.
+The head of every later message, its kind and its length, is followed by its code, and so is its text, unless that is
+empty. A code is over the number of codes before it in its direction, the head and the text. What was altered, repeated,
+left out, reordered, or moved to another direction or connection does not match its code. The receiver knows that before
+it waits for a text, so that no altered length makes it wait.
 
 A suite has the algorithms for this. See encryption.py for the one that also encrypts the texts.
 """
@@ -69,6 +71,7 @@ equal = _operator._compare_digest  # noqa: SLF001 - it is hmac.compare_digest, w
 
 SIZE = 16
 """The bytes of nonces without encryption, of authentication codes and of keys."""
+RANK_BYTES = 4
 FORGED = "a message was altered or forged on the way"
 BLAKE2, SHA256 = "blake2b", "sha256"
 
@@ -109,17 +112,31 @@ class RunSecret:
         return cls(f"{choose_algorithm()}:{os.urandom(32).hex()}", suite)
 
     @property
-    def first_bytes(self) -> int:
-        """The number of bytes of a GREETING, and of a WELCOME."""
+    def welcome_bytes(self) -> int:
+        """The number of bytes of a WELCOME."""
         return HEAD + self.suite.nonce_size + SIZE
+
+    @property
+    def greeting_bytes(self) -> int:
+        """The number of bytes of a GREETING."""
+        return self.welcome_bytes + RANK_BYTES
 
     def program_secret(self) -> str:
         """Return the secret of the run's programs, from which this one cannot be computed."""
         return self._code(b"programs", b"").hex()
 
-    def greeting(self, nonce: bytes) -> bytes:
+    def greeting(self, nonce: bytes, rank: int) -> bytes:
         """Return the text of a GREETING."""
-        return nonce + self._code(protocol.GREETING, nonce)
+        content = nonce + rank.to_bytes(RANK_BYTES, "big", signed=True)
+        return content + self._code(protocol.GREETING, content)
+
+    def open_greeting(self, text: bytes) -> tuple[bytes, int]:
+        """Return the nonce and the rank of a GREETING. Raises ProtocolError if its sender does not know the secret."""
+        size = self.suite.nonce_size
+        nonce, rank = text[:size], int.from_bytes(text[size:-SIZE], "big", signed=True)
+        if not equal(text, self.greeting(nonce, rank)):
+            raise ProtocolError("this greeting is forged")
+        return nonce, rank
 
     def welcome(self, nonces: bytes) -> bytes:
         """Return the text of a WELCOME; `nonces` is the keeper's and ddlrun's own."""
@@ -203,7 +220,8 @@ class Sealer:
         """Return the next message, protected; a text that is too long is cut off."""
         text = text[: protocol.MOST_TEXT]
         head = protocol.pack_head(kind, text)
-        return head + self._protection.protect(head, text)
+        sealed = head + self._protection.protect(head, b"")
+        return sealed + self._protection.protect(head, text) if text else sealed
 
 
 class Unsealer:
@@ -212,6 +230,8 @@ class Unsealer:
     def __init__(self, protection: Protection) -> None:
         self._protection = protection
         self._rest = bytearray()
+        self._head = b""
+        """The head of the message that has not arrived completely; empty if that is incomplete, too."""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Add received bytes; yield the messages that are now complete, as (kind, text).
@@ -219,18 +239,22 @@ class Unsealer:
         Raises:
             ProtocolError: A message is too long, or is not the next one of its sender.
         """
-        rest = self._rest
-        rest += data
-        at = 0
-        try:
-            while len(rest) - at >= HEAD:
-                head = bytes(rest[at : at + HEAD])
-                end = at + HEAD + protocol.length_of(head)
-                if end + SIZE > len(rest):
-                    break
-                with memoryview(rest) as view, view[at + HEAD : end + SIZE] as protected:
-                    text = self._protection.reveal(head, protected)
-                at = end + SIZE
-                yield head[:1], text
-        finally:
-            del rest[:at]
+        self._rest += data
+        while self._head or len(self._rest) >= HEAD + SIZE:
+            if not self._head:
+                head = bytes(self._rest[:HEAD])
+                del self._rest[:HEAD]
+                self._reveal(head, SIZE)
+                self._head = head
+            size = protocol.length_of(self._head)
+            if size and len(self._rest) < size + SIZE:
+                return
+            head, self._head = self._head, b""
+            yield head[:1], self._reveal(head, size + SIZE) if size else b""
+
+    def _reveal(self, head: bytes, size: int) -> bytes:
+        """Take the next bytes, a text and its code; return the text. Raises ProtocolError if they are others."""
+        with memoryview(self._rest) as view, view[:size] as protected:
+            text = self._protection.reveal(head, protected)
+        del self._rest[:size]
+        return text

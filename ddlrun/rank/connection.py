@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16
 MOMENT = 1e-3
+ANOTHER = "another program answers, or what was sent was altered on the way"
+# Output that ddlrun has not taken delays the reason for closing the connection for no longer than this.
+FAREWELL_SECONDS = 1.0
 
 
 class LauncherSocket:
@@ -75,7 +78,7 @@ class LauncherConnection:
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError, _socket.timeout):
             return
         except OSError as error:
             self._lose(f"the connection to ddlrun was lost: {error.strerror}")
@@ -92,12 +95,13 @@ class LauncherConnection:
         if not data:
             self._lose("ddlrun is gone")
             return []
-        self._heard_at = time.monotonic()
         messages: list[tuple[bytes, bytes]] = []
         try:
             messages.extend(self._unsealer.feed(data))
         except ProtocolError as error:
-            self._lose(f"the connection to ddlrun was disturbed: {error}")
+            self._say_farewell(protocol.ALTERED, str(error))
+        if messages:  # parts of one may come from anybody
+            self._heard_at = time.monotonic()
         return messages
 
     def keep_alive(self, now: float) -> None:
@@ -106,7 +110,7 @@ class LauncherConnection:
             return
         if now > self._heard_at + self._heartbeat:
             self.timed_out = True
-            self._say_farewell(f"no sign of life from ddlrun for {self._heartbeat:g} s")
+            self._say_farewell(protocol.LOST, f"no sign of life from ddlrun for {self._heartbeat:g} s")
         elif self._beating and now > self._beat_at + self._heartbeat / 4:
             self._beat_at = now
             self.send(protocol.HEARTBEAT)
@@ -127,9 +131,10 @@ class LauncherConnection:
             except OSError:
                 self._lose("the connection to ddlrun was lost")
 
-    def _say_farewell(self, reason: str) -> None:
+    def _say_farewell(self, kind: bytes, reason: str) -> None:
         """Close the connection with a reason, which ddlrun receives if its host can be reached after all."""
-        self.send(protocol.LOST, reason.encode())
+        self.send(kind, reason.encode())
+        self._socket.settimeout(FAREWELL_SECONDS)
         self.flush()
         if self.open:
             self._lose(reason)
@@ -141,12 +146,13 @@ class LauncherConnection:
         self._on_loss(reason)
 
 
-def connect(channel: str, seconds: float) -> LauncherSocket:
+def connect(channel: str, seconds: float, rank: int) -> LauncherSocket:
     """Connect to the ddlrun that knows the secret.
 
     Args:
         channel: The value of protocol.ADDRESSES.
         seconds: The time limit per address.
+        rank: The rank.
 
     Raises:
         OSError: No address was reached; the text lists each with the reason. Or the other end is another ddlrun.
@@ -163,7 +169,7 @@ def connect(channel: str, seconds: float) -> LauncherSocket:
     failures = []
     for address in dict.fromkeys(candidates):
         try:
-            return _connect_to(address, secret, seconds)
+            return _connect_to(address, secret, seconds, rank)
         except OSError as error:
             failures.append(f"{address} ({error.strerror or error})")
     raise OSError(f"tried {', '.join(failures)}; open these ports, or name the network: --network")
@@ -193,37 +199,38 @@ def _load_suite(folder: str) -> EncryptionSuite:
     return EncryptionSuite()
 
 
-def _connect_to(address: str, secret: RunSecret, seconds: float) -> LauncherSocket:
+def _connect_to(address: str, secret: RunSecret, seconds: float, rank: int) -> LauncherSocket:
     ip, _, port = address.rpartition(":")
     connection = _socket.socket(_socket.AF_INET6 if ":" in ip else _socket.AF_INET, _socket.SOCK_STREAM)
     connection.settimeout(seconds)
     try:
         connection.connect((ip, int(port)))
         connection.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        return _authenticate(connection, secret, time.monotonic() + seconds)
+        return _authenticate(connection, secret, time.monotonic() + seconds, rank)
     except OSError:
         connection.close()
         raise
 
 
-def _authenticate(connection: _socket.socket, secret: RunSecret, end: float) -> LauncherSocket:
+def _authenticate(connection: _socket.socket, secret: RunSecret, end: float, rank: int) -> LauncherSocket:
     """Greet ddlrun, check its welcome, and prove to it that the greeting is not a copy.
 
     Args:
         connection: The connection.
         secret: The secret.
         end: The time limit, as time.monotonic() has it.
+        rank: The rank.
 
     Raises:
         OSError: Another program answers, or nothing does.
     """
     exchange = secret.suite.exchange()
-    connection.sendall(protocol.pack(protocol.GREETING, secret.greeting(exchange.nonce)))
-    reply = _receive_welcome(connection, secret.first_bytes, end)
+    connection.sendall(protocol.pack(protocol.GREETING, secret.greeting(exchange.nonce, rank)))
+    reply = _receive_welcome(connection, secret.welcome_bytes, end)
     nonce = reply[HEAD:-SIZE]
     nonces = exchange.nonce + nonce
     if not equal(reply, protocol.pack(protocol.WELCOME, secret.welcome(nonces))):
-        raise OSError("another program answers")
+        raise OSError(ANOTHER)
     try:
         authenticated = LauncherSocket(connection, secret, nonces + exchange.agree(nonce))
     except ProtocolError as error:
@@ -239,6 +246,6 @@ def _receive_welcome(connection: _socket.socket, size: int, end: float) -> bytes
         connection.settimeout(max(MOMENT, end - time.monotonic()))
         data = connection.recv(size - len(reply))
         if not data:
-            raise OSError("another program answers")
+            raise OSError(ANOTHER)
         reply += data
     return reply

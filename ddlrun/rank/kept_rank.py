@@ -36,7 +36,7 @@ def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Call
         settings: The settings of the keeper.
         prctl: The function of libc.
     """
-    connected = _connect(channel, settings.label, settings.size)
+    connected = _connect(channel, settings)
     os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -60,10 +60,10 @@ def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Call
     keeper.run()
 
 
-def _connect(channel: str, label: str, size: int) -> LauncherSocket:
+def _connect(channel: str, settings: KeeperSettings) -> LauncherSocket:
     """Connect to ddlrun, or exit."""
     try:
-        return connect(channel, CONNECT_SECONDS + max(size, 0) / CONNECTIONS_PER_SECOND)
+        return connect(channel, CONNECT_SECONDS + max(settings.size, 0) / CONNECTIONS_PER_SECOND, settings.rank)
     except OSError as error:
-        complain(f"{label} cannot reach ddlrun: {error}")
+        complain(f"{settings.label} cannot reach ddlrun: {error}")
         os._exit(UnreachableError.exit_code)

@@ -1,11 +1,11 @@
 """The messages between a rank's keeper and ddlrun: a kind (one byte), a length (four bytes) and a text.
 
-See authentication.py for the code that follows each of them.
+See authentication.py for the codes in each of them.
 """
 
 from ddlrun import __version__
 
-REVISION = 3
+REVISION = 4
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""
@@ -40,6 +40,8 @@ SIGNALLED = b"t"
 """A signal from outside, such as a scheduler's warning, has reached this rank: its number as text."""
 LOST = b"l"
 """The keeper closes the connection and ends its program: the reason."""
+ALTERED = b"a"
+"""The same, as a message from ddlrun was altered on the way: what is wrong with it."""
 NOTE = b"s"
 """A text for the user."""
 INPUT_WANTED = b"i"

@@ -15,9 +15,10 @@ from ddlrun.wording import printable
 
 HELLO_WORDS = 4
 # Messages of a keeper whose program has ended may cross ddlrun's own, or come from processes that cannot be ended.
-AFTER_THE_END = frozenset(
-    (protocol.HEARTBEAT, protocol.OUT, protocol.ERR, protocol.STATE, protocol.SIGNALLED, protocol.LOST, protocol.NOTE)
-)
+AFTER_THE_END = frozenset({
+    protocol.HEARTBEAT, protocol.OUT, protocol.ERR, protocol.STATE, protocol.SIGNALLED, protocol.LOST,
+    protocol.ALTERED, protocol.NOTE,
+})  # fmt: skip
 
 
 class PeerState(enum.Enum):
@@ -33,7 +34,7 @@ class PeerState(enum.Enum):
 
 ALLOWED = {
     PeerState.WELCOMED: frozenset((protocol.HEARTBEAT,)),
-    PeerState.PROVEN: frozenset((protocol.HEARTBEAT, protocol.HELLO)),
+    PeerState.PROVEN: frozenset((protocol.HEARTBEAT, protocol.HELLO, protocol.ALTERED)),
     PeerState.RUNNING: AFTER_THE_END
     | {
         protocol.BOUND,
@@ -57,6 +58,8 @@ class KeeperConnection:
         self.state = PeerState.STRANGER
         self.rank: int | None = None
         """None until it is RUNNING."""
+        self.greeted_rank = -1
+        """The rank of its greeting; -1 if that has not come."""
         self.host = "?"
         self.local_rank = -1
         self.since = self.heard_at = now
@@ -113,8 +116,8 @@ class KeeperConnection:
             raise ProtocolError("this is no greeting")
         return self._greeting[HEAD:] if len(self._greeting) == size else None
 
-    def welcome(self, secret: RunSecret, nonce: bytes) -> None:
-        """Queue the reply to a greeting with a nonce; from now on all messages are protected.
+    def welcome(self, secret: RunSecret, nonce: bytes, rank: int) -> None:
+        """Queue the reply to a greeting with a nonce and a rank; from now on all messages are protected.
 
         Raises:
             ProtocolError: The nonce is unsuitable.
@@ -124,6 +127,7 @@ class KeeperConnection:
         material = nonces + exchange.agree(nonce)
         self.unsent += protocol.pack(protocol.WELCOME, secret.welcome(nonces))
         self._sealer, self._unsealer = Sealer(secret.to_keeper(material)), Unsealer(secret.to_ddlrun(material))
+        self.greeted_rank = rank
         self.state = PeerState.WELCOMED
 
     def queue(self, kind: bytes, text: bytes) -> None:

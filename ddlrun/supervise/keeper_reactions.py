@@ -59,6 +59,8 @@ class KeeperReactions:
             self._on_rank_start(peer, Hello.parse(text, self._job.ranks))
         elif kind == protocol.NOTE:
             self._console.tell(_decode(text))
+        elif kind == protocol.ALTERED:
+            raise ProtocolError(_decode(text))
         elif peer.rank is not None:
             self._on_rank_message(peer, peer.rank, kind, text)
 
@@ -165,7 +167,10 @@ class KeeperReactions:
             self.lose_rank(peer)
         if peer.rank is not None:
             self._record.unswept.add(peer.host)
-        reason = f"the connection of {peer.label} was disturbed or attacked: {problem}"
+        rank = peer.greeted_rank
+        of_greeting = peer.rank is None and 0 <= rank < self._job.ranks
+        label = f"rank {rank} on {self._job.host_of(rank)}" if of_greeting else peer.label
+        reason = f"the connection of {label} was disturbed or attacked: {problem}"
         self.end_job(EndReason(UnreachableError.exit_code, reason))
 
     def lose_rank(self, peer: KeeperConnection) -> None:

@@ -9,9 +9,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from ddlrun.rank import protocol
-from ddlrun.rank.authentication import SIZE, equal
 from ddlrun.rank.protocol import ProtocolError
-from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
+from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState, SilentKeeper
 from ddlrun.supervise.listener import Listener
 
 CHUNK = 1 << 18
@@ -28,7 +27,7 @@ class KeeperEvents(NamedTuple):
     hang_up: Callable[[KeeperConnection], None]
     """A keeper or a stranger has closed its connection."""
     violation: Callable[[KeeperConnection, str], None]
-    """The connection of an authenticated keeper was dropped, as it carried something else than its messages."""
+    """The connection of a keeper that has greeted was dropped, as it carried something else than its messages."""
     too_many_files: Callable[[], None]
     """No more files can be open."""
 
@@ -176,7 +175,7 @@ class Keepers:
     def _receive(self, peer: KeeperConnection) -> None:
         stranger = self._strangers.get(peer.link.fileno()) is peer
         try:
-            data = peer.link.recv(self._listener.secret.first_bytes if stranger else CHUNK)
+            data = peer.link.recv(self._listener.secret.greeting_bytes if stranger else CHUNK)
         except BlockingIOError:
             return
         except OSError as error:
@@ -186,16 +185,17 @@ class Keepers:
             self._drop(peer)
             self._events.hang_up(peer)
             return
-        peer.heard_at = time.monotonic()
+        now = time.monotonic()
         try:
             if stranger:
                 self._greet(peer, data)
             for kind, text in () if stranger else peer.feed(data):
+                peer.heard_at = now  # a part of a message may come from anybody
                 self._events.message(peer, kind, text)
                 self._pause_at(peer, kind)
         except ProtocolError as error:
             self._drop(peer)
-            if peer.trusted:
+            if peer.state is not PeerState.STRANGER:
                 self._events.violation(peer, str(error))
 
     def _pause_at(self, peer: KeeperConnection, kind: bytes) -> None:
@@ -207,15 +207,15 @@ class Keepers:
     def _greet(self, peer: KeeperConnection, data: bytes) -> None:
         """Welcome a stranger if its greeting is complete. Raises ProtocolError if it does not know the secret."""
         secret = self._listener.secret
-        greeting = peer.greet(data, secret.first_bytes)
+        greeting = peer.greet(data, secret.greeting_bytes)
         if greeting is None:
             return
-        nonce = greeting[:-SIZE]
-        if not equal(greeting, secret.greeting(nonce)) or nonce in self._nonces:
-            raise ProtocolError("this greeting is forged, or a copy")
+        nonce, rank = secret.open_greeting(greeting)
+        if nonce in self._nonces:
+            raise ProtocolError("this greeting is a copy")
         self._nonces.add(nonce)
         del self._strangers[peer.link.fileno()]
-        peer.welcome(secret, nonce)
+        peer.welcome(secret, nonce, rank)
         self._flush(peer)
 
     def _drop(self, peer: KeeperConnection) -> None:

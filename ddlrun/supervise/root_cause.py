@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.plan.tracebacks import find_failure, is_collateral
-from ddlrun.process_managers.agents import killed_keeper, lost_agent, unfinished_rank
+from ddlrun.process_managers.agents import killed_keeper, lost_agent, unconnected_rank, unfinished_rank
 from ddlrun.process_managers.openmpi import (
     SESSION,
     abort_call,
@@ -234,6 +234,9 @@ def _find_loss(mpirun: MpirunEnd) -> EndReason | None:
         address, connection = lost
         host = find_name(address, mpirun.host_names)
         return EndReason(code, f"mpirun lost host {host}, {connection}: something {CAUSES}", lost_host=host)
+    unconnected = unconnected_rank(mpirun.output)
+    if unconnected is not None:
+        return EndReason(code, f"{unconnected} cannot reach ddlrun")
     return _explain_ssh_client(mpirun)
 
 

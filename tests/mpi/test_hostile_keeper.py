@@ -21,7 +21,7 @@ messages = {messages!r}
 links = []
 for kind, text in messages:
     if kind is None:
-        links.append(connect(os.environ["DDLRUN_CHANNEL"], 300))
+        links.append(connect(os.environ["DDLRUN_CHANNEL"], 300, 0))
     elif kind == "raw":
         links[-1].socket.sendall(text)
     else:
@@ -35,14 +35,19 @@ HELLO = (protocol.HELLO, b"0\tn0\t0\t1")
 ATTACKED = "failed after [0-9.]+ s: the connection of {} was disturbed or attacked: {}"
 NO_RANK = "{} is not a number from 0 to 1"
 WRONG_STATE = "it sent a message of kind {}, .*"
+OF_GREETING = "rank 0 on localhost"
 ESCAPES = b"\x1b]0;x\x07"
 BEHAVIOURS = {
-    "rank out of range": ([(protocol.HELLO, b"7\tn0\t0\t1")], "a keeper", NO_RANK.format("'7'")),
-    "escapes as rank": ([(protocol.HELLO, ESCAPES + b"\tn0\t0\t1")], "a keeper", NO_RANK.format(r"'\\x1b]0;x\\x07'")),
+    "rank out of range": ([(protocol.HELLO, b"7\tn0\t0\t1")], OF_GREETING, NO_RANK.format("'7'")),
+    "escapes as rank": (
+        [(protocol.HELLO, ESCAPES + b"\tn0\t0\t1")],
+        OF_GREETING,
+        NO_RANK.format(r"'\\x1b]0;x\\x07'"),
+    ),
     "escapes as host": ([(protocol.HELLO, b"0\t" + ESCAPES + b"\t0\t1"), HELLO], r"rank 0 on \\x1b]0;x\\x07", ".*"),
     "second hello": ([HELLO, HELLO], "rank 0 on n0", WRONG_STATE.format("b'h'")),
-    "second keeper": ([HELLO, CONNECT, HELLO], "a keeper", "rank 0 already has one"),
-    "output without rank": ([(protocol.OUT, b"x")], "a keeper", WRONG_STATE.format("b'o'")),
+    "second keeper": ([HELLO, CONNECT, HELLO], OF_GREETING, "rank 0 already has one"),
+    "output without rank": ([(protocol.OUT, b"x")], OF_GREETING, WRONG_STATE.format("b'o'")),
     "no signal": ([HELLO, (protocol.SIGNALLED, b"666")], "rank 0 on n0", "'666' is not a number from 0 to [0-9]+"),
     "impossible end": ([HELLO, (protocol.ENDED, b"1\t2")], "rank 0 on n0", "its report of the end cannot be read"),
     "samples without an order": (
@@ -50,7 +55,7 @@ BEHAVIOURS = {
         "rank 0 on n0",
         "it reports its use of resources without an order",
     ),
-    "oversized": ([HELLO, ("raw", b"o\xff\xff\xff\xff")], "rank 0 on n0", "a message has 4294967295 bytes, .*"),
+    "oversized": ([HELLO, ("raw", b"o\xff\xff\xff\xff" + bytes(16))], "rank 0 on n0", "a message was altered or .*"),
     "forged": ([HELLO, ("raw", b"o\0\0\0\0" + bytes(16))], "rank 0 on n0", "a message was altered or forged .*"),
     "a host to log in to": ([(protocol.HELLO, b"0\t-oProxyCommand=touch pwned\t0\t1"), HELLO], "rank 0 on .*", ".*"),
 }
@@ -112,7 +117,7 @@ from ddlrun.rank import protocol
 from ddlrun.rank.connection import LauncherConnection, connect
 
 def end(rank):
-    link = LauncherConnection(connect(os.environ["DDLRUN_CHANNEL"], 300), 0, lambda reason: None)
+    link = LauncherConnection(connect(os.environ["DDLRUN_CHANNEL"], 300, 0), 0, lambda reason: None)
     link.send(protocol.HELLO, f"{rank}\\t{os.uname().nodename}\\t{rank}\\t1".encode())
     link.send(protocol.ENDED, b"3\\t0\\t1\\t0\\t0\\t0\\t\\n\\n")
     link.flush()

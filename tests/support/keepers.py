@@ -30,7 +30,7 @@ class SimulatedKeeper:
     @property
     def greeting(self) -> bytes:
         """The first message."""
-        return protocol.pack(protocol.GREETING, self._secret.greeting(self._exchange.nonce))
+        return protocol.pack(protocol.GREETING, self._secret.greeting(self._exchange.nonce, 0))
 
     def greet(self) -> None:
         """Send the greeting."""
@@ -38,7 +38,7 @@ class SimulatedKeeper:
 
     def read_welcome(self) -> None:
         """Wait for the welcome, and check it."""
-        welcome = self.link.recv(self._secret.first_bytes, socket.MSG_WAITALL)
+        welcome = self.link.recv(self._secret.welcome_bytes, socket.MSG_WAITALL)
         nonce = welcome[protocol.HEAD : -SIZE]
         nonces = self._exchange.nonce + nonce
         assert welcome == protocol.pack(protocol.WELCOME, self._secret.welcome(nonces))

@@ -3,6 +3,7 @@
 import binascii
 import io
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -59,9 +60,15 @@ def test_a_changed_message_has_a_new_revision() -> None:
         if isinstance(value, bytes)
     }
     end = protocol.ProgramEnd(code=1, reason="r", tail=b"t")
-    messages = (job.pack(), HostRanks(1, "h1", [0, 4]).pack(), end.pack(), pack(b"J", b"text"), sorted(kinds.items()))
+    messages = (
+        job.pack(),
+        HostRanks(1, "h1", [0, 4]).pack(),
+        end.pack(),
+        pack(b"J", b"text", 1),
+        sorted(kinds.items()),
+    )
     found = protocol.REVISION, binascii.crc32(repr(messages).encode())
-    assert found == (3, 3705142114), "increase protocol.REVISION: hosts may have this version and the other one"
+    assert found == (4, 3311043708), "increase protocol.REVISION: hosts may have this version and the other one"
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
@@ -77,7 +84,9 @@ def test_hosts_are_divided_evenly_and_in_order(count: int, fan_out: int) -> None
 def test_messages_arrive_in_any_pieces_after_a_login_shell_has_printed(
     messages: list[tuple[bytes, bytes]], size: int
 ) -> None:
-    data = b"Welcome!\nno newline@agent 1.0\n" + b"".join(pack(*message) for message in messages)
+    data = b"Welcome!\nno newline@agent 1.0\n" + b"".join(
+        pack(*message, number) for number, message in enumerate(messages)
+    )
     reading, writing = os.pipe()
     channel = Channel(reading, os.open(os.devnull, os.O_WRONLY))
     received, greeting = [], None
@@ -90,6 +99,19 @@ def test_messages_arrive_in_any_pieces_after_a_login_shell_has_printed(
     channel.receive()
     assert (greeting, received, channel.open) == (b"1.0", messages, False)
     channel.close()
+
+
+def test_an_altered_byte_of_a_message_is_noticed() -> None:
+    sent = pack(b"X", b"1 7", 0) + pack(b"D", b"", 1)
+    for at in range(len(sent)):
+        altered = sent[:at] + bytes([sent[at] ^ 1]) + sent[at + 1 :]
+        reading, writing = os.pipe()
+        channel = Channel(reading, writing)
+        os.write(writing, altered)
+        channel.receive()
+        with pytest.raises(frames.AlteredError):
+            list(channel.messages())
+        channel.close()
 
 
 def command(
@@ -381,6 +403,26 @@ def test_a_job_cancels_the_limit_of_its_agent(tmp_path: Path, copied_start: Path
 
 # What an MPI library sends and reads in MPI_Init.
 INIT = r"import os; fd = int(os.environ['PMI_FD']); os.write(fd, b'cmd=init pmi_version=1\n'); os.read(fd, 99)"
+
+
+# Passes its input on, with a text that is in it replaced.
+ALTER = """
+import os, sys
+while data := os.read(0, 65536):
+    os.write(1, data.replace(sys.argv[1].encode(), sys.argv[2].encode()))
+"""
+
+
+@pytest.mark.parametrize(("old", "new"), [("exit 7 # to", "exit 0 # to"), ("1 7", "1 0")], ids=["to", "from"])
+def test_a_message_that_is_altered_between_agents_ends_the_job(tmp_path: Path, old: str, new: str) -> None:
+    alter = shlex.join([sys.executable, "-c", ALTER, old, new])
+    path = tmp_path / "shell"
+    path.write_text(f"#!/bin/sh\n{alter} | env -i PATH=$PATH sh -s | {alter}\n")
+    path.chmod(0o755)
+    line = by_hand(tmp_path, "[ $DDLRUN_RANK = 0 ] || exit 7 # to", via=path)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    reason = "lost host there: a message of its agent, or to it, was altered on the way (shell)"
+    assert (done.returncode, done.stderr.splitlines()[:1]) == (3, [f"ddlrun: {reason}"])
 
 
 def test_a_rank_without_mpi_finalize_ends_the_job(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
 def test_agents_and_keepers_load_no_enum_and_only_what_all_hosts_need() -> None:
     begin = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})"
     later = {"ddlrun.agent.root", "ddlrun.agent.child", "ddlrun.agent.pmi", "ddlrun.rank.keeper", "ddlrun.rank.program"}
-    not_needed = {"enum", "signal", "typing", "re", "binascii", *later}
+    not_needed = {"enum", "signal", "typing", "re", *later}
     code = f"import ddlrun.agent.main, ddlrun.agent.agent, ddlrun.rank.entry; print(*{not_needed} & set(sys.modules))"
     argv = [sys.executable, "-I", "-S", "-c", f"{begin}; {code}"]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "\n"
