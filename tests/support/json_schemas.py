@@ -1,12 +1,16 @@
 """Validation of ddlrun's JSON with its published schemas, and with what ddlrun prints in its place."""
 
 import json
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 
+from ddlrun.host_names import expand_names
 from ddlrun.hosts import fold
 from ddlrun.units import render_bytes, render_rate, render_seconds, render_size
 
@@ -59,16 +63,28 @@ RUN_FILES = {
 def unsaid(document: object, text: str, *left_out: str) -> list[str]:
     """Return the values of ddlrun's JSON that its text lacks, each behind its path, such as `ranks.host`.
 
-    Lists may be folded, numbers have any form that ddlrun has for them; null, true and false are not sought, nor is
-    what stands at or below the paths of `left_out`.
+    Lists may be folded or quoted, numbers have any form that ddlrun has for them; null, true and false are not sought,
+    nor is what stands at or below the paths of `left_out`.
     """
-    words = " ".join(text.split())
-    sought = (leaf for leaf in _leaves(document, "") if not {*_paths(leaf[0])} & {"schema", *left_out})
-    return [f"{path}: {value!r}" for path, value in sought if not any(form in words for form in _forms(value))]
+    words = f" {' '.join(_expand(text).split())} "
+    sought = (leaf for leaf in _leaves(document, "") if not _is_at(leaf[0], ["schema", *left_out]))
+    return [f"{path}: {value!r}" for path, value in sought if not any(_has(words, form) for form in _forms(value))]
+
+
+def _expand(text: str) -> str:
+    """Return a text, followed by the host names and the numbers in its ranges."""
+    names = [name for word in re.findall(r"[\w.-]*\[[\d,-]+\]", text) for name in expand_names(word, "")]
+    ranges = [range(int(first), int(last) + 1) for first, last in re.findall(r"\b(\d{1,3})-(\d{1,3})\b", text)]
+    return " ".join([text, *names, *(str(number) for numbers in ranges for number in numbers)])
+
+
+def _has(words: str, form: str) -> bool:
+    """Return True if a form stands in a text by itself, not as part of a word or a number."""
+    return re.search(rf"(?<![\w.]){re.escape(form)}(?!\w)", words) is not None
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield the values of a document, and its lists of names, each with its path."""
+    """Yield the values of a document each with its path; a list of words is one value."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _leaves(part, f"{path}.{key}" if path else key)
@@ -79,22 +95,26 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
         yield path, value
 
 
-def _paths(path: str) -> Iterator[str]:
-    """Yield a path and those above it."""
-    parts = path.split(".")
-    yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+def _is_at(path: str, patterns: Iterable[str]) -> bool:
+    """Return True for a path that matches one of the patterns, or is below one that does."""
+    return any(fnmatch(f"{path}.", f"{pattern}.*") for pattern in patterns)
 
 
 def _forms(value: object) -> Iterator[str]:
     """Yield the forms in which a text may have a value."""
     if isinstance(value, list):
-        yield from (fold(value), " ".join(value), ", ".join(value))
+        yield from (fold(value), shlex.join(value), *(render(map(_normal, value)) for render in (" ".join, ", ".join)))
     elif isinstance(value, int | float):
         renderers = (render_bytes, render_rate, render_seconds, lambda number: render_seconds(number, 4))
         yield from (render(value) for render in renderers)
-        yield from (form.format(value) for form in ("{:g}", "{:.3g}", "{:.1f}", "{:.0f}", "{:,}", "{}"))
+        yield from (form.format(value) for form in ("{:g}", "{:.3g}", "{:.1f}", "{:.0f}", "{:,}", "{:,.0f}", "{}"))
         yield from (form.format(100 * value) for form in ("{:.3g} %", "{:.1f} %", "{:.0f} %"))
+        yield f"{value:.3g}x"
         if isinstance(value, int):
             yield render_size(value)
     else:
-        yield from (" ".join(str(value).split()), str(value).replace("_", "-"))
+        yield from (_normal(str(value)), str(value).replace("_", "-"))
+
+
+def _normal(text: str) -> str:
+    return " ".join(text.split())

@@ -104,21 +104,6 @@ def test_show_schema() -> None:
     ).stderr  # fmt: skip
 
 
-@pytest.mark.parametrize("view", sorted({*VIEWS} - {"schema"}))
-@pytest.mark.parametrize("hosts", [["-H", "n[1-6]"], ["--hostfile"]], ids=["named", "racks"])
-def test_views(view: str, hosts: list[str], tmp_path: Path) -> None:
-    if hosts == ["--hostfile"]:
-        (tmp_path / "hosts").write_text("".join(f"n{n} slots=4 rack=r{n // 2}\n" for n in range(6)))
-        hosts = ["--hostfile", f"{tmp_path}/hosts"]
-    words = ["--machine", "ac922-4gpu", "--topology", "4x2x3", *hosts, "--env", "A_TOKEN=x", "true"]
-    validate(json.loads(ddlrun("show", view, "--json", *words)), f"show-{view}")
-
-
-def test_views_of_this_machine() -> None:
-    for view in ("machines", "placement"):
-        validate(json.loads(ddlrun("show", view, "--json", "--accelerators", "core", "true")), f"show-{view}")
-
-
 def test_a_dry_run(tmp_path: Path) -> None:
     plan = json.loads(ddlrun("launch", "--dry-run", "--json", *JOB, "true"))
     validate(plan, "run-plan")
@@ -127,36 +112,6 @@ def test_a_dry_run(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
     validate(written, "run-plan")
     assert written.keys() == {*plan, "written"}
-
-
-def test_check_of_this_host() -> None:
-    words = ["check", "localhost", "--only-checks", "ssh,names,files", "--json"]
-    done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=300)
-    report = json.loads(done.stdout)
-    validate(report, "check")
-    assert report["exit_code"] == done.returncode
-
-
-def test_findings_of_lint(tmp_path: Path) -> None:
-    path = tmp_path / "rankfile"
-    path.write_text("rank 0=a slot=*\nrank 2=b slot=0:1,3\nnonsense")
-    findings = json.loads(ddlrun("lint", str(path), "--json", code=2))
-    validate(findings, "lint")
-    assert None in {finding["line"] for finding in findings}
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["--compute", "120ms", "--overlap", "0.5"], ["--images", "1000", "--batch", "3"]], ids=str
-)
-def test_forecasts(words: list[str]) -> None:
-    network = "nvlink3,8x200gbe,2:1" if words else "100gbe"
-    validate(json.loads(ddlrun("plan", "--topology", "4x4x2", "--links", network, *words, "--json")), "plan")
-
-
-def test_probe_and_ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # without runs of other tests on hosts that are gone
-    validate(json.loads(ddlrun("probe", "--json")), "probe")
-    validate(json.loads(ddlrun("ps", "--json")), "ps")
 
 
 RANK_END = st.builds(
