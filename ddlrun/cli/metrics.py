@@ -58,6 +58,8 @@ def command(run: str | None, listen: int | None, to: str | None) -> None:
         if listen is None:
             click.echo(render(), nl=False)
             return
+        if not may_run(folder):
+            raise InputError(f"--listen: {name} has ended; leave --listen out to print its metrics")
         from ddlrun.monitor.server import MetricsServer  # noqa: PLC0415 - 30 ms, for --listen alone
 
         try:

@@ -10,11 +10,11 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 from ddlrun.dashboard.feed import RunFeed
 from ddlrun.dashboard.run_files import read_log
-from ddlrun.monitor.server import LOOPBACK, REQUEST_SECONDS
+from ddlrun.monitor.server import LOOPBACK, REQUEST_SECONDS, LocalServer
 from ddlrun.plan.run_dir import RunDir
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
@@ -30,10 +30,8 @@ POLICY = (
 )
 
 
-class DashboardServer(ThreadingHTTPServer):
+class DashboardServer(LocalServer):
     """A server of the page of one run at a time."""
-
-    daemon_threads = True
 
     def __init__(self, port: int, folder: str, token: str | None = None) -> None:
         """Listen on a port. Raises OSError.
@@ -48,7 +46,7 @@ class DashboardServer(ThreadingHTTPServer):
         self.over = threading.Event()
         self._streams = 0
         self._changed = threading.Condition()
-        super().__init__((LOOPBACK, port), DashboardHandler)
+        super().__init__(port, DashboardHandler)
 
     @property
     def url(self) -> str:
@@ -85,9 +83,6 @@ class DashboardServer(ThreadingHTTPServer):
                 self._streams -= 1
                 self._changed.notify_all()
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing on a page that is gone."""
-
 
 class DashboardHandler(BaseHTTPRequestHandler):
     """The handler of a request."""
@@ -101,7 +96,9 @@ class DashboardHandler(BaseHTTPRequestHandler):
         _, token, *rest = [*url.path.split("/", 2), ""]
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self.send_error(HTTPStatus.FORBIDDEN, "the address has no valid token")
-        elif rest[0] == "events":
+            return
+        self.server.strangers.remove(self.connection)
+        if rest[0] == "events":
             self._send_events()
         elif rest[0] == "log":
             self._send_log(urllib.parse.parse_qs(url.query).get("rank", [""])[0])

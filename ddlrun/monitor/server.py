@@ -1,10 +1,14 @@
-"""The HTTP server of a run's metrics, on the loopback interface."""
+"""HTTP servers on the loopback interface, and that of a run's metrics."""
 
+import socket
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from ddlrun.monitor.openmetrics import CONTENT_TYPE
+from ddlrun.strangers import Strangers
 
 LOOPBACK = "127.0.0.1"
 PATH = "/metrics"
@@ -13,8 +17,42 @@ REQUEST_SECONDS = 5.0
 CHECK_SECONDS = 1.0
 
 
-class MetricsServer(HTTPServer):
-    """A server of one page, with one request at a time."""
+class LocalServer(ThreadingHTTPServer):
+    """A server for programs on this computer, few of which it serves at a time unless they have a secret."""
+
+    daemon_threads = True
+    request_queue_size = 4096
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        """Listen on a port, 0: any that is free. Raises OSError."""
+        self.strangers = Strangers(REQUEST_SECONDS)
+        super().__init__((LOOPBACK, port), handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; its other end is a stranger. Raises OSError."""
+        try:
+            link, address = super().get_request()
+        except OSError:  # too many files are open
+            self.strangers.drop(0)
+            raise
+        self.strangers.add(link)
+        return link, address
+
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
+        """Close a connection."""
+        self.strangers.remove(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End the connections of strangers who take too long."""
+        self.strangers.drop_overdue()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing on a client that is gone."""
+
+
+class MetricsServer(LocalServer):
+    """A server of one page."""
 
     timeout = CHECK_SECONDS
 
@@ -25,18 +63,25 @@ class MetricsServer(HTTPServer):
             port: The port.
             render: Returns the page.
         """
-        self.render = render
-        super().__init__((LOOPBACK, port), Handler)
+        self._render = render
+        self._lock = threading.Lock()
+        super().__init__(port, Handler)
 
     @property
     def url(self) -> str:
         """The address of the page."""
         return f"http://{LOOPBACK}:{self.server_port}{PATH}"
 
+    def render(self) -> str:
+        """Return the page."""
+        with self._lock:
+            return self._render()
+
     def serve_while(self, condition: Callable[[], bool]) -> None:
         """Serve requests as long as a condition holds."""
         while condition():
             self.handle_request()
+            self.service_actions()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,8 +91,8 @@ class Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_SECONDS
 
     def do_GET(self) -> None:
-        """Answer with the page."""
-        if self.path.partition("?")[0] != PATH:
+        """Answer with the page, also where the path is left out."""
+        if self.path.partition("?")[0] not in ("/", PATH):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         page = self.server.render().encode()

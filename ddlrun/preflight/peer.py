@@ -11,6 +11,7 @@ open until then.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -24,6 +25,8 @@ from typing import Any
 PAUSE = 0.05
 CONNECT_SECONDS = 2.0
 LONGEST_LINE = 400
+# Connections that have not sent the token, beyond which the oldest one is ended.
+MOST_STRANGERS = 64
 # An attempt has failed after this many connections to a partner that listens.
 MOST_FAILURES = 3
 # What a shell reports for a program that SIGPIPE has ended.
@@ -54,6 +57,7 @@ class Peer:
         self._name, self._token, self._ports = task["own"], task["token"], task["ports"]
         self._partners = {name: Partner(name, address) for name, address in task["to"].items()}
         self._server = listen(task["bind"], self._ports)
+        self._strangers: list[socket.socket] = []
         self._port = 0 if self._server is None else self._server.getsockname()[1]
 
     def run(self) -> dict[str, Any]:
@@ -135,7 +139,17 @@ class Peer:
                 stream, _ = server.accept()
             except OSError:
                 continue
+            self._strangers.append(stream)
+            for oldest in self._strangers[:-MOST_STRANGERS]:
+                self._forget(oldest)
+                with contextlib.suppress(OSError):  # it has just been closed
+                    oldest.shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
+
+    def _forget(self, stream: socket.socket) -> None:
+        """Remove a connection from the strangers."""
+        with contextlib.suppress(ValueError):
+            self._strangers.remove(stream)
 
     def _answer(self, stream: socket.socket) -> None:
         """Answer a greeting that begins with the token, and hold the connection until its sender has been tried."""
@@ -146,6 +160,7 @@ class Peer:
                 words = lines.readline(LONGEST_LINE).decode().split()
                 if len(words) != 3 or words[0] != self._token:
                     return
+                self._forget(stream)
                 partner = self._partners[words[1]]
                 partner.port = int(words[2])
                 stream.sendall(f"{self._token} {self._name}\n".encode())
@@ -154,6 +169,8 @@ class Peer:
                     partner.tried.wait(self._seconds_left())
             except (OSError, ValueError, KeyError):
                 pass
+            finally:
+                self._forget(stream)
 
 
 def listen(address: str, ports: list[int]) -> socket.socket | None:
@@ -163,7 +180,7 @@ def listen(address: str, ports: list[int]) -> socket.socket | None:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind((address, port))
-            server.listen(128)
+            server.listen(4096)
         except OSError:
             server.close()
         else:

@@ -21,6 +21,7 @@ ALLOWED = {
     "wording": set(),
     "topology": {"errors"},
     "units": {"errors"},
+    "strangers": set(),
     "host_names": {"errors"},
     "hosts": {"errors", "host_names"},
     "allreduce_algorithms": set(),
@@ -35,7 +36,7 @@ ALLOWED = {
     "doctor": {"hosts", "machine", "wording"},
     "agent": {"errors", "rank"},
     "remote": {"errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
-    "ship": {"errors", "hosts", "remote", "wording"},
+    "ship": {"errors", "hosts", "remote", "strangers", "wording"},
     "process_managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
     "plan": {
         "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "mapping", "network",
@@ -46,7 +47,7 @@ ALLOWED = {
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
     "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote", "wording"},
-    "monitor": {"errors", "machine", "rank", "units", "wording"},
+    "monitor": {"errors", "machine", "rank", "strangers", "units", "wording"},
     "dashboard": {"machine", "monitor", "plan", "runs"},
     "supervise": {
         "doctor", "errors", "hosts", "monitor", "plan", "process_managers", "rank", "remote", "runs", "schedulers",

@@ -186,7 +186,9 @@ def test_the_server_serves_one_page_as_long_as_the_run_lasts(history: History) -
         thread = threading.Thread(target=server.serve_while, args=(lambda: not over.is_set(),))
         thread.start()
         try:
-            with urllib.request.urlopen(server.url) as reply:  # noqa: S310 - our own server
+            root = server.url.replace("metrics", "")
+            with urllib.request.urlopen(server.url) as reply, urllib.request.urlopen(root) as same:  # noqa: S310
+                assert same.read() == render_openmetrics(history, "r").encode()
                 assert reply.headers["Content-Type"] == CONTENT_TYPE
                 assert reply.read().decode() == render_openmetrics(history, "r")
             with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -203,6 +205,15 @@ def test_a_port_that_is_in_use_is_an_error(history: History, state: Path) -> Non
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     problem = f"ddlrun: error: --listen {server.server_port}: Address already in use; choose another port\n"
     assert (done.returncode, done.stderr) == (2, problem)
+
+
+def test_the_server_of_an_ended_run_is_refused(tmp_path: Path) -> None:
+    make_run(tmp_path / "ddlrun", "20261122-tokarumi")
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    argv = [*DDLRUN, "metrics", "--listen", "0"]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    problem = "--listen: 20261122-tokarumi has ended; leave --listen out to print its metrics"
+    assert (done.returncode, done.stderr) == (2, f"ddlrun: error: {problem}\n")
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:

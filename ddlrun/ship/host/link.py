@@ -17,7 +17,7 @@ NONCE_BYTES = 32
 LONGEST_LINE = 1 << 20
 # The time in which a stranger must have proved that it knows the secret, and the time without any progress.
 GREETING_SECONDS, SILENCE_SECONDS = 20.0, 120.0
-BACKLOG = 64
+BACKLOG = 4096
 
 
 class LinkError(Exception):

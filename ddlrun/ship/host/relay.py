@@ -7,9 +7,10 @@ import hashlib
 import queue
 import threading
 
-from ddlrun.ship.host.link import SILENCE_SECONDS, LinkError, welcome
+from ddlrun.ship.host.link import GREETING_SECONDS, SILENCE_SECONDS, LinkError, welcome
 from ddlrun.ship.host.unpack import ArchiveError, unpack
 from ddlrun.ship.host.zstd import DECOMPRESS, ZstdStream
+from ddlrun.strangers import Strangers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Successors:
         self._listener, self._secret = listener, secret
         self._links: dict[str, socket.socket] = {}
         self._arrived = threading.Condition()
+        self._strangers = Strangers(GREETING_SECONDS)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def take(self, digest: str) -> socket.socket:
@@ -41,12 +43,12 @@ class Successors:
             return self._links.pop(digest)
 
     def _accept(self) -> None:
-        while True:
-            link, _ = self._listener.accept()
+        for link, _ in self._strangers.accept(self._listener):
             threading.Thread(target=self._greet, args=(link,), daemon=True).start()
 
     def _greet(self, link: socket.socket) -> None:
         body = welcome(link, self._secret)
+        self._strangers.remove(link)
         if body is None:
             link.close()
             return

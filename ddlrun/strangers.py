@@ -1,0 +1,80 @@
+"""Connections whose other ends have not proved yet that they may be served: few at a time, and not for long."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A server has few of them, so that they leave open files to the job.
+MOST = 64
+CHECK_SECONDS = 1.0
+# Errors after which a listener still listens, and the time until it is tried again.
+TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED, errno.EINTR)
+RETRY_SECONDS = 0.1
+
+
+class Strangers:
+    """The strangers of a server; `drop` ends their connections, which the threads that read from them notice."""
+
+    def __init__(self, seconds: float, most: int = MOST) -> None:
+        """Have none yet.
+
+        Args:
+            seconds: The time after which a connection is ended.
+            most: The number beyond which the oldest connection is ended.
+        """
+        self._seconds, self._most = seconds, most
+        self._since: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+
+    def accept(self, listener: socket.socket) -> Iterator[tuple[socket.socket, str]]:
+        """Yield new connections of a listener with the addresses of their other ends, until it is shut down."""
+        listener.settimeout(CHECK_SECONDS)
+        while True:
+            try:
+                link, address = listener.accept()
+            except TimeoutError:
+                self.drop_overdue()
+            except OSError as error:
+                if error.errno not in TRANSIENT:
+                    return
+                self.drop(0)
+                time.sleep(RETRY_SECONDS)
+            else:
+                self.add(link)
+                yield link, address[0]
+
+    def add(self, link: socket.socket) -> None:
+        """Add a new connection; the oldest one is ended where there are too many."""
+        with self._lock:
+            self._since[link] = time.monotonic()
+        self.drop(self._most)
+
+    def remove(self, link: socket.socket) -> None:
+        """Remove a connection whose other end has proved itself, or which was closed."""
+        with self._lock:
+            self._since.pop(link, None)
+
+    def drop(self, most: int) -> None:
+        """End the oldest connections beyond a number."""
+        with self._lock:
+            self._end(list(self._since)[: max(0, len(self._since) - most)])
+
+    def drop_overdue(self) -> None:
+        """End the connections whose time is over."""
+        before = time.monotonic() - self._seconds
+        with self._lock:
+            self._end([link for link, since in self._since.items() if since < before])
+
+    def _end(self, links: list[socket.socket]) -> None:
+        for link in links:
+            del self._since[link]
+            with contextlib.suppress(OSError):  # it has just been closed
+                link.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,217 @@
+"""Strangers at each port on which ddlrun listens: few are connected at a time, and they keep no one else out.
+
+The ports of ranks have tests of their own in tests/ddl.
+"""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ddlrun.dashboard.server import DashboardServer
+from ddlrun.monitor.server import MetricsServer
+from ddlrun.preflight import peer
+from ddlrun.rank import protocol
+from ddlrun.ship.host.link import connect, listen, receive_line
+from ddlrun.ship.host.relay import Successors
+from ddlrun.ship.host.results import send_results
+from ddlrun.ship.request import ShipRequest
+from ddlrun.ship.results import FetchTask, ResultServer
+from ddlrun.ship.server import TransferPlan, TransferServer
+from ddlrun.strangers import MOST, Strangers
+from ddlrun.supervise.keeper_connection import PeerState
+from ddlrun.supervise.keepers import MOST_STRANGERS
+from tests.support.keepers import SimulatedKeeper, serving
+from tests.support.ports import reserved_port
+from tests.support.waiting import PATIENCE, wait_until
+
+SECRET = "5e" * 32
+LISTENING = "0A"
+FLOOD = 320
+# What a stranger sends when it connects, and what it sends when all others have connected, too.
+STRANGERS = {"silent": (b"", b""), "slow": (b"G", b"E"), "garbage": (bytes(range(256)) * 8, b"\r\n\r\n")}
+
+
+class Guarded(NamedTuple):
+    """A server that has started."""
+
+    port: int
+    pid: int
+    meet: Callable[[], object]
+    """Comes as someone who may come; it fails where the server does not serve."""
+    most: int = MOST
+    """The strangers that may be connected."""
+
+
+@contextmanager
+def dashboard(folder: Path) -> Iterator[Guarded]:
+    server = DashboardServer(0, str(folder), "token")
+    server.start()
+    yield Guarded(server.server_port, os.getpid(), lambda: get(server.server_port, "/token/"))
+    server.stop()
+
+
+def get(port: int, path: str) -> None:
+    """Get a page."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, PATIENCE)) as client:
+        client.request("GET", path)
+        assert client.getresponse().status == http.HTTPStatus.OK
+
+
+@contextmanager
+def metrics(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
+    ended = threading.Event()
+    with MetricsServer(0, lambda: "# EOF\n") as server:
+        thread = threading.Thread(target=server.serve_while, args=(lambda: not ended.is_set(),))
+        thread.start()
+        yield Guarded(server.server_port, os.getpid(), lambda: get(server.server_port, "/"))
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def results(folder: Path) -> Iterator[Guarded]:
+    request = ShipRequest((), "/cache", "/work", fetched=(".",))
+    server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(folder)), SECRET)
+
+    def meet() -> None:
+        hello = {"host": "h1", "unreadable": [], "left": []}
+        with connect(["127.0.0.1"], server.port, SECRET, hello) as link:
+            send_results(link, "/", [])
+
+    server.accept_hosts()
+    yield Guarded(server.port, os.getpid(), meet)
+    server.close()
+
+
+@contextmanager
+def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
+    server = TransferServer(TransferPlan([], ["h1"], {}, None, []), SECRET, lambda _: ["no space"])
+
+    def meet() -> None:
+        with connect(["127.0.0.1"], server.port, SECRET, {"host": "h1", "error": "no space"}) as link:
+            assert json.loads(receive_line(link)) == {"transfers": [], "stop": True}
+
+    server.start(PATIENCE)
+    yield Guarded(server.port, os.getpid(), meet)
+    server.close()
+
+
+@contextmanager
+def successors(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
+    with listen() as listener:
+        port = listener.getsockname()[1]
+        links = Successors(listener, SECRET)
+
+        def meet() -> None:
+            with connect(["127.0.0.1"], port, SECRET, {"digest": "c0de"}), links.take("c0de"):
+                pass
+
+        yield Guarded(port, os.getpid(), meet)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def tcp_check(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
+    with reserved_port() as port:
+        task = {
+            "own": "a", "bind": "127.0.0.1", "to": {"b": "127.0.0.2"}, "ports": [port], "token": "secret",
+            "seconds": PATIENCE,
+        }  # fmt: skip
+        argv = [sys.executable, "-IS", peer.__file__, json.dumps(task)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+
+            def meet() -> None:
+                with socket.create_connection(("127.0.0.1", port)) as link:
+                    link.sendall(f"secret b {port}\n".encode())
+                    assert link.recv(100) == b"secret a\n"
+
+            wait_until(lambda: connections(process.pid, port, listening=True))
+            yield Guarded(port, process.pid, meet)
+            process.kill()
+
+
+@contextmanager
+def keepers(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
+    with serving() as served:
+
+        def meet() -> None:
+            with closing(SimulatedKeeper(served.listener)) as keeper:
+                keeper.greet()
+                served.until(lambda: any(link.state is PeerState.WELCOMED for link in served.keepers.peers.values()))
+                keeper.read_welcome()
+                keeper.send((protocol.HEARTBEAT, b""))
+                served.until(lambda: any(link.trusted for link in served.keepers.peers.values()))
+
+        yield Guarded(served.listener.port, os.getpid(), meet, MOST_STRANGERS + 1)
+
+
+SERVERS: list[Callable[[Path], AbstractContextManager[Guarded]]] = [
+    dashboard, metrics, results, transfer, successors, tcp_check, keepers,
+]  # fmt: skip
+
+
+def connections(pid: int, port: int, *, listening: bool = False) -> int:
+    """Return the number of sockets with a local port that a process has open."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):  # it has just been closed
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    rows = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
+    return sum(
+        int(row[1].rpartition(":")[2], 16) == port
+        and (row[3] == LISTENING) is listening
+        and f"socket:[{row[9]}]" in inodes
+        for row in rows
+    )
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.__name__)
+def test_strangers_are_few_and_keep_no_one_out(
+    server: Callable[[Path], AbstractContextManager[Guarded]], kind: str, tmp_path: Path
+) -> None:
+    first, second = STRANGERS[kind]
+    with server(tmp_path) as guarded, ExitStack() as stack:
+        links = []
+        for _ in range(FLOOD):
+            links.append(stack.enter_context(socket.create_connection(("127.0.0.1", guarded.port), PATIENCE)))
+            with suppress(OSError):
+                links[-1].sendall(first)
+        for link in links:
+            with suppress(OSError):
+                link.sendall(second)
+        guarded.meet()
+        wait_until(lambda: connections(guarded.pid, guarded.port) <= guarded.most)
+
+
+def test_a_stranger_that_takes_too_long_is_dropped() -> None:
+    strangers = Strangers(seconds=-1)
+    here, there = socket.socketpair()
+    with here, there:
+        strangers.add(here)
+        strangers.drop_overdue()
+        assert there.recv(1) == b""
+
+
+def test_one_that_has_proved_itself_stays() -> None:
+    strangers = Strangers(seconds=-1, most=1)
+    pairs = [socket.socketpair() for _ in range(2)]
+    for here, _ in pairs:
+        strangers.add(here)
+        strangers.remove(here)
+    strangers.drop_overdue()
+    strangers.drop(0)
+    for here, there in pairs:
+        with here, there:
+            here.sendall(b"x")
+            assert there.recv(1) == b"x"
