@@ -90,7 +90,7 @@ def _describe_state(group: RunProcesses) -> str:
     alive = run.alive() if run else None
     if run and alive:
         return f"running, ddlrun is process {run.pid} on {run.host}"
-    if alive is None and any(process.keeper for on_host in group.processes.values() for process in on_host):
+    if alive is None and any(process.supervised for on_host in group.processes.values() for process in on_host):
         return f"running, started on {run.host}" if run else "running, started elsewhere"
     if group.processes:
         return f"ended, but left processes on {fold(group.processes)}: ddlrun clean {fold(group.processes)}"

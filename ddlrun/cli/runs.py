@@ -24,9 +24,11 @@ from ddlrun.cli.options import (
 from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
 from ddlrun.cli.value_types import COUNT, SECONDS, Number
 from ddlrun.errors import InputError, UnreachableError
+from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.runs.history import find_folder
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, read_runs, remove_record
@@ -171,7 +173,8 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
     folder = state_folder(os.environ)
     runs = read_runs(folder)
     processes, failed = _find_processes(hosts, runs, options)
-    by_host = {host: orphans(on_host) for host, on_host in processes.items()}
+    over = _find_ended(folder, processes)
+    by_host = {host: orphans(on_host, over) for host, on_host in processes.items()}
     leftovers = {host: by_run for host, by_run in by_host.items() if by_run}
     _print_leftovers(leftovers)
     if not options["dry_run"]:
@@ -181,6 +184,13 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
         click.echo("nothing to end")
     _raise_failures(failed, options)
     return 0
+
+
+def _find_ended(folder: str, processes: Processes) -> set[str]:
+    """Return the runs of processes that were started here and have an outcome."""
+    names = {process.run for on_host in processes.values() for process in on_host}
+    folders = {name: find_folder(name, folder) for name in names}
+    return {name for name, path in folders.items() if path is not None and os.path.exists(RunDir(path).outcome)}
 
 
 def _remove_shipped(hosts: Sequence[str], options: Options) -> None:

@@ -1,14 +1,16 @@
 """Processes of runs on hosts: found and ended by the run's name in their environment."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
+from ddlrun.rank.process_stat import STOPPED
 from ddlrun.remote.probe import ProbeTarget, run_scripts
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.names import NAME
 
+INIT = 1
 # The last line of a reply that is complete.
 COMPLETE = "@end"
 # One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have.
@@ -22,8 +24,9 @@ grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ | while IFS= read -r file; do
     head -n 1)
   ddlrun=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_PID=//p')
   parent=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status" 2>/dev/null)
+  state=$(sed -n 's/^State:[^A-Z]*\(.\).*/\1/p' "/proc/$pid/status" 2>/dev/null)
   command=$(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)
-  echo "@process $pid ${parent:-0} ${run:--} ${rank:--} ${ddlrun:--} $command"
+  echo "@process $pid ${parent:-0} ${state:--} ${run:--} ${rank:--} ${ddlrun:--} $command"
 done
 echo @end
 """
@@ -38,6 +41,7 @@ count=0
 pids=$(list)
 for pid in $pids; do echo "@ended $pid"; done
 [ -z "$pids" ] || [ GRACE = 0 ] || kill -TERM $pids 2>/dev/null
+[ -z "$pids" ] || [ GRACE = 0 ] || kill -CONT $pids 2>/dev/null
 while pids=$(list) && [ -n "$pids" ] && [ $count -lt GRACE ]; do
   count=$((count + 1))
   sleep 1
@@ -59,11 +63,16 @@ class OrphanProcess(NamedTuple):
     ddlrun: int | None
     """The process of the run's ddlrun; None on other hosts than ddlrun's."""
     command: str
+    stopped: bool
+    """Whether it has received SIGSTOP."""
 
     @property
     def supervised(self) -> bool:
-        """Whether it is a child of its ddlrun, or a rank's keeper, which lasts no longer than its ddlrun."""
-        return self.keeper or self.parent == self.ddlrun
+        """Whether it is a child of its ddlrun, or a rank's keeper, which lasts no longer than its ddlrun.
+
+        A stopped keeper or agent does not notice that what has started it is gone, so that it has the parent 1.
+        """
+        return (self.keeper and not (self.stopped and self.parent == INIT)) or self.parent == self.ddlrun
 
     @property
     def keeper(self) -> bool:
@@ -75,19 +84,20 @@ class OrphanProcess(NamedTuple):
 def parse_processes(text: str) -> list[OrphanProcess]:
     """Parse the output of LIST.
 
-    >>> parse_processes("@process 7 1 20261121-tokarumi 0 - sleep 9")[0].command
+    >>> parse_processes("@process 7 1 S 20261121-tokarumi 0 - sleep 9")[0].command
     'sleep 9'
     """
     processes = []
     for line in text.splitlines():
-        if match := re.fullmatch(rf"@process ([0-9]+) ([0-9]+) ({NAME}) ([0-9]+|-) ([0-9]+|-) ?(.*)", line):
+        if match := re.fullmatch(rf"@process ([0-9]+) ([0-9]+) (\S) ({NAME}) ([0-9]+|-) ([0-9]+|-) ?(.*)", line):
             process = OrphanProcess(
                 pid=int(match[1]),
                 parent=int(match[2]),
-                run=match[3],
-                rank=_parse_number(match[4]),
-                ddlrun=_parse_number(match[5]),
-                command=match[6].strip(),
+                stopped=match[3] == STOPPED,
+                run=match[4],
+                rank=_parse_number(match[5]),
+                ddlrun=_parse_number(match[6]),
+                command=match[7].strip(),
             )
             processes.append(process)
     return processes
@@ -111,15 +121,22 @@ def omit_guards(processes: Sequence[OrphanProcess]) -> list[OrphanProcess]:
     return [process for process in processes if not (process.keeper and process.parent in keepers)]
 
 
-def orphans(processes: Iterable[OrphanProcess]) -> dict[str, list[OrphanProcess]]:
+def orphans(processes: Iterable[OrphanProcess], over: Container[str] = ()) -> dict[str, list[OrphanProcess]]:
     """Return a host's unsupervised processes by run: those of runs without a keeper or a child of ddlrun there.
 
     A run has no keepers while mpirun starts them, or when it stays after its ranks; it is no orphan then.
+
+    Args:
+        processes: The processes.
+        over: The runs that are known to have ended, of which all processes are orphans.
     """
     runs: dict[str, list[OrphanProcess]] = {}
     for process in processes:
         runs.setdefault(process.run, []).append(process)
-    return {run: members for run, members in runs.items() if not any(process.supervised for process in members)}
+    return {
+        run: members for run, members in runs.items()
+        if run in over or not any(process.supervised for process in members)
+    }  # fmt: skip
 
 
 def end_runs(

@@ -42,12 +42,9 @@ class JobRecord:
         return frozenset(self.job_names.get(host, host) for host in self.unswept)
 
     def unwatched_hosts(self, hosts: Iterable[str]) -> frozenset[str]:
-        """Return those of the hosts on which mpirun's daemon may be left, and no keeper can end it.
+        """Return those of the job's hosts on which mpirun's daemon or an agent may be left, and no keeper can end it.
 
-        It may still try to reach mpirun, so that it has started no keeper, or may have been stopped.
-
-        Args:
-            hosts: The hosts of the job whose daemons do not end by themselves where they have no keeper.
+        A daemon may still try to reach mpirun, so that it has started no keeper. Both may have been stopped.
         """
         without_keepers = set(hosts) - set(self.job_names.values()) if self.ended_while_starting else set()
         unwatched = {self.job_names.get(host, host) for host in self.unwatched}

@@ -90,7 +90,7 @@ def run_job(
             cause_in_view=supervision.cause_in_view,
             bound=tuple(record.bindings.values()),
             unswept=record.unswept_hosts(),
-            unwatched=record.unwatched_hosts(() if job.own_manager else job.host_names),
+            unwatched=record.unwatched_hosts(job.host_names),
             session_folder=command.session_folder,
             daemon_folders=record.folders_of_daemons(),
         )

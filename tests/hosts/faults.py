@@ -86,6 +86,7 @@ FAULTS = {
     ),
     "a blocked port of the keepers": "a firewall drops what a host sends to the keepers' port",
     "a daemon that cannot call home": "a firewall drops what mpirun's daemon sends to mpirun, `--start-timeout 5`",
+    "an agent that is stopped at its start": "the agent of a host is stopped at its start, `--start-timeout 5`",
     "a reset connection": "the connection of a keeper is reset",
     "reset connections of a host": "all TCP connections of a host are reset",
     "kill 9: daemon": "SIGKILL to mpirun's daemon on a host",

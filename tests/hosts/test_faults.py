@@ -17,7 +17,7 @@ import pytest
 
 from ddlrun.process_managers.agents import START as OWN_START
 from tests.cluster.cluster import Cluster
-from tests.conftest import OWN, OWN_MANAGERS, OWN_MPIS, launch_line
+from tests.conftest import OWN, OWN_MAJOR, OWN_MANAGERS, OWN_MPIS, launch_line
 from tests.support.waiting import PATIENCE, wait_until
 
 EXTRA = pytest.mark.extra
@@ -327,6 +327,48 @@ def test_a_daemon_that_cannot_call_home(cluster: Cluster, mpirun: str, tmp_path:
         code, _, err = job.end()
     said = "rank 2 on h3 did not start in 5 s" if mpirun in OWN_MANAGERS.values() else "no daemon on h3 has connected"
     assert (code, said in err) == (3, True), err
+
+
+ONLY_OWN = pytest.mark.parametrize("major", [OWN_MAJOR], indirect=True, ids=["without-mpi"])
+STARTING = ("--skip-checks", "--start-timeout", "5")
+
+
+def stop_agent(job: Job) -> int:
+    """Stop the agent of h3 as soon as it exists; return its process."""
+
+    def find() -> int:
+        return next((pid for pid in pids(job.cluster, "h3") if cmdline(pid)[3:5] == [OWN_START, "--agent"]), 0)
+
+    while not (agent := find()):  # without a pause, or it has started its keeper
+        assert job.process.poll() is None, job.show()
+    os.kill(agent, signal.SIGSTOP)
+    return agent
+
+
+@pytest.mark.extra
+@ONLY_OWN
+def test_an_agent_that_is_stopped_at_its_start(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY, options=STARTING) as job:
+        stop_agent(job)
+        code, _, err = job.end()
+    assert (code, "rank 2 on h3 did not start in 5 s" in err) == (3, True), err
+
+
+@pytest.mark.extra
+@ONLY_OWN
+def test_a_stopped_agent_of_a_killed_ddlrun_is_cleaned(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY, options=("--skip-checks",)) as job:
+        agent = stop_agent(job)
+        launcher = job.ddlrun()
+        for pid in (launcher, *[pid for pid in children(launcher) if cmdline(pid) == cmdline(launcher)]):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: parent(agent) == 1, job.show)
+        ddlrun = [sys.executable, "-m", "ddlrun"]
+        listed, cleaned = (cluster.run("h1", [*ddlrun, command, "h3"], check=True) for command in ("ps", "clean"))
+        code, _, err = job.end()
+    assert code == -9, err
+    assert "ended, but left processes on h3: ddlrun clean h3" in listed.stdout
+    assert "ended processes: 1;" in cleaned.stdout, cleaned
 
 
 @pytest.mark.extra

@@ -16,12 +16,13 @@ from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
 from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.cli.run_history import render_history
+from ddlrun.cli.run_table import render_runs
 from ddlrun.errors import InputError
 from ddlrun.plan.settings import Retention
 from ddlrun.runs.history import PastRunState, find_run, read_history
 from ddlrun.runs.log_files import Source, rank_sources, seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
-from ddlrun.runs.orphans import parse_processes
+from ddlrun.runs.orphans import orphans, parse_processes
 from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import state_folder
 from tests.support.processes import mark, see_only
@@ -140,8 +141,25 @@ def test_old_runs_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_child_of_its_ddlrun_is_supervised() -> None:
-    text = "@process 7 5 20261123-tokarumi - 5 mpirun\n@process 8 1 20261123-tokarumi 0 5 sleep\n@process 9 1 x - - y\n"
+    rows = ("7 5 S {run} - 5 mpirun", "8 1 S {run} 0 5 sleep", "9 1 S x - - y")
+    text = "".join(f"@process {row}\n" for row in rows).format(run="20261123-tokarumi")
     assert [(process.pid, process.supervised) for process in parse_processes(text)] == [(7, True), (8, False)]
+
+
+AGENT = "@process 7 {parent} {state} 20261123-tokarumi - - python -I -S /x/ddlrun/agent/start.py --agent\n"
+
+
+@pytest.mark.parametrize(("parent", "state", "left"), [(5, "S", 0), (1, "S", 0), (5, "T", 0), (1, "T", 1)])
+def test_a_stopped_agent_without_its_parent_is_left(parent: int, state: str, left: int) -> None:
+    """One that runs ends by itself, and a job that was stopped as a whole has its parents."""
+    processes = parse_processes(AGENT.format(parent=parent, state=state))
+    assert len(orphans(processes)) == left
+    table = render_runs([], {"h3": processes})
+    assert ("left processes on h3: ddlrun clean h3" in table, "running, started elsewhere" in table) == (
+        left == 1,
+        left == 0,
+    )
+    assert orphans(processes, {"20261123-tokarumi"}), "its run has an outcome"
 
 
 @given(st.binary(max_size=30).map(lambda data: data.replace(b"0", b"\n")), st.integers(0, 5))
