@@ -165,12 +165,15 @@ def main() -> NoReturn:
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it,
     os.environ.setdefault("PATH", os.defpath)  # nor without this one, for which shells have a default, too
     _open_standard_streams()
-    _handle_signals()
-    if COMPLETION in os.environ:
-        from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - only for a shell's completion
+    try:
+        _handle_signals()
+        if COMPLETION in os.environ:
+            from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - only for a shell's completion
 
-        _exit(complete_line(group, COMPLETION))
-    _exit(run_command(sys.argv[1:]))
+            _exit(complete_line(group, COMPLETION))
+        _exit(run_command(sys.argv[1:]))
+    except KeyboardInterrupt:  # just before the command, or after it
+        os._exit(EXIT_INTERRUPTED)
 
 
 def run_command(args: list[str]) -> int:
@@ -196,6 +199,8 @@ def run_command(args: list[str]) -> int:
 
 def _handle_signals() -> None:
     """Let the signals that end a process raise an exception."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)

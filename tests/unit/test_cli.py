@@ -62,6 +62,23 @@ def test_a_dry_run_imports_no_more_than_it_needs() -> None:
     assert not loaded & {"numpy", "mpi4py", "rich", "psutil", "yaml", "msgspec", "ClusterShell"}
 
 
+@pytest.mark.parametrize("module", ["click", "ddlrun.cli.exit_codes", "ddlrun.cli.launch"])
+def test_ctrl_c_during_imports_is_quiet(module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+""")
+    done = subprocess.run(
+        [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "true"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
 def test_gen_rankfile_prints_the_file_alone_on_standard_output() -> None:
     done = ddlrun("gen-rankfile", "4x2x3", "sys-[89074-89079]")
     lines = done.stdout.splitlines()
