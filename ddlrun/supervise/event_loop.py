@@ -27,6 +27,10 @@ LONGEST_WAIT = 5.0
 END_INTERVAL = 0.1
 # After mpirun's end its keepers have this long to report the ends of their programs.
 REPORT_SECONDS = 1.0
+NO_SUSPENSION = (
+    "note: Ctrl-Z does not suspend a job, whose ranks would lose ddlrun; Ctrl-C ends it. "
+    "To have the shell back, start ddlrun with & and its output in a file"
+)
 # Output that slow readers have not taken is waited for, unless the user or a limit ended the job.
 NEVER, REQUESTED_SECONDS = 1e9, 1.0
 
@@ -179,6 +183,8 @@ class Supervision:
     def _on_signal(self, number: int) -> None:
         if number in self._watch.forward:
             self._keepers.send_signal(number)
+        elif number == signal.SIGTSTP:
+            self._console.tell(NO_SUSPENSION)
         elif self._termination.ending:
             if number != signal.SIGPIPE:
                 self._termination.hurry()

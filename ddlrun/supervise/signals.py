@@ -61,7 +61,8 @@ class Signals:
 
     def __enter__(self) -> "Signals":  # noqa: PYI034 - Self is not in Python 3.10
         self._earlier_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
-        for number in (*ENDING, *self._forward):
+        # A ddlrun that is stopped, as by SIGTSTP, would neither read output nor send heartbeats.
+        for number in (*ENDING, signal.SIGTSTP, *self._forward):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script ignore some
                 self._earlier[number] = signal.signal(number, self._receive)
         # Python ignores it. The kernel sends it for a stream that is no longer read, which ends the job anyway.
@@ -69,8 +70,6 @@ class Signals:
         self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         if signal.SIGWINCH not in self._earlier:
             self._earlier[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._resize)
-        # A stopped ddlrun would neither read output nor send heartbeats.
-        self._earlier[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import OWN, launch_line
@@ -105,6 +106,32 @@ def test_a_signal_is_passed_on(line: list[str]) -> None:
         job.send_signal(signal.SIGUSR1)
         assert job.stdout.read().count("got it") == 2
     assert job.returncode == 0
+
+
+@pytest.mark.own
+@pytest.mark.parametrize(("options", "stopped"), [((), False), (("--forward-signals", "TSTP"), True)])
+def test_ctrl_z_says_that_it_suspends_nothing(line: list[str], options: tuple[str, ...], stopped: bool) -> None:  # noqa: FBT001
+    argv = [
+        *line,
+        *options,
+        "-np",
+        "1",
+        sys.executable,
+        "-c",
+        "import os; print(os.getpid(), flush=True); print(input())",
+    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(["env", "--default-signal=TSTP", *argv], text=True, **pipes) as job:
+        rank = psutil.Process(int(job.stdout.readline()))
+        job.send_signal(signal.SIGTSTP)
+        if stopped:
+            wait_for(lambda: rank.status() == psutil.STATUS_STOPPED)
+            rank.resume()
+        job.stdin.write("on\n")
+        job.stdin.close()
+        out, err = job.stdout.read(), job.stderr.read()
+    assert (job.returncode, out) == (0, "on\n")
+    assert ("Ctrl-Z does not suspend a job" in err) is not stopped
 
 
 def test_invalid_ranks_and_signals(line: list[str]) -> None:
