@@ -1,7 +1,8 @@
 """Entry point of `ddlrun` and of `python -m ddlrun`."""
 
-import _signal  # signal itself takes 4 ms to import
 import os
+
+from ddlrun.rank.bare_signal import signal
 
 
 def _leave(_number: int, _frame: object) -> None:
@@ -9,8 +10,8 @@ def _leave(_number: int, _frame: object) -> None:
     os._exit(130)
 
 
-if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    _signal.signal(_signal.SIGINT, _leave)
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _leave)
 
 from ddlrun.cli import main
 

@@ -119,12 +119,9 @@ class SupervisedJob(NamedTuple):
     host_names: tuple[str, ...]
     addresses: tuple[str, ...] = LOOPBACK
     own_manager: bool = False
-    """Whether ddlrun's own process manager starts the ranks; else it is mpirun."""
-
-    @property
-    def manager(self) -> str:
-        """The name of the process manager in messages."""
-        return "the process manager" if self.own_manager else "mpirun"
+    """Whether ddlrun's own process manager starts the ranks."""
+    manager: str = "mpirun"
+    """The name of the process manager in messages."""
 
     @property
     def ranks(self) -> int:

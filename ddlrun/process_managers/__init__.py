@@ -68,3 +68,5 @@ class ProcessManager(NamedTuple):
     """The variables in which each process finds its rank, its local rank and the number of ranks."""
     on_hosts: bool = True
     """Whether the program must be on every host."""
+    name: str = ""
+    """Its name in messages about a job; empty: that of its program."""

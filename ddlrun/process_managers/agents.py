@@ -47,7 +47,12 @@ def _divide_names(names: Sequence[str]) -> list[Sequence[str]]:
 
 
 AGENTS = ProcessManager(
-    title="ddlrun", parse_version=_parse_version, command=_command, rank_variables=RANK_VARIABLES, on_hosts=False
+    title="ddlrun",
+    parse_version=_parse_version,
+    command=_command,
+    rank_variables=RANK_VARIABLES,
+    on_hosts=False,
+    name="the process manager",
 )
 
 

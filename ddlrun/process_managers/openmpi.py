@@ -1,5 +1,6 @@
 """Open MPI: the options of its two dialects, the command that starts a job, and what mpirun prints."""
 
+import os
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -207,6 +208,11 @@ class Mpirun(NamedTuple):
     """What the user should know of the choice."""
 
     @property
+    def name(self) -> str:
+        """Its name in messages: that of its program, where Open MPI has several."""
+        return "mpirun" if self.manager == OPEN_MPI else self.manager.name or os.path.basename(self.path)
+
+    @property
     def major(self) -> int | None:
         """The major version of Open MPI: 4 or 5; None for a plug-in's process manager."""
         return _major(self.version) if self.manager == OPEN_MPI else None
@@ -238,7 +244,7 @@ def spawn_refused(errors: str) -> bool:
     return re.search(rf"(?m)^(?:{'|'.join(full)})", errors) is not None
 
 
-SESSION = "the ssh session of its daemon"
+SESSION = "the ssh session to it"
 # The message of MPI_Abort: the rank and the code.
 ABORT = r"MPI_ABORT was invoked on rank (\d+)[\s\S]*?[Ee]rror ?code:? (-?\d+)"
 # The exit code of ssh when it fails itself, and when its command was ended by a signal.

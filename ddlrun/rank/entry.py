@@ -13,7 +13,7 @@ from ddlrun.rank.execution import become, complain
 from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
-from ddlrun.rank.settings import CONTAINER, MPIRUN, SHARED_MEMORY, SHIPPED, KeeperSettings, PreparedRank
+from ddlrun.rank.settings import CONTAINER, MPIRUN, OTHER_MANAGER, SHARED_MEMORY, SHIPPED, KeeperSettings, PreparedRank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     """
     prctl = load_prctl()
     parent = os.getppid()
-    rank, local_rank, size = map(_number, os.environ.pop("DDLRUN_RANK_VARIABLES", OPEN_MPI).split())
+    names = os.environ.pop("DDLRUN_RANK_VARIABLES", OPEN_MPI)
+    rank, local_rank, size = map(_number, names.split())
     # Open MPI 4 puts the folder of its mpirun before the user's.
     os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
     # This one is for mpirun. Open MPI 4 accepts only one of it and the folder that the daemon has set.
@@ -68,7 +69,7 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         size=size,
         local_rank=local_rank,
         parent=parent,
-        manager=manager,
+        manager=OTHER_MANAGER if manager == MPIRUN and names != OPEN_MPI else manager,
         grace=grace,
         heartbeat=heartbeat,
         orders=orders,

@@ -133,7 +133,7 @@ class Keeper:
 
     def _continue_daemon(self) -> None:
         """Continue a stopped daemon or agent: MPI waits for it without a limit, in MPI_Init for example."""
-        daemon = "mpirun's daemon" if self._settings.orders is None else "ddlrun's agent"
+        daemon = "a daemon of the process manager" if self._settings.orders is None else "ddlrun's agent"
         self.send(protocol.NOTE, f"{daemon} on {os.uname().nodename} was stopped, and was continued")
         send_signal(self._settings.parent, signal.SIGCONT)
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ddlrun.rank.shipped import Places
 
 MPIRUN = "mpirun, or its daemon on that host,"
+OTHER_MANAGER = "the process manager, or its daemon on that host,"
 # The variable that names a file which the ranks of a host share, and leave behind if they are killed.
 SHARED_MEMORY = "DDLRUN_SHARED_MEMORY"
 

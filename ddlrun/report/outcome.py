@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import exception_line, find_failure, is_collateral, last_lines, without_numbers
-from ddlrun.process_managers.agents import is_own
 from ddlrun.process_managers.openmpi import ABORT
 from ddlrun.wording import printable, signal_name
 
@@ -157,8 +156,7 @@ def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:
         yield f"ended by {signal_name(outcome.signal)} after {outcome.until_end:.1f} s"
     else:
         verb = "ended" if outcome.requested else "failed"
-        manager = "the process manager" if is_own(plan.mpirun) else "mpirun"
-        reason = outcome.reason or f"{manager} ended with {outcome.exit_code}"
+        reason = outcome.reason or f"{plan.mpirun.name} ended with {outcome.exit_code}"
         yield f"{verb} after {outcome.until_end:.1f} s: {reason}"
     hint = _hint(outcome)
     if hint:

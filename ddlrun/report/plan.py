@@ -43,7 +43,7 @@ def _describe_manager(manager: Mpirun) -> str:
     """Return the line about the process manager."""
     if is_own(manager):
         return f"mpirun:     none, ddlrun starts the ranks itself: {manager.reason}"
-    return f"mpirun:     {manager.path} ({manager.manager.title} {manager.version}): {manager.reason}"
+    return f"{manager.name + ':':<11} {manager.path} ({manager.manager.title} {manager.version}): {manager.reason}"
 
 
 def _placement_lines(placement: Placement, reason: TopologyReason) -> Iterator[str]:

@@ -36,6 +36,7 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         host_names=placement.hosts.names,
         addresses=_own_addresses(plan),
         own_manager=is_own(plan.mpirun),
+        manager=plan.mpirun.name,
     )
     names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
     keepalive = _keepalive_variables(plan.mpirun.major, options.heartbeat)

@@ -29,7 +29,7 @@ from ddlrun.wording import signal_name
 
 RESET = "a firewall or another device on the way reset it, or the host was restarted"
 CAUSES = "there was killed, the host went down, or the network failed"
-SIGNALLED = "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"
+SIGNALLED = "was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"
 SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
 
@@ -116,7 +116,7 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
     if _find_loss(mpirun) is not None or _was_killed(mpirun) or (was_reset and aborting_rank(mpirun.output)):
         return ended_by_mpirun(mpirun, ends)
     if _may_be_signalled(mpirun, ends.values()):
-        return EndReason(mpirun.exit_code, SIGNALLED)
+        return EndReason(mpirun.exit_code, f"{mpirun.name} {SIGNALLED}")
     return reason
 
 
@@ -172,7 +172,7 @@ def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason
     if mpirun.exit_code == 0:
         return EndReason(1, f"{mpirun.name} ended while ranks were still running")
     if ends and _may_be_signalled(mpirun, ends.values()):
-        return EndReason(mpirun.exit_code, SIGNALLED)
+        return EndReason(mpirun.exit_code, f"{mpirun.name} {SIGNALLED}")
     return EndReason(mpirun.exit_code)
 
 
@@ -233,7 +233,7 @@ def _find_loss(mpirun: MpirunEnd) -> EndReason | None:
     if lost is not None:
         address, connection = lost
         host = find_name(address, mpirun.host_names)
-        return EndReason(code, f"mpirun lost host {host}, {connection}: something {CAUSES}", lost_host=host)
+        return EndReason(code, f"{mpirun.name} lost host {host}, {connection}: something {CAUSES}", lost_host=host)
     unconnected = unconnected_rank(mpirun.output)
     if unconnected is not None:
         return EndReason(code, f"{unconnected} cannot reach ddlrun")
@@ -249,7 +249,7 @@ def _explain_ssh_client(mpirun: MpirunEnd) -> EndReason | None:
         return None
     host = find_name(name, mpirun.host_names)
     if not client.killed:
-        text = f"mpirun lost host {host}, {SESSION}: its ssh client or something {CAUSES}"
+        text = f"{mpirun.name} lost host {host}, {SESSION}: its ssh client or something {CAUSES}"
         return EndReason(code, text, lost_host=host)
     number = "a signal" if client.signal is None else signal_name(client.signal)
-    return EndReason(code, f"mpirun lost {SESSION} on {host}: its ssh client was killed by {number}")
+    return EndReason(code, f"{mpirun.name} lost its ssh session to {host}: the ssh client was killed by {number}")

@@ -320,7 +320,7 @@ FAULTS = (
     ),
     Fault(
         "SIGKILL to mpirun's ssh client of a host", 3,
-        "mpirun lost the ssh session of its daemon on h3: its ssh client was killed by",
+        "mpirun lost its ssh session to h3: the ssh client was killed by",
         after=send(S.SIGKILL, "ssh client"), own=(3, "host h3 was lost"),
     ),
     Fault(

@@ -517,7 +517,7 @@ def test_an_sshd_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -
                     os.kill(pid, signal.SIGKILL)
             code, out, err = job.end()
     assert (code, out.count("started")) == (3, 4), (code, out, err)
-    lost = "mpirun lost host h3, the ssh session of its daemon|host h3 was lost: the connection to its agent ended"
+    lost = "mpirun lost host h3, the ssh session to it|host h3 was lost: the connection to its agent ended"
     assert re.search(lost, err), err
 
 

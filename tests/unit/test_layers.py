@@ -61,7 +61,7 @@ ALLOWED = {
         "schedulers", "ship", "supervise", "topology", "units", "wording",
     },
     "api": {"errors", "plan", "remote", "runs", "wording"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "rank"},
     "__init__": set(),
 }  # fmt: skip
 

@@ -199,7 +199,7 @@ RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 brok
         (CLOSED, MpirunEnd(1, LOST.replace("h2", "127.0.0.1"), host_names=["a", "localhost"]), 3, "mpirun lost host"),
         (CLOSED, MpirunEnd(0, NO_DAEMON), 3, "mpirun lost host h2"),
         (CLOSED, MpirunEnd(255, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost host h2"),
-        (CLOSED, MpirunEnd(9, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost the ssh session of its daemon on h2"),
+        (CLOSED, MpirunEnd(9, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost its ssh session to h2"),
         (CLOSED, MpirunEnd(9, LOST_4), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, MpirunEnd(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, MpirunEnd(-9, ""), 137, "mpirun was killed by SIGKILL, which ddlrun did not send"),
@@ -251,6 +251,18 @@ def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
         (MpirunEnd(1, ""), {}),
     ):
         assert ended_by_mpirun(mpirun, ends) == EndReason(1)
+
+
+@pytest.mark.parametrize("name", ["srun", "the process manager"])
+def test_the_process_manager_has_its_own_name(name: str) -> None:
+    ordered = {0: end(0, 143, ordered=True), 1: end(1, 143, ordered=True)}
+    for mpirun in (
+        MpirunEnd(1, "", name=name),
+        MpirunEnd(255, "Connection closed by h2 port 22\n", name=name),
+        MpirunEnd(9, LOST_4, ended_ssh_client="h2", name=name),
+        MpirunEnd(-9, "", name=name),
+    ):
+        assert str(ended_by_mpirun(mpirun, ordered).reason).startswith(f"{name} ")
 
 
 def test_later_failures_are_folded() -> None:

@@ -83,6 +83,7 @@ def test_the_option_takes_the_srun_of_this_machine(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     chosen = PendingManager(ManagerRequest(SRUN), {"PATH": str(tmp_path)}).result()
     assert (chosen.path, chosen.version, chosen.reason) == (f"{tmp_path}/srun", "24.05.1", "--process-manager srun")
+    assert chosen.name == "srun"
     argv = chosen.command(JOB)
     assert "--mpi=pmi2" in argv
 
