@@ -50,7 +50,8 @@ class Network(NamedTuple):
     @property
     def summary(self) -> str:
         """The subnets that are used and those that are not, with the reasons, in one line."""
-        chosen = f"{', '.join(self.subnets)}: {self.reason}" if self.subnets else self.reason
+        subnets = ", ".join(self.subnets) if len(self.subnets) <= MOST_NAMED else f"{len(self.subnets)} subnets"
+        chosen = f"{subnets}: {self.reason}" if self.subnets else self.reason
         parts = [chosen, *(f"not {rejected.subnet}: {rejected.reason}" for rejected in self.rejected[:MOST_NAMED])]
         if len(self.rejected) > MOST_NAMED:
             parts.append(f"and {len(self.rejected) - MOST_NAMED} more subnets")
@@ -58,12 +59,16 @@ class Network(NamedTuple):
 
 
 def choose_network(
-    addresses: Mapping[str, Sequence[Address]], cidr: str | None = None, interfaces: Sequence[str] = ()
+    addresses: Mapping[str, Sequence[Address]],
+    cidr: str | None = None,
+    interfaces: Sequence[str] = (),
+    known: Collection[str] = (),
 ) -> Network:
     """Return the network of hosts (host -> its addresses): the fastest subnet that all of them share.
 
-    A subnet is as fast as its slowest host. `cidr` and `interfaces` (names; each host uses those that it has) overrule
-    the choice. Raises InputError on a malformed CIDR, PreflightError naming the hosts without an address there.
+    A subnet is as fast as its slowest host. Without a common subnet, each host has one address, if possible of those
+    that are `known` as addresses of the hosts' names. `cidr` and `interfaces` (names; each host uses those that it has)
+    overrule the choice. Raises InputError on a malformed CIDR, PreflightError with the hosts without an address there.
     """
     if cidr is not None or interfaces:
         return _requested_network(addresses, cidr, interfaces)
@@ -76,13 +81,7 @@ def choose_network(
     ]
     usable = sorted((subnet for subnet, reason in reasons.items() if not reason), key=lambda name: _rank(subnets[name]))
     if not usable:
-        return Network(
-            subnets=(),
-            interfaces={},
-            addresses={},
-            reason="left to MPI: the hosts share no subnet; name one: --network",
-            rejected=tuple(rejected),
-        )
+        return _routed_network(addresses, subnets, tuple(rejected), known)
     best, *others = usable
     speed = _speed(subnets[best])
     for other in others:
@@ -93,6 +92,34 @@ def choose_network(
     if speed > 0:
         reason += f", {_render_speed(subnets[best])}"
     return _network(subnets[best], reason, tuple(rejected))
+
+
+def _routed_network(
+    addresses: Mapping[str, Sequence[Address]],
+    subnets: Mapping[str, Mapping[str, Sequence[Address]]],
+    rejected: tuple[RejectedSubnet, ...],
+    known: Collection[str],
+) -> Network:
+    """Return the network of hosts that reach each other by routes: one address of each, IPv4 where all have one."""
+    unfit = {subnet for subnet, members in subnets.items() if _unfit(members)}
+    fit = {
+        host: [address for address in own if address.up and address.subnet not in unfit]
+        for host, own in addresses.items()
+    }
+    ipv4 = {host: [address for address in own if ":" not in address.ip] for host, own in fit.items()}
+    fit = ipv4 if all(ipv4.values()) else fit
+    if not all(fit.values()):
+        reason = "left to MPI: the hosts share no subnet; name one: --network"
+        return Network(subnets=(), interfaces={}, addresses={}, reason=reason, rejected=rejected)
+    common = frozenset[str].intersection(*(frozenset(address.interface for address in own) for own in fit.values()))
+
+    def preference(address: Address) -> tuple[bool, bool, bool, bool, int]:
+        virtual, bridge = address.kind != "device", address.kind == "bridge"
+        return address.ip not in known, address.interface not in common, bridge, virtual, -address.speed
+
+    by_host = {host: [min(own, key=preference)] for host, own in fit.items()}
+    chosen = _network(by_host, "an address of each host, as they share no subnet", ())
+    return chosen._replace(rejected=tuple(subnet for subnet in rejected if subnet.subnet not in chosen.subnets))
 
 
 def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | None, names: Sequence[str]) -> Network:
@@ -173,22 +200,28 @@ def _local_kind(address: Address) -> str | None:
     return "link-local" if ip.is_link_local else None
 
 
-def _rejection(members: Mapping[str, Sequence[Address]], hosts: Collection[str]) -> str | None:
-    """Return the reason why the hosts cannot use a subnet with these members; None if they can."""
+def _unfit(members: Mapping[str, Sequence[Address]]) -> str | None:
+    """Return the reason why the addresses of a subnet do not reach other hosts; None if they may."""
     every = [(host, address) for host, addresses in members.items() for address in addresses]
     if kind := _local_kind(every[0][1]):
         return kind
     for _, address in every:
         if re.match(BRIDGES, address.interface):
             return f"{address.interface} is a bridge for containers or virtual machines"
-    if duplicate := _duplicate(every):
-        return duplicate
+    return _duplicate(every)
+
+
+def _rejection(members: Mapping[str, Sequence[Address]], hosts: Collection[str]) -> str | None:
+    """Return the reason why the hosts cannot use a subnet with these members; None if they can."""
+    if unfit := _unfit(members):
+        return unfit
     missing = len(hosts) - len(members)
     absent = (host for host in hosts if host not in members)
     if missing > MOST_NAMED:  # each host may have a subnet of its own: linear in the hosts, not quadratic
         return f"not on {next(absent)} and {missing - 1} more"
     if missing:
         return f"not on {fold(absent)}"
+    every = ((host, address) for host, addresses in members.items() for address in addresses)
     return next((f"{address.interface} is down on {host}" for host, address in every if not address.up), None)
 
 

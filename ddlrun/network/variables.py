@@ -23,8 +23,8 @@ def choose_variables(
         return {}, []
     variables, notes = network_variables(network, major, rdma=rdma)
     for name in sorted(variables):
-        exclude = name.replace("_include", "_exclude")  # Open MPI stops if both are set
-        setting = next((variable for variable in (name, exclude) if variable in environ), None)
+        both = (name.replace("_exclude", "_include"), name.replace("_include", "_exclude"))  # Open MPI stops at both
+        setting = next((variable for variable in both if variable in environ), None)
         if setting is None and "_MCA_" in name and any(re.search(_USER_SETTING, text) for text in mca_texts):
             setting = "tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file"
         if setting is not None:
@@ -63,20 +63,39 @@ def network_variables(network: Network, major: int | None, *, rdma: bool = False
 def _mpi_variables(network: Network, major: int | None) -> tuple[dict[str, str], list[str]]:
     """Return the subnets for MPI and its daemons; of IPv6 the interfaces.
 
-    Open MPI 4.1.4 and 5.0.11 stop at an IPv6 subnet, and at an interface that one of the hosts does not have.
+    Open MPI 4.1.4 and 5.0.11 stop at an IPv6 subnet, and at an interface that one of the hosts does not have. At a
+    subnet that one of them does not have they hang, and 5.0's mpirun often crashes at a list.
     """
     same_names = len(set(network.interfaces.values())) == 1
-    value = ",".join(network.subnets)
-    if ":" in value:
-        value = _names(network) if same_names else ""
-    elif len(network.subnets) > 1 and same_names:  # Open MPI warns of a subnet that one host is not on
+    ipv6 = any(":" in subnet for subnet in network.subnets)
+    name, value = "OMPI_MCA_btl_tcp_if_include", "" if ipv6 else _cover(network)
+    if same_names and (ipv6 or len(network.subnets) > 1):
         value = _names(network)
     if not value:
-        return {}, ["network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts"]
-    variables = {"OMPI_MCA_btl_tcp_if_include": value}
-    if network.daemons and major is not None:
-        variables[DAEMON_VARIABLES[major]] = value
-    return variables, []
+        name, value = "OMPI_MCA_btl_tcp_if_exclude", _excluded(network)
+    notes = ["network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts"]
+    variables = {name: value} if value else {}
+    if value and network.daemons and (major == 4 or (major == 5 and "," not in value)):
+        variables[DAEMON_VARIABLES[major].replace("include", name.rpartition("_")[2])] = value
+    return variables, [] if same_names or not ipv6 else notes
+
+
+def _cover(network: Network) -> str:
+    """Return the smallest subnet that has all those of a network; empty if it has any that is not used."""
+    import ipaddress  # noqa: PLC0415 - for jobs over several hosts alone
+
+    first, *others = (ipaddress.IPv4Network(subnet) for subnet in network.subnets)
+    while not all(other.subnet_of(first) for other in others):
+        first = first.supernet()
+    unused = [ipaddress.ip_network(subnet.subnet) for subnet in network.rejected if ":" not in subnet.subnet]
+    return "" if others and any(first.overlaps(subnet) for subnet in unused) else str(first)
+
+
+def _excluded(network: Network) -> str:
+    """Return the IPv4 subnets that are not used, with MPI's own default, the loopback; empty if there are none."""
+    rejected = [subnet.subnet for subnet in network.rejected if not subnet.local and ":" not in subnet.subnet]
+    joined = ",".join(["127.0.0.0/8", *rejected])
+    return joined if rejected and len(joined) <= MOST_CHARACTERS else ""
 
 
 def _names(network: Network) -> str:

@@ -154,6 +154,10 @@ class FindingCode(Enum):
     NETWORK = FindingRule(Level.OK, "{summary}")
     NO_COMMON_NETWORK = _warning("{summary}")
     WRONG_NETWORK = _failure("{problem}")
+    TWO_ADDRESSES = _warning(
+        "{interface} has several addresses ({addresses}), with which Open MPI 4.1 blocks indefinitely over TCP",
+        "remove all but one, use Open MPI 5, or choose another network: --network",
+    )
 
     TCP_SKIPPED = _warning("not tried", "give it more time: --start-timeout")
     TCP_WITHOUT_PYTHON = _warning("not tried, as there is no Python")

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import HostError, PreflightError, UnreachableError
@@ -216,14 +216,32 @@ def _choose_network(
     if len(addresses) < 2:
         return None, []
     try:
-        network = choose_network(addresses, request.network, request.interfaces)
+        known = {ip for own in facts.values() for host in facts for ip in own.names.get(host, ())}
+        network = choose_network(addresses, request.network, request.interfaces, known)
     except PreflightError as error:
         values = {"problem": str(error)}
         return None, [PreflightFinding(next(iter(facts)), "network", FindingCode.WRONG_NETWORK, values)]
     if "network" not in request.only:
         return network, []
     code = FindingCode.NETWORK if network.subnets else FindingCode.NO_COMMON_NETWORK
-    return network, [PreflightFinding(host, "network", code, {"summary": network.summary}) for host in facts]
+    crowded = list(crowded_interfaces(facts, network)) if request.major == 4 else []
+    hosts = facts.keys() - {finding.host for finding in crowded}
+    fine = [PreflightFinding(host, "network", code, {"summary": network.summary}) for host in facts if host in hosts]
+    return network, [*fine, *crowded]
+
+
+def crowded_interfaces(facts: Mapping[str, HostFacts], network: Network) -> Iterator[PreflightFinding]:
+    """Yield a finding for each host whose interface on the network has several IPv4 addresses, unless MPI has RDMA."""
+    for host, host_facts in facts.items():
+        used = network.interfaces.get(host, ())
+        own = [address for address in host_facts.addresses if address.interface in used and ":" not in address.ip]
+        names = [address.interface for address in own]
+        crowded = next((name for name in names if names.count(name) > 1), None)
+        rdma = host_facts.machine is not None and host_facts.machine.rdma_devices
+        if crowded is not None and not rdma:
+            addresses = ", ".join(address.ip for address in own if address.interface == crowded)
+            values = {"interface": crowded, "addresses": addresses}
+            yield PreflightFinding(host, "network", FindingCode.TWO_ADDRESSES, values)
 
 
 def names_to_resolve(hosts: Sequence[str], here: str) -> dict[str, tuple[str, ...]]:

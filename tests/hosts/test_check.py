@@ -392,13 +392,30 @@ def launch(cluster: Cluster, mpirun: str, folder: Path, *options: str) -> Comple
     return cluster.run("h1", [*argv, *options, *RANK], cwd=folder)
 
 
+DOCKER = ["link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set docker0 up"]
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("name", ["eth0", "ens5"])
+def test_hosts_of_a_cloud_reach_each_other_by_routes(mpirun: str, tmp_path: Path, name: str) -> None:
+    with Cluster(hosts_per_rack=2, racks=1) as cluster:
+        for host, own in (("h1", "eth0"), ("h2", name)):
+            address = f"10.77.0.{host[1:]}/32"
+            rename = ["link set eth0 down", f"link set eth0 name {own}", f"link set {own} up"] if own != "eth0" else []
+            route = f"route replace 10.77.0.0/16 dev {own} src {address[:-3]}"
+            lines = [*rename, f"addr flush dev {own} scope global", f"addr add {address} dev {own}", route, *DOCKER]
+            links.ip(cluster.namespaces, host, lines)
+        done = launch(cluster, mpirun, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]
+
+
 @pytest.mark.extra
 @pytest.mark.parametrize("options", [[], ["--tcp"]])
 def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_path: Path, options: list[str]) -> None:
     with Cluster(hosts_per_rack=2, racks=1) as cluster:
         for host in ("h1", "h2"):
-            lines = ["link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set docker0 up"]
-            links.ip(cluster.namespaces, host, lines)
+            links.ip(cluster.namespaces, host, DOCKER)
         done = launch(cluster, mpirun, tmp_path, *options)
         assert done.returncode == 0, done.stderr
         assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]

@@ -12,7 +12,7 @@ from ddlrun.cli.check import parse_checks
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
 from ddlrun.network.addresses import Address
-from ddlrun.network.subnet_selection import Network, RejectedSubnet
+from ddlrun.network.subnet_selection import Network, RejectedSubnet, choose_network
 from ddlrun.preflight.facts import (
     END,
     START,
@@ -27,7 +27,7 @@ from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings, render_lines
 from ddlrun.preflight.identity import find_aliases
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
-from ddlrun.preflight.run import PreflightReport
+from ddlrun.preflight.run import PreflightReport, crowded_interfaces
 from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
 from ddlrun.preflight.table import check_json, render_report, report_json
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
@@ -515,3 +515,17 @@ def test_memory_limits_of_equal_hosts_make_equal_machines() -> None:
     assert first is not None
     assert first == second
     assert str(first.notes[0]) == "a cgroup allows 16.0 of 504 GiB of memory"
+
+
+def test_an_interface_with_two_addresses_is_a_warning_for_open_mpi_4() -> None:
+    second = Address("eth0", "10.8.0.2", 24)
+    own = facts(2).addresses
+    hosts = {
+        "h1": facts(1, addresses=(*facts(1).addresses, Address("eth0", "fd00::1", 64))),
+        "h2": facts(2, addresses=(*own, second)),
+        "h3": facts(3, addresses=(*facts(3).addresses, second._replace(interface="eth1"))),
+    }
+    network = choose_network({host: host_facts.addresses for host, host_facts in hosts.items()})
+    (finding,) = crowded_interfaces(hosts, network)
+    assert (finding.host, finding.level) == ("h2", Level.WARNING)
+    assert finding.message.startswith("eth0 has several addresses (10.0.0.2, 10.8.0.2), with which Open MPI 4.1 blocks")

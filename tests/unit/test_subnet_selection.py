@@ -131,14 +131,45 @@ def test_ipv4_comes_before_ipv6_of_the_same_speed() -> None:
     assert choose_network(addresses).subnets == ("10.0.0.0/16",)
 
 
-def test_no_common_subnet_is_left_to_mpi() -> None:
-    network = choose_network({"h1": (Address("eth0", "10.1.0.1", 32),), "h2": (Address("eth0", "10.1.0.2", 32),)})
+def routed(number: int, *more: Address, name: str = "eth0") -> tuple[Address, ...]:
+    """Return the addresses of a cloud's host: its own has the prefix 32."""
+    return (LO, Address(name, f"10.1.0.{number}", 32), *more)
+
+
+def test_hosts_that_reach_each_other_by_routes() -> None:
+    network = choose_network({"h1": routed(1, DOCKER), "h2": routed(2, DOCKER)})
+    assert network.addresses == {"h1": "10.1.0.1", "h2": "10.1.0.2"}
+    assert network.reason == "an address of each host, as they share no subnet"
+    assert set(rejected(network)) == {"127.0.0.0/8", "172.17.0.0/16"}
+    assert network_variables(network, 4)[0]["OMPI_MCA_oob_tcp_if_include"] == "eth0"
+    assert not choose_network({"h1": routed(1), "h2": routed(2)}).needs_variables
+
+
+def test_routed_interfaces_of_different_names_have_one_subnet_for_mpi() -> None:
+    network = choose_network({"h1": routed(1, DOCKER), "h2": routed(2, DOCKER, name="ens5")})
+    assert network_variables(network, 5)[0]["PRTE_MCA_prte_if_include"] == "10.1.0.0/30"
+    between = Address("tap0", "10.1.0.3", 32)  # a subnet with both would have this address too
+    network = choose_network({"h1": routed(1, between), "h2": routed(2, name="ens5")}, known=["10.1.0.1"])
+    variables, _ = network_variables(network, 5)
+    assert variables["OMPI_MCA_btl_tcp_if_exclude"] == "127.0.0.0/8,10.1.0.3/32"
+    assert "PRTE_MCA_prte_if_exclude" not in variables  # at a list, its mpirun often crashes
+    assert "OMPI_MCA_oob_tcp_if_exclude" in network_variables(network, 4)[0]
+
+
+def test_the_address_of_a_hosts_name_comes_first() -> None:
+    vpn, fast = Address("eth1", "10.9.0.1", 32, kind="virtual"), Address("eth1", "10.9.0.1", 32, speed=100_000)
+    hosts = {"h1": routed(1, vpn), "h2": routed(2)}
+    assert choose_network(hosts).addresses["h1"] == "10.1.0.1"
+    assert choose_network({**hosts, "h1": routed(1, fast)}, known=["10.9.0.1"]).addresses["h1"] == "10.9.0.1"
+
+
+def test_a_host_without_a_fit_address_is_left_to_mpi() -> None:
+    network = choose_network({"h1": routed(1, DOCKER), "h2": (LO, DOCKER)})
     assert network.subnets == ()
     assert network.reason == "left to MPI: the hosts share no subnet; name one: --network"
     assert network_variables(network, 5) == ({}, [])
-    assert choose_network(
-        {"h1": (Address("eth0", "10.1.0.1", 32),), "h2": (Address("eth0", "10.1.0.2", 32),)}, "10.1.0.0/16"
-    ).subnets == ("10.1.0.0/16",)
+    hosts = {"h1": routed(1), "h2": routed(2)}
+    assert choose_network(hosts, "10.1.0.0/16").subnets == ("10.1.0.0/16",)
 
 
 def test_options_overrule_the_choice() -> None:
