@@ -67,8 +67,35 @@ class LintCode(Enum):
         Effect("silently binds the rank to none"),
         "name them: slot=0:0-4",
     )
+    NO_RANK = _same("the line with {text} places no rank", "ignores it", "put a # before it", error=False)
+    NO_RANK_FIRST = LintRule(
+        "the line begins with {text}, not with the word rank",
+        Effect(_SYNTAX),
+        Effect("ignores it", as_meant=True),
+        "put a # before it, or leave it out",
+    )
+    NO_HOST = _same(
+        "{text} names no host",
+        "refuses the file, unless -np leaves the rank out",
+        "write: rank N=HOST slot=PACKAGE:CORES",
+    )
+    SEVERAL_RANKS = LintRule(
+        "{text} has the word rank twice",
+        Effect("refuses the file, or takes the first rank alone"),
+        Effect("takes the slot text for the last rank"),
+        "write a line for each rank",
+    )
+    SEVERAL_HOSTS = LintRule(
+        "the line has a second =, which names another host than {host}",
+        Effect("refuses the file"),
+        Effect("places the rank on {last}, or refuses the file"),
+        "leave out what follows the slot text",
+    )
+    SLOT_TWICE = _same("the line has two slot texts", "{effect}", "leave one of them out")
+    SLOT_AGAIN = _same("the line has two slot texts", "{effect}", "leave one of them out", error=False)
+    USER = _same("{text} names a user", "takes {name} for the host", "set User in ~/.ssh/config instead", error=False)
     TRAILING_WORDS = _same(
-        "{text} after the slot text", "ignores it", "leave it out, or put a # before it", error=False
+        "{text} is neither rank, host nor slot text", "ignores it", "leave it out, or put a # before it", error=False
     )
     TOO_LONG = LintRule(
         "host and slot text are {length} characters",
@@ -84,7 +111,7 @@ class LintCode(Enum):
     )
 
     # The slot text.
-    EMPTY_SLOT = _same("no slot text", "places the rank anywhere, or fails", "name the cores: slot=0:0-4")
+    EMPTY_SLOT = _same("no slot text", _SYNTAX, "name the cores: slot=0:0-4")
     EVERY_CORE = _same("slot=*", "gives core 0 alone", "name the cores: slot=0-19 counts them over the host")
     EVERY_PACKAGE = _same("slot=*:*", "gives package 0 alone", "name the cores: slot=0-19 counts them over the host")
     BACKWARDS = _same(
@@ -180,9 +207,7 @@ class LintCode(Enum):
 
     # The ranks of the file.
     NO_RANKS = _same("the file places no rank", '"No nodes are available"', "ddlrun gen-rankfile writes one")
-    DUPLICATE_RANK = _same(
-        "rank {rank} has line {line} already", '"Error, rank {rank} is already assigned"', "give it one line"
-    )
+    DUPLICATE_RANK = _same("rank {rank} has line {line} already", "{effect}", "give it one line")
     RANK_0_LATE = _same("rank 0 comes after rank {rank}", '"Error, rank 0 is already assigned"', "put its line first")
     MISSING_RANKS = _same("rank {ranks} has no line, rank {last} has one", _MISSING, "number them 0, 1, 2, ...")
     TOO_FEW_RANKS = _same(_COUNT, _MISSING, _LAUNCH)

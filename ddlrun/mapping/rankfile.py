@@ -28,8 +28,8 @@ _NAME = (
     r"|(?![0-9]+$)[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
     r"|[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)+)"
 )
-# Words of the grammar of rank files and hostfiles.
-_KEYWORDS = frozenset(
+# Words of the grammar of rank files and hostfiles, which also have _ for -.
+KEYWORDS = frozenset(
     "rank slot slots username user-name count cpu cores sockets boards port max-slots slots-max max-cpu cpu-max "
     "max-count count-max sockets-per-board cores-per-socket".split()
 )
@@ -162,7 +162,7 @@ class NameProblem(Enum):
 
 def name_problem(name: str) -> NameProblem | None:
     """Return the reason why one of the majors does not read a host's name as it is; None: both do."""
-    if name in _KEYWORDS:
+    if name.replace("_", "-") in KEYWORDS:
         return NameProblem.KEYWORD
     if re.fullmatch(_NAME, name):
         return None

@@ -1,36 +1,45 @@
 """Lenient parser of rank files: every line that places a rank, and the syntax problems of the others."""
 
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
+from ddlrun.mapping.rankfile import KEYWORDS
+from ddlrun.mapping.rankfile_lines import Token, TokenLine, split_lines
 from ddlrun.mapping.slot_dialects import read_text
 from ddlrun.mapping.slot_reading import pus_of
 from ddlrun.mapping.slot_text import CoreRange, cores_of, parse_slots
 
-_LINE = r"\s*rank\s+(\d+)\s*=\s*([^\s=#]+)\s+slots?\s*=\s*([^\s#]*)([^#]*?)\s*(#.*)?"
-_NO_SLOT = r"\s*rank\s+\d+\s*=\s*[^\s=#]+\s*(#.*)?"
-_BLANK = r"\s*((#|//).*)?"
 _FOR_ONE_MAJOR = r"#.*, for Open MPI ([45]) alone\s"  # written by rankfile.render
+_CR = r"\r(?=\n|\Z)"
 _LONGEST_RANK = 9
+# Tokens that end the parsing of a file, wherever they stand.
+_REFUSED = ("error", "quoted", "username")
+_HOST = r"[^\s=#/]+"
+_HOST_KINDS = ("int", "word", "dotted", "relative")
 
 
 class RankEntry(NamedTuple):
-    """A line that places a rank; `column` is where its slot text begins.
+    """A line that places a rank; `column` is where its slot text begins, `host_column` where its host does.
 
-    `ranges` is None where the slot text is unreadable. `problem` is that of the slot text.
+    `ranges` is None where the slot text is unreadable. `problem` is that of the slot text. In the file, the entry and
+    its comment are at `span`.
     """
 
     line: int
     rank: int
     host: str
+    host_column: int
     slot: str
     column: int
     ranges: tuple[CoreRange, ...] | None
     problem: LintCode | None
     comment: str
+    span: tuple[int, int]
 
 
 def read_entries(text: str) -> tuple[list[RankEntry], list[LintFinding]]:
@@ -40,16 +49,17 @@ def read_entries(text: str) -> tuple[list[RankEntry], list[LintFinding]]:
     """
     entries: list[RankEntry] = []
     findings: list[LintFinding] = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if line.endswith("\r"):
-            findings.append(LintFinding(LintCode.CR_LF, number, len(line)))
-        entry, problems = _read_line(number, line.rstrip("\r"))
-        findings += problems
-        if entry is not None:
-            entries.append(entry)
-    if _is_comment(lines[-1]) or (entries and entries[-1].line == len(lines) and entries[-1].comment):
-        findings.append(LintFinding(LintCode.NO_LAST_NEWLINE, len(lines), None))
+    for ending in re.finditer(_CR, text):
+        begin = text.rfind("\n", 0, ending.start()) + 1
+        findings.append(LintFinding(LintCode.CR_LF, text.count("\n", 0, begin) + 1, ending.end() - begin))
+    text = re.sub(_CR, " ", text)
+    for line in split_lines(text):
+        if line.comment is not None and not line.comment.text.endswith("\n"):
+            findings.append(LintFinding(LintCode.NO_LAST_NEWLINE, line.number, None))
+        if line.tokens:
+            reading = _LineReading(line, text)
+            entries += reading.entries()
+            findings += reading.findings
     if not entries:
         findings.append(LintFinding(LintCode.NO_RANKS, None, None))
     return entries, findings
@@ -98,39 +108,145 @@ def quote(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def _is_comment(line: str) -> bool:
-    return bool(line.strip() and re.fullmatch(_BLANK, line.rstrip("\r")))
+class _LineReading:
+    """What Open MPI takes from the tokens of a line, one after the other, and the problems of that."""
+
+    def __init__(self, line: TokenLine, text: str) -> None:
+        self.findings: list[LintFinding] = []
+        self._line, self._text = line, text
+        self._ranks, self._hosts, self._slots, self._others = (list[Token]() for _ in range(4))
+        self._tokens = deque(line.tokens)
+        self._refused = False
+        if line.tokens[0].kind != "rank":
+            code = LintCode.NO_RANK if _is_host(line.tokens) else LintCode.NO_RANK_FIRST
+            self._report(code, line.tokens[0], text=quote(line.tokens[0].text))
+        readers = {"rank": self._read_rank, "equal": self._read_host, "slot": self._read_slot}
+        while self._tokens and not self._refused:
+            token = self._tokens.popleft()
+            readers.get(token.kind, self._read_other)(token)
+
+    def entries(self) -> list[RankEntry]:
+        """Return the entry of the line; none if Open MPI refuses the line, or it is incomplete or ambiguous."""
+        if self._refused or not self._ranks or not self._is_complete():
+            return []
+        rank, host, slot = self._ranks[0], self._hosts[0], reduce(_overlay, self._slots)
+        name = host.text
+        if "@" in name:
+            name = name.strip("@").rpartition("@")[2]
+            self._report(LintCode.USER, host, text=quote(host.text), name=quote(name))
+        if len(self._slots) > 1:
+            self._report_two_slots(slot)
+        for other in self._others[:1]:
+            self._report(LintCode.TRAILING_WORDS, other, text=quote(other.text))
+        slots = parse_slots(slot.text)
+        if slots.problem is not None and slots.ranges is None:
+            self._report(slots.problem, slot, slot=slot.text, shown=quote(slot.text), term=quote(slots.term))
+        line = self._line
+        comment = line.comment.text.rstrip("\n") if line.comment else ""
+        end = line.comment.start + len(comment) if line.comment else line.tokens[-1].end
+        return [
+            RankEntry(
+                line=line.number,
+                rank=int(rank.text),
+                host=name,
+                host_column=self._column(host),
+                slot=slot.text,
+                column=self._column(slot),
+                ranges=slots.ranges,
+                problem=slots.problem,
+                comment=comment,
+                span=(line.tokens[0].start, end),
+            )
+        ]
+
+    def _is_complete(self) -> bool:
+        """Return True if the line has one rank, one host and a slot text; report what it lacks or has twice."""
+        first, text, hosts = self._line.tokens[0], quote(self._words()), [host.text for host in self._hosts]
+        if not hosts:
+            self._report(LintCode.NO_HOST, first, text=text)
+        elif not self._slots:
+            self._report(LintCode.NO_SLOT, first, text=text)
+        elif len(self._ranks) > 1:
+            self._report(LintCode.SEVERAL_RANKS, self._ranks[1], text=text)
+        elif len(set(hosts)) > 1:
+            self._report(LintCode.SEVERAL_HOSTS, self._hosts[-1], host=quote(hosts[0]), last=quote(hosts[-1]))
+        else:
+            return True
+        return False
+
+    def _report_two_slots(self, reading: Token) -> None:
+        """Report a second slot text: Open MPI refuses it for rank 0, and writes it over the first one otherwise."""
+        code = LintCode.SLOT_AGAIN if reading == self._slots[-1] else LintCode.SLOT_TWICE
+        effect = f"reads slot={reading.text}"
+        if int(self._ranks[0].text) == 0:
+            code, effect = LintCode.SLOT_TWICE, '"Error, rank 0 is already assigned"'
+        self._report(code, self._slots[1], effect=effect)
+
+    def _read_rank(self, token: Token) -> None:
+        if self._next("int") and len(self._tokens[0].text) <= _LONGEST_RANK:
+            self._ranks.append(self._tokens.popleft())
+        else:
+            self._refuse(token)
+
+    def _read_host(self, token: Token) -> None:
+        """Take a host: the whole word, although Open MPI may take its beginning alone. Later words need not be one."""
+        following = self._tokens[0] if self._tokens else None
+        if self._ranks and self._hosts and (following is None or following.kind not in _HOST_KINDS):
+            self._others.append(token)
+            self._tokens = deque([*self._tokens][1:])
+            return
+        word = re.compile(_HOST).match(self._text, following.start) if following else None
+        if not self._ranks or following is None or word is None:
+            self._refuse(token)
+            return
+        self._hosts.append(Token("host", word[0], following.start))
+        while self._tokens and self._tokens[0].start < self._hosts[-1].end:
+            self._tokens.popleft()
+
+    def _read_slot(self, token: Token) -> None:
+        if not self._hosts or not self._next("equal"):
+            self._refuse(token)
+            return
+        equal = self._tokens.popleft()
+        if self._next("int") or self._next("word"):
+            self._slots.append(self._tokens.popleft())
+        elif self._tokens:
+            self._refuse(self._tokens[0])
+        else:
+            self._refused = True
+            self._report(LintCode.EMPTY_SLOT, equal)
+
+    def _read_other(self, token: Token) -> None:
+        if token.kind in _REFUSED:
+            self._refuse(token)
+        else:
+            self._others.append(token)
+
+    def _next(self, kind: str) -> bool:
+        return bool(self._tokens) and self._tokens[0].kind == kind
+
+    def _refuse(self, token: Token) -> None:
+        self._refused = True
+        self._report(LintCode.NOT_A_LINE, token, text=quote(self._words()))
+
+    def _report(self, code: LintCode, token: Token, **values: object) -> None:
+        self.findings.append(LintFinding(code, self._line.number, self._column(token), values))
+
+    def _column(self, token: Token) -> int:
+        return token.start - self._line.start + 1
+
+    def _words(self) -> str:
+        """Return the text of the line's tokens."""
+        return self._text[self._line.tokens[0].start : self._line.tokens[-1].end]
 
 
-def _read_line(number: int, line: str) -> tuple[RankEntry | None, list[LintFinding]]:
-    if re.fullmatch(_BLANK, line):
-        return None, []
-    if re.fullmatch(_NO_SLOT, line):
-        return None, [LintFinding(LintCode.NO_SLOT, number, 1, {"text": quote(line.strip())})]
-    match = re.fullmatch(_LINE, line)
-    if not match or len(match[1]) > _LONGEST_RANK or not (match[3] + match[4]).replace("\t", " ").isprintable():
-        return None, [LintFinding(LintCode.NOT_A_LINE, number, 1, {"text": quote(line)})]
-    return _read_entry(number, match)
+def _is_host(tokens: Sequence[Token]) -> bool:
+    """Check if Open MPI 4.1, which reads a rank file as a hostfile, too, takes a line for a host with other words."""
+    kinds = tokens[0].kind, *{token.kind for token in tokens[1:]}
+    is_plain = all(";" not in token.text and token.text.replace("_", "-") not in KEYWORDS for token in tokens)
+    return is_plain and kinds[0] in ("int", "word", "dotted") and {*kinds[1:]} <= {"int", "word"}
 
 
-def _read_entry(number: int, match: re.Match[str]) -> tuple[RankEntry, list[LintFinding]]:
-    column = match.start(3) + 1
-    slots = parse_slots(match[3])
-    findings = []
-    if slots.problem is not None and slots.ranges is None:
-        values = {"slot": match[3], "shown": quote(match[3]), "term": quote(slots.term)}
-        findings.append(LintFinding(slots.problem, number, column, values))
-    if match[4].strip():
-        values = {"text": quote(match[4].strip())}
-        findings.append(LintFinding(LintCode.TRAILING_WORDS, number, match.start(4) + 1, values))
-    entry = RankEntry(
-        line=number,
-        rank=int(match[1]),
-        host=match[2],
-        slot=match[3],
-        column=column,
-        ranges=slots.ranges,
-        problem=slots.problem,
-        comment=match[5] or "",
-    )
-    return entry, findings
+def _overlay(first: Token, second: Token) -> Token:
+    """Return a slot text as Open MPI writes it over an earlier one, whose end stays."""
+    return second._replace(text=second.text + first.text[len(second.text) :])

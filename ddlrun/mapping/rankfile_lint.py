@@ -1,5 +1,6 @@
 """Check of any rank file: report what Open MPI 4.1 or 5.0 would not do as the file says, and correct the file."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ddlrun.machine import Machine
@@ -16,6 +17,7 @@ MachineOf = Callable[[str], Machine | None]
 _MOST_SLOT = 64
 _MOST_LISTED = 8
 _MOST_CORES = 4096
+_MISSING = '"A rank is missing its location specification"'
 
 
 def _no_machine(_host: str) -> None:
@@ -57,13 +59,13 @@ def fix(text: str, machine_of: MachineOf = _no_machine) -> tuple[str, tuple[Lint
     Comments stay; rank 0 comes first. Lines that cannot be read stay as they are.
     """
     entries = count_as_declared(text, read_entries(text)[0], machine_of)
-    entry_lines = {entry.line for entry in entries}
-    rank_0_first = iter(sorted(entries, key=lambda entry: entry.rank != 0))
-    lines = [
-        _render_entry(next(rank_0_first), machine_of) if number in entry_lines else line.rstrip("\r")
-        for number, line in enumerate(text.split("\n"), 1)
-    ]
-    fixed = "\n".join(lines).rstrip("\n") + "\n"
+    rank_0_first = sorted(entries, key=lambda entry: entry.rank != 0)
+    parts, done = list[str](), 0
+    for place, entry in zip(entries, rank_0_first, strict=True):
+        start, end = place.span
+        parts += text[done:start], _render_entry(entry, machine_of)
+        done = end
+    fixed = re.sub(r"(?m)[ \t\r]+$", "", "".join([*parts, text[done:]])).rstrip("\n") + "\n"
     return fixed, lint(fixed, machine_of)
 
 
@@ -91,7 +93,7 @@ def _check_length(entry: RankEntry) -> Iterator[LintFinding]:
 
 
 def _check_host(entry: RankEntry, hosts: Collection[str] | None) -> Iterator[LintFinding]:
-    name, column = entry.host, len("rank =") + len(str(entry.rank)) + 1
+    name, column = entry.host, entry.host_column
     code = _host_code(name)
     if code is not None:
         values = {"name": quote(name), "problem": name_problem(name)}
@@ -103,7 +105,7 @@ def _check_host(entry: RankEntry, hosts: Collection[str] | None) -> Iterator[Lin
 
 def _host_code(name: str) -> LintCode | None:
     problem = name_problem(name)
-    if name.startswith("+n"):
+    if re.fullmatch(r"\+n\d+", name):
         return LintCode.RELATIVE_HOST
     if problem is NameProblem.UNDERSCORE:
         return LintCode.HOST_NAME_FOR_4
@@ -118,7 +120,8 @@ def _check_numbers(entries: Sequence[RankEntry], ranks: int | None) -> Iterator[
     first_lines: dict[int, int] = {}
     for entry in entries:
         if entry.rank in first_lines:
-            values = {"rank": entry.rank, "line": first_lines[entry.rank]}
+            effect = '"Error, rank 0 is already assigned"' if entry.rank == 0 else f"{_MISSING}, or takes this line"
+            values = {"rank": entry.rank, "line": first_lines[entry.rank], "effect": effect}
             yield LintFinding(LintCode.DUPLICATE_RANK, entry.line, 1, values)
         first_lines.setdefault(entry.rank, entry.line)
     if 0 in first_lines and entries[0].rank != 0:

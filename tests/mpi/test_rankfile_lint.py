@@ -61,6 +61,15 @@ OUTCOMES = {
     LintCode.NO_LAST_NEWLINE: ({"refused", "unbound"}, {"refused", "unbound"}),
     LintCode.NOT_A_LINE: ({"refused", "unbound"}, {"refused", "unbound"}),
     LintCode.NO_SLOT: ({"refused", "unbound"}, {"unbound"}),
+    LintCode.NO_RANK: ({"as meant"}, {"as meant"}),
+    LintCode.NO_RANK_FIRST: ({"refused"}, {"as meant"}),
+    LintCode.NO_HOST: ({"refused", "as meant"}, {"refused", "as meant"}),  # the oracle launches one rank
+    LintCode.SEVERAL_RANKS: ({"otherwise", "refused"}, {"otherwise"}),
+    LintCode.SEVERAL_HOSTS: ({"refused"}, {"otherwise", "refused"}),
+    LintCode.SLOT_TWICE: ({"refused", "as meant"}, {"refused", "as meant"}),
+    LintCode.SLOT_AGAIN: ({"as meant"}, {"as meant"}),
+    LintCode.USER: ({"as meant"}, {"as meant"}),
+    LintCode.EMPTY_SLOT: ({"refused", "unbound"}, {"refused", "unbound"}),
     LintCode.TRAILING_WORDS: ({"as meant"}, {"as meant"}),
     # Debian's build of 4.1 checks for overflows and aborts; the wheel's does not.
     LintCode.TOO_LONG: ({"refused", "as meant"}, {"as meant"}),
@@ -118,6 +127,38 @@ GOOD = [
 def test_a_file_without_findings_is_read_as_meant(text: str, major: int, mpirun: str) -> None:
     assert [finding for finding in findings_of(text, "minsky") if finding.error] == []
     assert outcome(major, mpirun, text, "minsky") == "as meant"
+
+
+BLOCK_COMMENTS = "/* one */\n/* two\n   lines */ rank 0=a slot=0:0 /* three */\n/**/rank 1=a slot=0:1 // four\n"
+
+
+def test_block_comments_are_no_findings(major: int, mpirun: str) -> None:
+    assert findings_of(BLOCK_COMMENTS, "minsky") == ()
+    assert outcome(major, mpirun, BLOCK_COMMENTS, "minsky") == "as meant"
+    spoiled_lines = BLOCK_COMMENTS.replace("slot=0:0", "slots = 0:0 word").replace("// four", "\r")
+    assert fix(spoiled_lines)[0] == BLOCK_COMMENTS.replace("// four", "").replace(" \n", "\n")
+
+
+# Each kind of token, and words of the grammar in wrong places.
+WORDS = (
+    "rank", "rank 1", "slot", "slots", "slot=0:2", "=", "=a", "=b", "username", "user_name", "port", "cpu", "max-slots",
+    "a", "5", "0:1", "s1", "a@b", "@", ";", "-", "10.0.0.1", "a.b", "+n0", '"q"', "#c", "//c", "/* c */", "/*", "*/", "/",
+    ".", "(", "$", "\\", "é", "\f", "\v", "\r", "\0", "\n", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_lint_and_mpirun_agree_on_random_words(seed: int, major: int, mpirun: str) -> None:
+    how = random.Random(seed)
+    tokens = ["rank", "0", "=", "a", "slot", "=", "0:1"]
+    for _ in range(how.randrange(1, 4)):
+        tokens.insert(how.randrange(len(tokens) + 1), how.choice(WORDS))
+    text = " ".join(tokens) + "\n"
+    findings = findings_of(text, "minsky")
+    names = {LintCode.HOST_NAME, LintCode.RELATIVE_HOST, LintCode.NO_HOST}
+    if not names & {finding.code for finding in findings}:  # what depends on the hosts and -np
+        refused = any(finding.error and finding.concerns(major) for finding in findings)
+        assert (outcome(major, mpirun, text, "minsky") != "as meant") == refused, text
 
 
 @given(st.sampled_from(sorted(MACHINES)), st.integers(1, 8), st.integers(1, 4), st.sampled_from(RankOrder))

@@ -46,7 +46,8 @@ OPTIONS = {
     "--prtemca prte_keep_fqdn_hostnames 1 --hostfile hosts --map-by rankfile:file=ranks",
 }
 
-HOST_OF_RANK = re.compile(r"^[ \t]*rank[ \t]*\d+[ \t]*=[ \t]*(\S+)", re.MULTILINE)
+BLANK = r"[ \t\f\v]"
+HOST_OF_RANK = re.compile(rf"^(?:[^\n#]*(?:{BLANK}|/))?rank{BLANK}*\d+[^=\n]*={BLANK}*(\S+)", re.MULTILINE)
 # As OPTIONS, without the machine.
 TREE_OPTIONS = {
     4: "--do-not-launch --display-devel-map --mca if_base_do_not_resolve 1 --hostfile hosts --rankfile ranks",
