@@ -12,6 +12,7 @@ from ddlrun.agent import frames
 from ddlrun.agent.job import AgentJob, HostRanks
 from ddlrun.agent.node import LONGEST_WAIT, Node, read_grace
 from ddlrun.rank.bare_signal import signal
+from ddlrun.rank.leftovers import remove_leftovers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Agent(Node):
         while not self._over:
             self._wait(LONGEST_WAIT)
         self._dismiss()
+        remove_leftovers()
         if self._parent.open:
             self._parent.send(frames.DONE)
             os.set_blocking(self._parent.write_fd, True)

@@ -159,8 +159,6 @@ class Node:
         rank, code = end
         if code == 0 and self._pmi is not None:
             self._pmi.on_end(rank)
-        elif code < 0 and self._pmi is not None:
-            self._pmi.remove_shared_memory()
         self._on_rank_end(rank, code)
 
     def _on_report(self, kind: bytes, text: bytes) -> None:

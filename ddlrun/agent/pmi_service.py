@@ -10,9 +10,7 @@ import os
 from ddlrun.agent.frames import pack_words
 from ddlrun.agent.messages import complain
 from ddlrun.agent.pmi_link import has_ended, open_link, rank_variables
-from ddlrun.agent.shared_memory import mpich_file
 from ddlrun.rank.host_position import all_places
-from ddlrun.rank.settings import SHARED_MEMORY, remove_shared_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,15 +59,12 @@ class PmiService:
         self._ranks: dict[int, int] = {}
         """Descriptor -> rank, of these connections."""
         self._server: PmiServer | None = None
-        number = list(dict.fromkeys(self._hosts)).index(own.number)
-        self._variables = {SHARED_MEMORY: mpich_file(job.name, number)}
 
     def connect(self, rank: int) -> tuple[int, int, dict[str, str]]:
         """Return a rank's connection, the end that its program inherits and the other, and variables for its keeper."""
         link, fd = open_link()
         self._links[link.fileno()], self._ranks[link.fileno()] = link, rank
-        variables = rank_variables(rank, fd, self._own.ranks, self._job.size)
-        return fd, link.fileno(), {**variables, **self._variables}
+        return fd, link.fileno(), rank_variables(rank, fd, self._own.ranks, self._job.size)
 
     def watch(self) -> None:
         """Watch the connections of the ranks."""
@@ -91,10 +86,6 @@ class PmiService:
             self._on_unfinished(rank)
         else:
             self._report_missing()
-
-    def remove_shared_memory(self) -> None:
-        """Remove the file of the ranks' MPI, which a killed keeper leaves behind."""
-        remove_shared_memory(self._variables[SHARED_MEMORY])
 
     def _report_missing(self) -> None:
         """Report a rank that has ended, and that others of this host need in MPI_Init or in a barrier."""

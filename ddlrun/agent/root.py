@@ -12,6 +12,7 @@ from ddlrun.agent.pmi_root import PmiRoot
 from ddlrun.errors import EXIT_SIGNAL, EXIT_UNREACHABLE
 from ddlrun.rank import protocol
 from ddlrun.rank.bare_signal import signal
+from ddlrun.rank.leftovers import remove_leftovers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class Root(Node):
             self._wait(LONGEST_WAIT)
         if not self._must_leave:
             self._dismiss()
-        elif self._pmi is not None:  # ddlrun may end this process before it has reaped a killed keeper
-            self._pmi.remove_shared_memory()
+            remove_leftovers()
         return self._exit_code
 
     @property

@@ -1,7 +1,6 @@
 """ddlrun ps, kill and clean: runs and their leftovers on all hosts."""
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +23,13 @@ from ddlrun.cli.options import (
 from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
 from ddlrun.cli.value_types import COUNT, SECONDS, Number
 from ddlrun.errors import InputError, UnreachableError
+from ddlrun.hosts import fold
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.runs.history import find_folder
+from ddlrun.runs.history import find_folder, run_names
+from ddlrun.runs.leftovers import remove_leftovers
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, read_runs, remove_record
@@ -89,28 +90,34 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
     is_named = bool(options["hosts"] or options["hostfile"])
     hosts = read_hosts(options["hosts"], options["hostfile"], "-H").names if is_named else ()
     registered = {run.run: run for run in sorted(read_runs(folder), key=lambda run: run.started)}
-    names = list(dict.fromkeys(_choose_active(text, registered, hosts) for text in runs))
+    past = run_names(folder)
+    names = list(dict.fromkeys(_choose_active(text, registered, past, hosts) for text in runs))
     selected = [registered[name] for name in names if name in registered]
     for run in selected:
         _end_ddlrun(run, options["grace"])
     runs_by_host = _runs_by_host(names, registered, hosts)
     ended, failed = end_runs(runs_by_host, options["grace"], _target(options, options["grace"]))
+    unsearched = {name for host in failed for name in runs_by_host[host]}
     for run in selected:
-        remove_record(folder, run)
-    click.echo(f"ended: {', '.join(names)}{_describe_leftovers(ended)}")
+        if run.run not in unsearched:
+            remove_record(folder, run)
+    if done := [name for name in names if name not in unsearched]:
+        click.echo(f"ended: {', '.join(done)}{_describe_leftovers(ended)}")
     _raise_failures(failed, options)
     return 0
 
 
-def _choose_active(text: str, registered: Mapping[str, Run], hosts: Sequence[str]) -> str:
+def _choose_active(text: str, registered: Mapping[str, Run], past: Sequence[str], hosts: Sequence[str]) -> str:
     """Return the name of the run to end, among runs in the order of their starts; on other hosts, it is given whole.
 
-    Raises InputError where there is no such run, or there are several.
+    A beginning that also means a run that has ended is ambiguous, as it is for the other commands. Raises InputError
+    where there is no such run, or there are several.
     """
     if text == LAST and registered:
         return list(registered)[-1]
-    name = choose_name(text, registered)
-    if name is None and not hosts:
+    ended = [name for name in past if not any(run == name or run.startswith(f"{name}-") for run in registered)]
+    name = choose_name(text, [*registered, *ended])
+    if name not in registered and not hosts:
         raise InputError(
             f"run {text!r}: no run of this name that was started here is running; ddlrun runs lists those of this "
             "computer, ddlrun ps HOSTS those on HOSTS, and ddlrun kill -H HOSTS ends one of these"
@@ -133,7 +140,7 @@ def _runs_by_host(
 @click.command("clean", cls=Sections, context_settings=CONTEXT)
 @hosts_argument
 @host_options
-@option("Termination", "--dry-run", is_flag=True, help="Print the processes that would be ended, and end nothing.")
+@option("Termination", "--dry-run", is_flag=True, help="Print what would be ended or removed, and change nothing.")
 @option(
     "Termination",
     "--keep-days",
@@ -165,9 +172,10 @@ def _runs_by_host(
     help="Folder of the files of launch --ship.",
 )
 def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """End processes that earlier runs left behind.
+    """End processes and remove files that earlier runs left behind.
 
-    These are your processes on HOSTS with the name of a run whose ddlrun and keepers are gone. HOSTS is a list such as
+    These are your processes on HOSTS with the name of a run whose ddlrun and keepers are gone; shared memory of MPI and
+    NCCL that no process uses; and the temporary folders of mpirun and ddlrun that have ended. HOSTS is a list such as
     n[01-64]; default: this host and the hosts of runs that were started here.
     """
     folder = state_folder(os.environ)
@@ -177,11 +185,18 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
     by_host = {host: orphans(on_host, over) for host, on_host in processes.items()}
     leftovers = {host: by_run for host, by_run in by_host.items() if by_run}
     _print_leftovers(leftovers)
-    if not options["dry_run"]:
+    dry_run = options["dry_run"]
+    if not dry_run:
         failed = {**failed, **_clean(folder, leftovers, runs, options)}
+    files, unlisted = remove_leftovers(processes, _target(options, CLEAN_GRACE_SECONDS), only_list=dry_run)
+    for host, paths in files.items():
+        for path in paths:
+            click.echo(f"{host}: {'left by a job' if dry_run else 'removed'}: {path}")
+    failed = {**failed, **unlisted}
+    if not dry_run:
         _remove_shipped(_choose_hosts(hosts, runs, options), options)
-    elif not leftovers:
-        click.echo("nothing to end")
+    elif processes and not (leftovers or files):
+        click.echo(f"nothing to end or remove on {fold(processes)}")
     _raise_failures(failed, options)
     return 0
 
@@ -221,9 +236,9 @@ def _clean(
     for run in over:
         remove_record(folder, run)
     retention = Retention(options["keep_runs"], options["keep_days"])
-    removed = _remove_session_folders() + remove_old_runs(folder, retention)
+    removed = remove_old_runs(folder, retention)
     processes = f"ended processes: {sum(ended.values())}"
-    click.echo(f"{processes}; removed records of ended runs: {len(over)}; removed folders: {removed}")
+    click.echo(f"{processes}; removed records of ended runs: {len(over)}; removed folders of runs: {removed}")
     return failed
 
 
@@ -268,21 +283,3 @@ def _wait(is_done: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_done() and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-
-
-def _remove_session_folders() -> int:
-    """Remove the session folders of ended ddlrun processes on this host; return how many."""
-    parent = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
-    folders = [f"{parent}/{name}" for name in os.listdir(parent) if _is_old_session(parent, name)]
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    return len(folders)
-
-
-def _is_old_session(parent: str, name: str) -> bool:
-    """Return True for a session folder ddlrun-PID-* of this user whose process is gone."""
-    words = name.split("-")
-    if len(words) != 3 or words[0] != "ddlrun" or not words[1].isdigit() or os.path.exists(f"/proc/{words[1]}"):
-        return False
-    path = f"{parent}/{name}"
-    return os.lstat(path).st_uid == os.geteuid() and os.path.isdir(path) and not os.path.islink(path)

@@ -13,7 +13,7 @@ from ddlrun.rank.execution import become, complain
 from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
-from ddlrun.rank.settings import CONTAINER, MPIRUN, OTHER_MANAGER, SHARED_MEMORY, SHIPPED, KeeperSettings, PreparedRank
+from ddlrun.rank.settings import CONTAINER, MPIRUN, OTHER_MANAGER, SHIPPED, KeeperSettings, PreparedRank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         argv = [places.place(word) for word in argv]
     request = read_request(rank)
     container, argv = _enter_container(argv, rank, places, terminal=request is not None and request.terminal)
-    shared_memory = os.environ.pop(SHARED_MEMORY, "")
     channel = os.environ.pop(protocol.ADDRESSES, "")
     if link is not None:
         os.set_inheritable(link, True)
@@ -73,7 +72,6 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         grace=grace,
         heartbeat=heartbeat,
         orders=orders,
-        shared_memory=shared_memory,
         container=container,
         link=link,
     )

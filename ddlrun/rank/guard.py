@@ -17,6 +17,7 @@ import time
 
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.daemon import inherit_daemon, open_daemon
+from ddlrun.rank.leftovers import remove_leftovers
 from ddlrun.rank.open_files import close_files
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER
 from ddlrun.rank.process_stat import STOPPED, read_stat
@@ -123,6 +124,7 @@ def _stay(program: int, link: _socket.socket, settings: KeeperSettings) -> NoRet
         if _outlives_keeper(program, link, signals):
             _remove_container(settings)  # a runtime that is killed leaves its container behind
             _kill_descendants()
+            remove_leftovers()
             _remove_container(settings)
             if daemon is not None:
                 inherit_daemon(daemon, settings.grace)

@@ -20,6 +20,7 @@ from ddlrun.rank.connection import LauncherConnection, LauncherSocket
 from ddlrun.rank.daemon import end_daemon, find_session_folder, is_daemon, remove_session_folder, watch_daemon
 from ddlrun.rank.escalation import Escalation
 from ddlrun.rank.keeper_state import BEFORE_THE_END, State
+from ddlrun.rank.leftovers import remove_leftovers
 from ddlrun.rank.process_stat import StopDetector
 from ddlrun.rank.processes import (
     find_signal_targets,
@@ -29,7 +30,6 @@ from ddlrun.rank.processes import (
     list_descendants,
     send_signal,
 )
-from ddlrun.rank.settings import remove_shared_memory
 from ddlrun.rank.signals import WARNINGS, ReceivedWarnings
 
 TYPE_CHECKING = False
@@ -113,8 +113,8 @@ class Keeper:
     def _advance(self) -> str:
         """Go on to the state that follows from what has happened; return it."""
         if self._state == State.DRAINING and self._is_drained():
-            if self._settings.shared_memory and self._program.status != 0:  # after a success, MPI has removed it
-                remove_shared_memory(self._settings.shared_memory)
+            if self._program.status != 0 or self._ordered or os.getppid() != self._settings.parent:
+                remove_leftovers()  # after a success, MPI has done so, or the agent does
             self._report_end()
             self._state = State.REPORTING
         if self._state == State.REPORTING and not self._must_wait_for_ddlrun():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.rank.container import Container
@@ -12,21 +10,11 @@ if TYPE_CHECKING:
 
 MPIRUN = "mpirun, or its daemon on that host,"
 OTHER_MANAGER = "the process manager, or its daemon on that host,"
-# The variable that names a file which the ranks of a host share, and leave behind if they are killed.
-SHARED_MEMORY = "DDLRUN_SHARED_MEMORY"
 
 # The variable with the places of the files that were shipped to this host: JSON, see ShipRequest.variable.
 SHIPPED = "DDLRUN_SHIPPED"
 # The variable with the container of the program: JSON, see ContainerRequest.variable.
 CONTAINER = "DDLRUN_CONTAINER"
-
-
-def remove_shared_memory(path: str) -> None:
-    """Remove the file that MPI has left behind on this host, if it is still there."""
-    try:
-        os.unlink(path)
-    except OSError:
-        return
 
 
 class KeeperSettings:
@@ -44,7 +32,6 @@ class KeeperSettings:
         heartbeat: float,
         manager: str = MPIRUN,
         orders: int | None = None,
-        shared_memory: str = "",
         container: Container | None = None,
         link: int | None = None,
     ) -> None:
@@ -64,8 +51,6 @@ class KeeperSettings:
         """Seconds of silence after which ddlrun counts as lost; 0: no limit."""
         self.orders = orders
         """A pipe from which the exit code comes if the program calls MPI_Abort; None: there is none."""
-        self.shared_memory = shared_memory
-        """The path of a file to remove if the program has failed; empty: there is none."""
         self.container = container
         """The container of the program; None: it has none."""
         self.link = link

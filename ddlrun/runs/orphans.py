@@ -5,6 +5,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
+from ddlrun.rank.leftovers import SCRIPT
 from ddlrun.rank.process_stat import STOPPED
 from ddlrun.remote.probe import ProbeTarget, run_scripts
 from ddlrun.remote.processes import FinishedProcess
@@ -47,8 +48,14 @@ while pids=$(list) && [ -n "$pids" ] && [ $count -lt GRACE ]; do
   sleep 1
 done
 [ -z "$pids" ] || kill -KILL $pids 2>/dev/null
+count=0
+while [ -n "$(list)" ] && [ $count -lt EXIT_TENTHS ]; do
+  count=$((count + 1))
+  sleep 0.1
+done
+LEFTOVERS
 echo @end
-"""
+""".replace("LEFTOVERS", SCRIPT).replace("EXIT_TENTHS", "20")
 
 
 class OrphanProcess(NamedTuple):

@@ -144,6 +144,7 @@ class Job:
         wait_until(lambda: not left(self.cluster, self.before), lambda: left(self.cluster, self.before))
         errors = self.errors.read_text()
         assert session_folders(self.cluster) <= self._folders_before, errors
+        wait_until(lambda: not shared_memory(self.cluster), lambda: (shared_memory(self.cluster), errors))
         self._note(errors, time.monotonic() - begin)
         return self.process.returncode, self.output.read_text(errors="replace"), errors
 
@@ -192,6 +193,12 @@ def left(cluster: Cluster, before: set[int]) -> list[list[str]]:
 def session_folders(cluster: Cluster) -> set[Path]:
     """Return the folders of mpirun and its daemons in the folders for temporary files of all hosts."""
     return {path for host in cluster.hosts for path in (host.folder / "tmp").iterdir() if not is_empty(path)}
+
+
+def shared_memory(cluster: Cluster) -> list[Path]:
+    """Return the files in the shared memory of all hosts."""
+    roots = (Path(f"/proc/{cluster.namespaces.pid(host.name)}/root") for host in cluster.hosts)
+    return [path for root in roots for path in (root / "dev/shm").iterdir()]
 
 
 def is_empty(path: Path) -> bool:
@@ -327,6 +334,39 @@ def test_a_daemon_that_cannot_call_home(cluster: Cluster, mpirun: str, tmp_path:
         code, _, err = job.end()
     said = "rank 2 on h3 did not start in 5 s" if mpirun in OWN_MANAGERS.values() else "no daemon on h3 has connected"
     assert (code, said in err) == (3, True), err
+
+
+LEAVE_MPI = """
+import os
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+os._exit(0 if MPI.COMM_WORLD.rank else 7)
+"""
+MPICH = pytest.mark.parametrize("major", [-1], indirect=True, ids=["mpich"])
+
+
+@pytest.mark.extra
+@MPICH
+def test_ranks_that_leave_mpi_with_0_leave_no_shared_memory(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, sys.executable, "-c", LEAVE_MPI) as job:
+        code, _, err = job.end()
+    assert code in (1, 7), err
+
+
+@pytest.mark.extra
+@MPICH
+@pytest.mark.parametrize("victims", ["agent and keeper", "agent, keeper and guard"])
+def test_shared_memory_whose_agent_and_keeper_are_killed(
+    cluster: Cluster, mpirun: str, tmp_path: Path, victims: str
+) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY) as job:
+        job.wait_for_output("started", RANKS)
+        assert len(shared_memory(cluster)) == RANKS
+        keeper, _ = job.started("h3")
+        for pid in (parent(keeper), keeper, *(children(keeper) if "guard" in victims else ())):
+            os.kill(pid, signal.SIGKILL)
+        code, _, err = job.end()
+    assert code in (3, 137), err
 
 
 ONLY_OWN = pytest.mark.parametrize("major", [OWN_MAJOR], indirect=True, ids=["without-mpi"])

@@ -32,7 +32,7 @@ def wait_for(condition: Callable[[], object], describe: Callable[[], object] = l
 def see_only(mark: str, folder: Path) -> str:
     """Return a PATH with a grep that finds only processes with a mark, as `clean` ends those of all runs here."""
     grep = folder / "bin" / "grep"
-    grep.parent.mkdir()
+    grep.parent.mkdir(exist_ok=True)
     grep.write_text(GREP.format(grep=shutil.which("grep"), mark=mark))
     grep.chmod(0o755)
     return f"{grep.parent}:{os.environ['PATH']}"

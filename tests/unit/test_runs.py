@@ -2,6 +2,7 @@
 
 import io
 import json
+import mmap
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from ddlrun.cli.run_history import render_history
 from ddlrun.cli.run_table import render_runs
 from ddlrun.errors import InputError
 from ddlrun.plan.settings import Retention
+from ddlrun.rank import leftovers
 from ddlrun.runs.history import PastRunState, find_run, read_history
 from ddlrun.runs.log_files import Source, rank_sources, seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
@@ -185,12 +187,81 @@ def test_a_run_that_is_starting_has_no_logs_yet(tmp_path: Path) -> None:
         rank_sources(str(tmp_path), [1])
 
 
+def run_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that knows the runs, processes and files of a folder alone, but for shared memory and /tmp."""
+    environ = os.environ | {"XDG_STATE_HOME": str(folder), "TMPDIR": str(folder), "PATH": see_only(mark(), folder)}
+    argv = [sys.executable, "-m", "ddlrun", *words]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+
+
+def make_leftovers(folder: Path, number: str) -> list[Path]:
+    """Make the folders that ddlrun and Open MPI name after a process; return them."""
+    users = folder / f"ompi.host.{os.geteuid()}"
+    for name in (f"ompi.{number}", f"prted.{number}", f"ddlrun-{number}-ab12"):
+        (folder / name / "0").mkdir(parents=True)
+    (users / f"pid.{number}").mkdir(parents=True)
+    (users / f"jf.{number}" / f"pmix_dstor_ds21_{number}").mkdir(parents=True)
+    return [path for path in (*folder.glob("*"), *users.glob("*")) if number in path.name]
+
+
+def test_clean_removes_what_dead_jobs_have_left(tmp_path: Path) -> None:
+    """Not the folders of processes that live, nor shared memory that is mapped, nor what another file links to."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    dead, alive = make_leftovers(tmp_path, str(ended.pid)), make_leftovers(tmp_path, str(os.getpid()))
+    (tmp_path / f"prted.{ended.pid}0").symlink_to(tmp_path)
+    unused, used = (Path(f"{leftovers.FOLDER}/mpich_shm_{mark()}_{end}") for end in "ab")
+    unused.write_bytes(b"x")
+    used.write_bytes(b"x")
+    try:
+        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            file.close()
+            listed = run_command(tmp_path, "clean", "--dry-run")
+            assert all(path.exists() for path in (*dead, *alive, unused, used))
+            cleaned = run_command(tmp_path, "clean")
+            assert (unused.exists(), used.exists()) == (False, True)
+    finally:
+        unused.unlink(missing_ok=True)
+        used.unlink()
+    assert [path for path in (*dead, *alive) if path.exists()] == alive
+    for done, verb in ((listed, "left by a job"), (cleaned, "removed")):
+        named = {Path(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if f"localhost: {verb}: " in line}
+        assert ({*dead, unused} <= named, named & {*alive, used}) == (True, set()), done
+
+
 def test_clean_reports_what_it_removed(tmp_path: Path) -> None:
-    folders = {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-    environ = os.environ | folders | {"PATH": see_only(mark(), tmp_path)}
-    argv = [sys.executable, "-m", "ddlrun", "clean"]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout == "ended processes: 0; removed records of ended runs: 0; removed folders: 0\n"
+    done = run_command(tmp_path, "clean")
+    summary = "ended processes: 0; removed records of ended runs: 0; removed folders of runs: 0"
+    assert done.stdout.splitlines()[0] == summary
+
+
+def test_a_host_that_cannot_be_searched_has_not_been_cleaned(tmp_path: Path) -> None:
+    """The record of its run stays, so that kill can be repeated."""
+    run = make_run(tmp_path, "20261120-lost", exit_code=None)
+    start = json.loads((run / "run.json").read_text())
+    record = tmp_path / "ddlrun/active/20261120-lost"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({**start, "hosts": ["nowhere.invalid"]}))
+    killed, listed = (
+        run_command(tmp_path, "kill", "lost"),
+        run_command(tmp_path, "clean", "--dry-run", "nowhere.invalid"),
+    )
+    assert ((killed.returncode, killed.stdout), record.exists()) == ((3, ""), True), killed
+    assert (listed.returncode, listed.stdout) == (3, ""), listed
+
+
+def test_the_beginning_of_a_name_that_an_ended_run_shares_kills_nothing(tmp_path: Path) -> None:
+    for name in ("20261120-ended", "20261120-lost", "20261120-lonely"):
+        make_run(tmp_path / "ddlrun", name)
+    record = tmp_path / "ddlrun/active/20261120-lost-1"
+    record.parent.mkdir()
+    start = json.loads((tmp_path / "ddlrun/runs/20261120-lost/run.json").read_text())
+    record.write_text(json.dumps({**start, "run": record.name, "hosts": ["localhost"]}))
+    shared = run_command(tmp_path, "kill", "2026112")
+    assert (shared.returncode, record.exists()) == (2, True), shared
+    assert "run '2026112' is ambiguous: 20261120-ended, 20261120-lonely, 20261120-lost-1" in shared.stderr
+    killed = run_command(tmp_path, "kill", "los")
+    assert (killed.stdout, record.exists()) == ("ended: 20261120-lost-1\n", False), killed
 
 
 def test_a_relative_state_folder_is_ignored() -> None:

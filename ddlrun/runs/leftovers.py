@@ -1,0 +1,50 @@
+"""Files that dead jobs have left on hosts: shared memory, and the folders of ddlrun and Open MPI for a session."""
+
+from collections.abc import Iterable, Mapping
+
+from ddlrun.rank import leftovers
+from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.runs.orphans import run_complete
+from ddlrun.wording import printable
+
+LEFT = "@left "
+# Folders are named after the process to which they belong: mpirun, its daemon, or ddlrun.
+FOLDERS = r"""
+remove_dead() {
+  [ -d "$2" ] || return 0
+  case $1 in "" | *[!0-9]*) return 0 ;; esac
+  [ -e "/proc/$1" ] || remove "$2"
+}
+for above in /tmp "${TMPDIR:-/tmp}"; do
+  cd "$above" 2>/dev/null || continue
+  for name in ompi.* prted.*; do remove_dead "${name#*.}" "$above/$name"; done
+  for name in ompi.*."$(id -u)"/pid.*; do remove_dead "${name##*.}" "$above/$name"; done
+  for name in ompi.*."$(id -u)"/jf.*/pmix_dstor_*_*; do remove_dead "${name##*_}" "$above/${name%/*}"; done
+  for name in ddlrun-*-*; do
+    pid=${name#ddlrun-}
+    remove_dead "${pid%%-*}" "$above/$name"
+  done
+  [ -n "$only_list" ] || rmdir ompi.*."$(id -u)" 2>/dev/null
+done
+echo @end
+"""
+
+
+def remove_leftovers(
+    hosts: Iterable[str], reach: ProbeTarget, *, only_list: bool
+) -> tuple[dict[str, list[str]], Mapping[str, FinishedProcess]]:
+    """Remove the leftovers on hosts; return their paths by host, and the replies of hosts that failed.
+
+    Args:
+        hosts: The hosts.
+        reach: The ways to reach them.
+        only_list: Whether nothing is removed.
+    """
+    script = f"only_list={'yes' if only_list else ''}\n{leftovers.SCRIPT}{FOLDERS}"
+    replies, failed = run_complete(dict.fromkeys(hosts, script), reach)
+    paths = {
+        host: [printable(line.removeprefix(LEFT)) for line in reply.out.splitlines() if line.startswith(LEFT)]
+        for host, reply in replies.items()
+    }
+    return {host: [*dict.fromkeys(of_host)] for host, of_host in paths.items() if of_host}, failed
