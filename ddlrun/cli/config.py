@@ -11,7 +11,7 @@ from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import Option, Sections, argument, option
 from ddlrun.cli.read_settings import source_of
 from ddlrun.cli.value_types import Choice
-from ddlrun.environment.exports import redact
+from ddlrun.environment.secrets import redact
 from ddlrun.plan.precedence import DEFAULT
 
 LAUNCH_OPTIONS = tuple(

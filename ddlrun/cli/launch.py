@@ -39,7 +39,7 @@ from ddlrun.cli.launch_planning import (
     start_probe,
     survey_hosts,
 )
-from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions
+from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.programs import read_programs, split_programs
 from ddlrun.cli.read_container import container_args_option, container_options
@@ -206,6 +206,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         ctx.meta[TRANSLATED].print_notes()
         note_misplaced(script, split_programs(args)[0], ctx.command.params)
         note_excluded(ctx)
+        note_secrets(options, "the command line, which all users of this computer can read")
     attempt = check_settings(settings)
     if settings.run.dry_run:
         with note_on_descriptions():

@@ -1,12 +1,13 @@
 """The words after `ddlrun launch`: stored without secrets, and changed for another run."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
 from ddlrun.cli.argv import SplitArgv, options_by_name, split_argv
 from ddlrun.cli.option_names import SYNONYMS
-from ddlrun.environment.exports import REDACTED, redact
+from ddlrun.environment.secrets import REDACTED, redact, redact_words
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS
 from ddlrun.wording import did_you_mean
@@ -22,10 +23,10 @@ Options = Iterable[tuple[click.Option, Words]]
 
 
 def strip_secrets(args: Sequence[str], params: Iterable[click.Parameter]) -> Words:
-    """Return the words of a command line with <redacted> in place of the values of secret variables."""
+    """Return the words of a command line with <redacted> in place of secrets in variables and in the program."""
     argv = split_argv(args, params, has_topology=False)
     options = (word for option, words in argv.options for word in _strip_option(option, words))
-    return (*options, *argv.rest)
+    return (*options, *redact_words(argv.rest))
 
 
 def _strip_option(option: click.Option, words: Words) -> Words:
@@ -45,9 +46,14 @@ def _value(words: Words) -> str:
 def merge_arguments(stored: Sequence[str], changes: SplitArgv, params: Iterable[click.Parameter]) -> Words:
     """Return the words of a run with changes: options replace those that mean the same, and arguments are appended.
 
-    Raises InputError where a secret variable was not stored and is not given again.
+    Raises InputError where a secret was not stored, and is not a variable that is given again.
     """
     before = split_argv(stored, params, has_topology=False)
+    if any(REDACTED in word for word in before.rest):
+        raise InputError(
+            f"an argument of the program was not stored, as it may be secret: {shlex.join(before.rest)}; start it with "
+            "ddlrun launch, and pass secrets in variables"
+        )
     replaced = _replaced_parameters(option for option, _ in changes.options)
     given = {_value(words).partition("=")[0] for option, words in changes.options if option.name in VARIABLES}
     kept = _kept_options(before.options, replaced, given)

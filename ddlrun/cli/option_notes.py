@@ -1,7 +1,8 @@
 """Notes on options without effect: after the script, or beside an option that excludes them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -9,6 +10,7 @@ from click.core import ParameterSource
 from ddlrun.cli.compatible_options import RENAMED, VALUES
 from ddlrun.cli.inputs import read_text
 from ddlrun.cli.options import Option
+from ddlrun.environment.secrets import REDACTED, redact
 from ddlrun.errors import InputError, UnreachableError
 
 # Headings of options that scripts seldom have themselves.
@@ -49,6 +51,16 @@ def note_excluded(ctx: click.Context) -> None:
         options = [given[other] for other in excluded if name in given and other in given]
         if options:
             click.echo(f"ddlrun: note: {', '.join(options)}: no effect with {given[name]}: {reason}", err=True)
+
+
+def note_secrets(options: Mapping[str, Any], place: str) -> None:
+    """Print a note on each NAME=VALUE of the command line that looks like a secret, and that a place shows."""
+    words = (*options["assignments"], *options["named"])
+    for name, value in redact(dict(word.split("=", 1) for word in words if "=" in word)).items():
+        if value == REDACTED:
+            click.echo(
+                f"ddlrun: note: --env {name}: its value is in {place}; export a secret, and use -x {name}", err=True
+            )
 
 
 @contextmanager

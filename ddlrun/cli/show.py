@@ -275,7 +275,7 @@ def _machines(hosts: HostList, machines: Mapping[str, Machine]) -> View:
 def _command(plan: Plan) -> View:
     record: CommandRecord = {
         "schema": "urn:ddlrun:show-command:1",
-        "argv": list(plan.argv),
+        "argv": list(plan.printed_argv),
         "variables": plan.printed_variables,
     }
     return shown_command(plan), record

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ddlrun.environment.exports import redact
 from ddlrun.environment.frameworks import OWN
+from ddlrun.environment.secrets import redact
 from ddlrun.plan import Plan
 from ddlrun.plan.rank_variables import own_variables, shared_variables
 

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -15,14 +14,13 @@ from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import find_configuration
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.option_notes import note_misplaced
+from ddlrun.cli.option_notes import note_misplaced, note_secrets
 from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
 from ddlrun.cli.program import read_program
 from ddlrun.cli.programs import split_programs
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
 from ddlrun.cli.value_types import COUNT, Time, WholeNumber
-from ddlrun.environment.exports import REDACTED, redact
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
@@ -143,7 +141,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     topology = _check(ctx, argv, (script, *args), options)
     scheduler = select_scheduler(options["queued_by"])
     batch = _make_batch(scheduler, topology, argv, script, options)
-    _note_secrets(options["assignments"])
+    note_secrets(options, "the job script")
     template, where = _read_template(scheduler, options["template"])
     text = render(batch, scheduler, template, where, __version__)
     if options["show_script"]:
@@ -154,13 +152,6 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     if not batch.cores and not batch.exclusive and scheduler.name in ("slurm", "pbs"):
         write_message("note: where jobs are confined, a rank gets one core: give --cores N, or --exclusive")
     return submit(scheduler, batch, text, wait=options["wait"])
-
-
-def _note_secrets(assignments: Iterable[str]) -> None:
-    """Print a note on each variable whose value looks like a secret, and will stand in the job script."""
-    for name, value in redact(dict(word.split("=", 1) for word in assignments)).items():
-        if value == REDACTED:
-            write_message(f"note: --env {name}: its value is in the job script; export a secret, and use -x {name}")
 
 
 def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], options: dict[str, Any]) -> Topology:

@@ -1,9 +1,10 @@
-"""Exported variables: names that are passed on to ranks, assignments of the user, secrets."""
+"""Exported variables: names that are passed on to ranks, assignments of the user."""
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from ddlrun.environment.secrets import REDACTED
 from ddlrun.errors import InputError
 
 
@@ -31,10 +32,7 @@ ESSENTIAL = tuple(
     "PATH LD_LIBRARY_PATH LD_PRELOAD PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LANG LC_* TZ".split()
 )
 _BOUND = tuple(name for group in HOST_BOUND for name in group.names.split())
-_SECRETIVE = r"(?i)TOKEN(?!IZER)|SECRET|PASS|KEY|CREDENTIAL|COOKIE|DSN|AUTH(?!OR)|[^D]PWD"
-_IN_A_URL = r"://[^/\s:@]*:[^/\s@]+@"  # user and password
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-REDACTED = "<redacted>"
 # Linux takes 128 KiB for one variable, its name included.
 MOST_CHARACTERS = 120_000
 
@@ -120,11 +118,3 @@ class _Patterns:
     def match(self, name: str) -> bool:
         """Return True if one of the patterns stands for a name."""
         return name in self._names or name.startswith(self._prefixes)
-
-
-def redact(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with REDACTED in place of the values of secrets."""
-    return {
-        name: REDACTED if re.search(_SECRETIVE, name) or re.search(_IN_A_URL, value) else value
-        for name, value in variables.items()
-    }

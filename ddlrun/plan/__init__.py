@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun import __version__
-from ddlrun.environment.exports import REDACTED, redact
+from ddlrun.environment.secrets import REDACTED, redact, redact_words
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.topology_request import TopologyReason
@@ -81,6 +81,17 @@ class Plan(NamedTuple):
         return tuple(word[1:] if word and not word.strip(":") else word for word in words)
 
     @property
+    def printed_program(self) -> tuple[str, ...]:
+        """The user's own program and its arguments without secrets."""
+        return redact_words(self.program)
+
+    @property
+    def printed_argv(self) -> tuple[str, ...]:
+        """The command as it is printed and stored, without secrets among the program's arguments."""
+        own = len(self.argv) - len(self.program)
+        return (*self.argv[:own], *redact_words(self.argv[own:]))
+
+    @property
     def printed_variables(self) -> dict[str, str]:
         """The variables of the command as it is printed and pasted, without their secrets."""
         return redact(dict(sorted((*self.variables, *self.unsupervised))))
@@ -100,7 +111,7 @@ class Plan(NamedTuple):
             },
             "notes": list(self.notes),
             "mpirun": {"path": self.mpirun.path, "version": self.mpirun.version, "reason": self.mpirun.reason},
-            "command": list(self.argv),
+            "command": list(self.printed_argv),
             "variables": self.printed_variables,
             "removed": list(self.removed),
             "exported": list(self.exports),
@@ -115,7 +126,9 @@ def shown_command(plan: Plan) -> str:
     assignments = [f"{name}={value}" for name, value in variables.items() if value != REDACTED]
     removed = [word for name in plan.removed for word in ("-u", name)]
     secret = ", ".join(name for name, value in variables.items() if value == REDACTED)
-    return shlex.join(["env", *removed, *assignments, *plan.argv]) + (f"  # set {secret} yourself" if secret else "")
+    return shlex.join(["env", *removed, *assignments, *plan.printed_argv]) + (
+        f"  # set {secret} yourself" if secret else ""
+    )
 
 
 def placement_dict(placement: Placement) -> "PlacementRecord":

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ddlrun.environment.exports import redact
+from ddlrun.environment.secrets import redact
 from ddlrun.mapping.placement import PlacedRank
 from ddlrun.plan import Plan
 from ddlrun.rank.binding import VISIBLE_GPUS, RankBinding, binding_values, parse_binding

@@ -71,7 +71,7 @@ def describe_run(plan: Plan) -> dict[str, Any]:
     return {
         "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
         "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
-        "process_start": born(os.getpid()), "started": time.time(), "program": list(plan.program),
+        "process_start": born(os.getpid()), "started": time.time(), "program": list(plan.printed_program),
     }  # fmt: skip
 
 

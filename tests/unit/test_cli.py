@@ -356,12 +356,20 @@ def test_variables_of_the_ranks() -> None:
 
 
 def test_a_secret_is_in_no_file_of_the_run(tmp_path: Path) -> None:
-    plan("--run-dir", "r", "-np", "1", "--env", "MY_TOKEN=hush", "true", cwd=tmp_path)
+    words = ("--env", "MY_TOKEN=hush", "--env", "Authorization=Bearer hush", "true", "--token", "hush")
+    plan("--run-dir", "r", "-np", "1", *words, cwd=tmp_path)
     assert all("hush" not in path.read_text() for path in (tmp_path / "r").iterdir())
     line = (tmp_path / "r" / "command").read_text()
-    assert "redacted" not in line
-    assert line.endswith("  # set MY_TOKEN yourself\n")
+    assert line.endswith(" true --token '<redacted>'  # set Authorization, MY_TOKEN yourself\n")
     assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o700
+
+
+def test_a_secret_on_the_command_line_has_a_note() -> None:
+    words = ("--env", "MY_TOKEN=hush", "-x", "A_KEY=hush", "-x", "PATH", "true")
+    done = ddlrun("launch", "--dry-run", "-np", "1", *words)
+    notes = [line for line in done.stderr.splitlines() if "its value is in" in line]
+    assert [note.split(":")[2] for note in notes] == [" --env MY_TOKEN", " --env A_KEY"]
+    assert "hush" not in done.stderr
 
 
 def test_further_arguments_of_mpirun() -> None:

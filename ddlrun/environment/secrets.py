@@ -1,0 +1,132 @@
+"""Secrets in variables and arguments: they are recognized by names and by values, and not shown."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+REDACTED = "<redacted>"
+
+
+class SecretShape(NamedTuple):
+    """A value that is secret whatever its name is."""
+
+    what: str
+    pattern: str
+
+
+# docs/reference/environment-variables.md shows these words and the table of values. A name has words, as HF_TOKEN and
+# apiKey have, or ends in several, as DBPASSWORD does.
+SECRET_WORDS = frozenset(
+    "authorization bearer connstr cred credential credentials creds dsn passcode passphrase passwd password passwords "
+    "pat pem psk pwd secret secrets totp webhook webhooks".split()
+)
+# These are ordinary where the value is a number or a switch, or another word is one of ORDINARY_WORDS.
+WEAK_WORDS = frozenset("auth authentication cookie cookies jwt key keys oauth pass token tokens".split())
+ORDINARY_WORDS = frozenset(
+    "algorithm backward bos cache cls column count disable enable eos foreign forward group index len length limit "
+    "mask max method min no num pad partition path "
+    "primary public require sep size sort special stop type unk use with".split()
+)
+# Among arguments, these alone mean something else.
+VAGUE_WORDS = frozenset("auth authentication cookie cookies key keys oauth pass".split())
+# A name that ends in one of these has the place of a secret as its value.
+PLACES = frozenset(("dir", "file", "path", "sock"))
+ORDINARY_NAMES = frozenset(("PWD", "OLDPWD"))
+SECRET_SHAPES = (
+    SecretShape("a URL with a password", r"://[^/\s:@]*:[^/\s@]+@"),
+    SecretShape("a URL of HTTP with a user, who may be a token", r"(?i:\bhttps?://)[^/\s@?#]+@"),
+    SecretShape("a signed URL", r"(?i:[?&;](?:x-amz-)?(?:sig|signature|credential)=)"),
+    SecretShape(
+        "the URL of a webhook", r"(?i:https://(?:hooks\.|api\.telegram\.org/bot|[^\s?#]*(?:webhook|\.logic\.azure)))"
+    ),
+    SecretShape("credentials of HTTP", r"(?i:\bbearer\s+\S|\bcookie:\s*\S+=|\bbasic\s+[a-z0-9+/]{8,}=*(?:$|[\s'\"]))"),
+    SecretShape("a private key", r"-----BEGIN [A-Z ]*PRIVATE KEY|AGE-SECRET-KEY-1"),
+    SecretShape("a JSON Web Token", r"\beyJ[\w-]{8,}\.[\w-]+|\beyJhcGlf"),
+    SecretShape("a key of AWS", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
+    SecretShape("a token of GitHub or GitLab", r"\b(?:gh[opsur]_|github_pat_|glpat-)[\w-]{16}"),
+    SecretShape("a token of Hugging Face", r"\b(?:hf|api_org)_[A-Za-z0-9]{16}"),
+    SecretShape("a key of Weights & Biases on an own server", r"\blocal-[0-9a-f]{40}\b"),
+    SecretShape("a token of Slack", r"\bxox[a-z]-[\w-]{10}"),
+    SecretShape("a key of Google", r"\bAIza[\w-]{30}|\bya29\.[\w-]{10}|\bGOCSPX-[\w-]{10}"),
+    SecretShape(
+        "a key with another known beginning",
+        r"\b(?:sk-|[rs]k_(?:live|test)_|npm_|pypi-|dckr_pat_|dop_v1_|dapi|hvs\.|SG\.|gsk_|r8_|lin_api_)[\w-]{20}",
+    ),
+)
+_COMPOUND = (
+    r"(?:password|passwd|passphrase|secret|token|credential|webhook|pwd|connectionstring|"
+    r"(?:access|account|api|app|auth|db|deploy|encryption|license|master|private|root|secret|shared|signing|ssh|storage|"
+    r"user)(?:key|pass))s?$"
+)
+_HARMLESS = r"(?i)true|false|yes|no|on|off|none|null|auto|\d{1,5}(?:\.\d+)?(?:[\s,]\d{1,5}(?:\.\d+)?)*"
+# NAME=VALUE and NAME: VALUE within a text, but no expressions of a program.
+_ASSIGNED = r"(?<![\w.*])([A-Za-z][\w.-]*)[\"']?\s*[=:]\s*[\"']?([^\s\"';&,()\[\]{}]+)(?=$|[\s\"';&,}])"
+_OPTION = r"(?<!\S)--?([A-Za-z][\w-]*)\s+([^\s-]\S*)"
+
+
+def redact(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with REDACTED in place of the values of secrets."""
+    return {
+        name: REDACTED if is_secret_name(name, value) or has_secret(value) else value
+        for name, value in variables.items()
+    }
+
+
+def redact_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a program with REDACTED in place of secrets.
+
+    >>> redact_words(["train.py", "--token", "abc", "--api-key=abc", "--max-tokens", "512", "https://abc@host/x"])
+    ('train.py', '--token', '<redacted>', '--api-key=<redacted>', '--max-tokens', '512', '<redacted>')
+    """
+    return tuple(_redact_word(before, word) for before, word in zip(("", *words), words, strict=False))
+
+
+def _redact_word(before: str, word: str) -> str:
+    name, equals, value = word.partition("=")
+    if equals and re.fullmatch(r"[\w.+-]+", name) and (is_secret_name(name, value, alone=False) or has_secret(value)):
+        return f"{name}={REDACTED}"
+    is_value = before.startswith("-") and "=" not in before and not word.startswith("-")
+    return REDACTED if has_secret(word) or (is_value and is_secret_name(before, word, alone=False)) else word
+
+
+def has_secret(text: str) -> bool:
+    """Return True for a text that has a secret in it: one of a known shape, or NAME=VALUE with a secret name."""
+    if any(re.search(shape.pattern, text) for shape in SECRET_SHAPES):
+        return True
+    pairs = (match.groups() for pattern in (_ASSIGNED, _OPTION) for match in re.finditer(pattern, text))
+    return any(is_secret_name(name, value, alone=False) for name, value in pairs)
+
+
+def is_secret_name(name: str, value: str, *, alone: bool = True) -> bool:
+    """Return True for the name of a secret.
+
+    Args:
+        name: The name of a variable, of an option, or of a part of a text.
+        value: Its value, which is no secret if it is empty.
+        alone: Whether it is a variable.
+    """
+    words = _split(name)
+    found = {word for word in words if word in SECRET_WORDS | WEAK_WORDS or re.search(_COMPOUND, word)}
+    if words[-2:] == ["connection", "string"]:
+        found.add("connectionstring")
+    if not value or not found or name in ORDINARY_NAMES or words[-1] == "name":
+        return False
+    if words[-1] in PLACES and value[0] in "/~.$":
+        return False
+    if not found <= WEAK_WORDS:
+        return True
+    if ORDINARY_WORDS.intersection(words) or re.fullmatch(_HARMLESS, value):
+        return False
+    if "tokens" in words and value.replace("_", "").isdigit():
+        return False
+    return alone or len(words) > 1 or not found <= VAGUE_WORDS
+
+
+def _split(name: str) -> list[str]:
+    """Return the words of a name in lower case.
+
+    >>> _split("HF_TOKEN"), _split("apiKey"), _split("--api-key")
+    (['hf', 'token'], ['api', 'key'], ['api', 'key'])
+    """
+    parts = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])|[A-Z]", name)
+    return [part.lower() for part in parts]
