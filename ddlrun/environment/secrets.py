@@ -106,20 +106,20 @@ def is_secret_name(name: str, value: str, *, alone: bool = True) -> bool:
         alone: Whether it is a variable.
     """
     words = _split(name)
-    found = {word for word in words if word in SECRET_WORDS | WEAK_WORDS or re.search(_COMPOUND, word)}
+    marks = {word for word in words if word in SECRET_WORDS | WEAK_WORDS or re.search(_COMPOUND, word)}
     if words[-2:] == ["connection", "string"]:
-        found.add("connectionstring")
-    if not value or not found or name in ORDINARY_NAMES or words[-1] == "name":
+        marks.add("connectionstring")
+    if not value or not marks or name in ORDINARY_NAMES or words[-1] == "name":
         return False
     if words[-1] in PLACES and value[0] in "/~.$":
         return False
-    if not found <= WEAK_WORDS:
+    if not marks <= WEAK_WORDS:
         return True
     if ORDINARY_WORDS.intersection(words) or re.fullmatch(_HARMLESS, value):
         return False
     if "tokens" in words and value.replace("_", "").isdigit():
         return False
-    return alone or len(words) > 1 or not found <= VAGUE_WORDS
+    return alone or len(words) > 1 or not marks <= VAGUE_WORDS
 
 
 def _split(name: str) -> list[str]:
