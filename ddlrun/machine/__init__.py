@@ -9,7 +9,9 @@ from ddlrun.wording import counted
 class MachineNoteCode(Enum):
     """The texts of notes on machines, with {fields} for their values."""
 
-    CORES_ARE_THREADS = "it has no cores of its own but hardware threads: Open MPI 5 refuses rank files there"
+    CORES_ARE_THREADS = (
+        "hwloc finds no cores there, or at several depths, and counts hardware threads: Open MPI 5 refuses rank files"
+    )
     CORES_DIFFER = "lstopo and /sys differ in cores; hwloc counts as mpirun does, so its cores are used"
     CORES_OF_OPEN_MPI_4 = (
         "the hwloc inside Open MPI 4.1 numbers the cores here in another way; launch allows for it, but a rank file "
@@ -131,8 +133,8 @@ class Machine(NamedTuple):
     without CPUs (the memory of GPUs, HBM, CXL). `empty_packages` are the logical indexes of packages whose
     cores a cpuset hides, but not their memory: hwloc counts them, so the other packages' indexes have a gap.
     `openmpi4_cores` are the cores as the hwloc 2.0 inside Open MPI 4.1 numbers them, none where it does so alike.
-    `packaged` is False if the machine reports no packages (some
-    virtual ones): its cores then belong to package 0, and rank files count them over the host. `memory` is
+    `packaged` is False if the machine reports no packages (some virtual ones: its cores then belong to package 0), or
+    hwloc finds them at several depths: rank files then count cores over the host. `memory` is
     the nominal size in GiB, None if unknown.
     """
 

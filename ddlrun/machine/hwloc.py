@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 from ddlrun.errors import HostError
 from ddlrun.machine import PU, Core, Machine, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import cpu_list, parse_cpuset
+from ddlrun.machine.depths import at_several_depths
 from ddlrun.machine.hwloc_locality import read_locality
 from ddlrun.machine.locality import distance_rows, with_locality
 from ddlrun.machine.pci import PciDevice, attach, gpu_vendor, installed_memory
@@ -41,6 +42,7 @@ class _Objects:
         self.packages = 0
         self.packages_uncertain = False
         self.has_hidden_package = False
+        self.sets: list[tuple[str, frozenset[int]]] = []
         self.cores = 0
         self.pus: list[tuple[int | None, int | None, int]] = []
         self.gpus: list[PciDevice] = []
@@ -82,6 +84,9 @@ def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
     objects = _Objects()
     _walk(top, _Surroundings(cpus=_all_cpus(top)), objects, _Allowed(available, nodes))
     _check(objects, available)
+    several = at_several_depths([item for item in objects.sets if item[1] & available])
+    if "Core" in several:
+        objects.pus, objects.cores = [(package, None, number) for package, _, number in objects.pus], 0
     locality = read_locality(root)
     cores = with_locality(_cores(objects, nodes, allowed), locality)
     if not any(core.usable for core in cores):
@@ -100,7 +105,7 @@ def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
         measured=True,
         numa_nodes=tuple(sorted(nodes)),
         numa_distances=distance_rows(sorted(nodes), locality.distances),
-        packaged=objects.packages > 0,
+        packaged=objects.packages > 0 and "Package" not in several,
         memory=installed_memory(sum(int(node.get("local_memory", "0")) for node in _numa_nodes(top)) >> 10),
         notes=tuple(machine_note(code) for code, applies in codes.items() if applies),
         empty_packages=tuple(sorted(set(range(objects.packages)) - {core.package for core in cores})),
@@ -149,8 +154,17 @@ def _walk(item: ET.Element, inside: _Surroundings, objects: _Objects, allowed: _
         _os_device(item, inside, objects)
     if "cpuset" in item.attrib:
         inside = inside._replace(cpus=_all_cpus(item))
+        objects.sets.append((_type(item), inside.cpus))
     for child in item.iterfind("object"):
         _walk(child, inside, objects, allowed)
+
+
+def _type(item: ET.Element) -> str:
+    """Return an object's type, with the level of a cache and the kind of a group."""
+    kind = item.get("type", "")
+    if kind == "Cache":
+        return f"L{item.get('depth')}"
+    return f"Group {item.get('kind')} {item.get('subkind')}" if kind == "Group" else kind.removesuffix("Cache")
 
 
 def _on_bus(item: ET.Element, inside: _Surroundings, objects: _Objects) -> _Surroundings:

@@ -38,15 +38,28 @@ def _joined(distances: Matrix) -> list[list[int]]:
     left = set(size)
     groups: list[list[int]] = []
     for first in size:
-        members = [first] if first in left else []
+        members = _connected(distances, first, left, smallest) if first in left else []
         left.difference_update(members)
-        for member in members:  # grows while it is read
-            near = [other for other in sorted(left) if distances[member][other] == smallest]
-            members += near
-            left.difference_update(near)
         if len(members) > 1:
             groups.append(members)
     return [] if groups and len(groups[0]) == len(distances) else groups
+
+
+def _connected(distances: Matrix, first: int, left: set[int], smallest: int) -> list[int]:
+    """Return the members of the group of `first` among those that are left.
+
+    hwloc looks for further members in rounds. Each begins with the member that the round before found first, so that
+    members with smaller numbers are not asked for their neighbours.
+    """
+    members, additions = {first}, [first]
+    while additions:
+        begin, additions = additions[0], []
+        for member in range(begin, len(distances)):
+            if member in members:
+                near = [other for other in sorted(left - members) if distances[member][other] == smallest]
+                members.update(near)
+                additions += near
+    return sorted(members)
 
 
 def _mean(distances: Matrix, first: Sequence[int], second: Sequence[int]) -> int:

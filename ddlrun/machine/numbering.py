@@ -9,21 +9,24 @@ from ddlrun.machine import PU, Core
 from ddlrun.machine.cpus import cpu_list
 
 Cpus = frozenset[int]
+TypedSet = tuple[str, Cpus]
+"""The type of an object, and its CPUs."""
 
 
 class CpuSets(NamedTuple):
     """The online CPUs of a machine's objects, as OS indexes, including those that may not be used.
 
-    `groups` are other objects that order cores: dies, books, caches, groups of near NUMA nodes. Where two
-    objects overlap, the earlier one counts: packages, then `groups` in their order, `nodes`, and `memory_nodes`:
-    nodes of memory alone, with the CPUs near them.
+    `groups` are other objects that order cores: dies, books, caches. Where two objects overlap, the earlier one counts:
+    packages, then `groups` in their order, `nodes`, `memory_nodes`: nodes of memory alone, with the CPUs near them, and
+    `near`: groups of near nodes.
     """
 
     cores: Collection[Cpus]
     packages: Collection[Cpus]
     nodes: Mapping[int, Cpus]
-    groups: Sequence[Cpus] = ()
+    groups: Sequence[TypedSet] = ()
     memory_nodes: Mapping[int, Cpus] = MappingProxyType({})
+    near: Sequence[TypedSet] = ()
 
 
 class Allowed(NamedTuple):
@@ -115,7 +118,7 @@ def _check(sets: CpuSets) -> None:
 
 def _check_memory_of_cores(sets: CpuSets, allowed: Allowed) -> None:
     """Raise ValueError where a NUMA node is a hidden core: hwloc counts that core for its memory."""
-    around = {*sets.packages, *sets.groups}  # which would have the memory
+    around = {*sets.packages, *(cpus for _, cpus in (*sets.groups, *sets.near))}  # which would have the memory
     for node, cpus in {**sets.nodes, **sets.memory_nodes}.items():
         hidden = allowed.cpus is not None and cpus.isdisjoint(allowed.cpus)
         usable = allowed.nodes is None or node in allowed.nodes
@@ -125,8 +128,7 @@ def _check_memory_of_cores(sets: CpuSets, allowed: Allowed) -> None:
 
 def _ordered_cores(sets: CpuSets) -> list[Cpus]:
     """Return the cores depth first: by the first CPU of each object around them, the largest first."""
-    nodes = (sets.nodes[node] for node in sorted(sets.nodes))
-    around = _nested([*sets.cores, *sets.packages, *sets.groups, *nodes, *sets.memory_nodes.values()])
+    around = nested([cpus for _, cpus in typed_sets(sets)])
 
     def path(cpus: Cpus) -> list[int]:
         objects = [group for group in around[min(cpus)] if cpus <= group]
@@ -135,7 +137,14 @@ def _ordered_cores(sets: CpuSets) -> list[Cpus]:
     return sorted(sets.cores, key=path)
 
 
-def _nested(groups: Sequence[Cpus]) -> Mapping[int, Sequence[Cpus]]:
+def typed_sets(sets: CpuSets) -> list[TypedSet]:
+    """Return all sets with their types, those first that count where two cross."""
+    nodes = [*(sets.nodes[node] for node in sorted(sets.nodes)), *sets.memory_nodes.values()]
+    inner = [*(("Core", cpus) for cpus in sets.cores), *(("Package", cpus) for cpus in sets.packages)]
+    return [*inner, *sets.groups, *(("NUMANode", cpus) for cpus in nodes), *sets.near]
+
+
+def nested(groups: Sequence[Cpus]) -> Mapping[int, Sequence[Cpus]]:
     """Return the groups around each CPU, without those that cross an earlier one: hwloc ignores them."""
     around: defaultdict[int, list[Cpus]] = defaultdict(list)
     for group in dict.fromkeys(filter(None, groups)):

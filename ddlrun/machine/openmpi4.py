@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ddlrun.machine import Core, Machine, MachineNoteCode
+from ddlrun.machine.depths import count_threads, types_at_several_depths
 from ddlrun.machine.numbering import Allowed, CpuSets, number_cores
 
 
@@ -20,7 +21,10 @@ def _with_openmpi4_cores(machine: Machine) -> Machine:
     package_of = {pu.os_index: core.package for core in machine.openmpi4_cores for pu in core.pus}
     renumbered: dict[int | None, int] = {core.package: package_of[core.pus[0].os_index] for core in machine.cores}
     packages = set(package_of.values())
-    packaged, nics = len(packages) > 1, machine.nics  # cores of one package can as well be counted over the host
+    packaged, nics = (
+        machine.packaged and len(packages) > 1,
+        machine.nics,
+    )  # cores of one package can as well be counted over the host
     return machine._replace(
         cores=machine.openmpi4_cores,
         gpus=tuple(gpu._replace(package=renumbered.get(gpu.package)) for gpu in machine.gpus),
@@ -40,12 +44,15 @@ def number_openmpi4_cores(sets: CpuSets, allowed: Allowed, *, cgroup_2: bool, ha
     """Return the cores as hwloc 2.0 numbers them; `sets` are those that it reads.
 
     It does not see what a cgroup of version 2 hides. Where CPU 0 is offline and /proc/cpuinfo has no core ids, it finds
-    neither packages nor cores, and its PUs count as cores.
+    neither packages nor cores, and its PUs count as cores. Packages that it finds at several depths count as one.
     """
     if cgroup_2:
         lists = [cpus for cpus in (allowed.cpus, allowed.affinity) if cpus is not None]
         allowed = Allowed(affinity=frozenset.intersection(*lists) if lists else None)
-    cores = number_cores(sets, allowed).cores
+    several = types_at_several_depths(sets, allowed)
+    cores = number_cores(count_threads(sets) if "Core" in several else sets, allowed).cores
+    if "Package" in several:
+        cores = tuple(core._replace(package=0, index_in_package=core.logical_index) for core in cores)
     lists_cores = has_core_ids or any(0 in cpus for cpus in sets.cores)
     return cores if lists_cores else _pus_as_cores(cores, allowed.affinity)
 
@@ -64,11 +71,14 @@ def _pus_as_cores(cores: Sequence[Core], affinity: frozenset[int] | None) -> tup
     )
 
 
-def number_alike(cores: Sequence[Core], others: Sequence[Core]) -> bool:
-    """Check if all CPUs of `cores` are in cores with the same indexes among `others`."""
-    return _indexes(others).items() >= _indexes(cores).items()
-
-
-def _indexes(cores: Sequence[Core]) -> dict[int, tuple[int, int, int]]:
-    """Return the logical indexes of the core of each CPU."""
-    return {pu.os_index: (core.logical_index, core.package, core.index_in_package) for core in cores for pu in core.pus}
+def number_alike(cores: Sequence[Core], others: Sequence[Core], *, packaged: bool) -> bool:
+    """Check if all CPUs of `cores` are in cores with the same indexes among `others`, also inside packages."""
+    own, other = (
+        {
+            pu.os_index: (core.logical_index, *((core.package, core.index_in_package) if packaged else ()))
+            for core in counted
+            for pu in core.pus
+        }
+        for counted in (cores, others)
+    )
+    return other.items() >= own.items()

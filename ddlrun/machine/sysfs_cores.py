@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 from ddlrun.machine import Core, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import parse_cpu_list, parse_cpu_mask
+from ddlrun.machine.depths import count_threads, types_at_several_depths
 from ddlrun.machine.numa_groups import near_groups
-from ddlrun.machine.numbering import Allowed, Cpus, CpuSets, Numbering, number_cores
+from ddlrun.machine.numbering import Allowed, Cpus, CpuSets, Numbering, TypedSet, number_cores
 from ddlrun.machine.openmpi4 import number_alike, number_openmpi4_cores
 from ddlrun.machine.sysfs_script import ProbeOutput
 
-# Objects that hwloc 2.0 does not read.
-_NEWER_GROUPS = ("cluster_cpus", "die_cpus", "drawer_siblings")
+# Files of objects that hwloc 2.0 does not read, and of their types.
+_NEWER_GROUPS = {"cluster_cpus": "Cluster", "die_cpus": "Die", "drawer_siblings": "Drawer"}
 
 
 class SysfsCores(NamedTuple):
@@ -36,31 +37,34 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     threads = _topology(files, "thread_siblings", online)
     nodes = _nodes(files, online)
     cores = _cores(threads, files, online)
-    newer = [cpus for name in _NEWER_GROUPS for cpus in _topology(files, name, online) if cpus not in cores]
-    known = [*_topology(files, "book_siblings", online), *_caches(files, online)]
+    newer = [(kind, cpus) for name, kind in _NEWER_GROUPS.items() for cpus in _topology(files, name, online) - cores]
+    known = [*(("Book", cpus) for cpus in _topology(files, "book_siblings", online)), *_caches(files, online)]
     apart = _apart(nodes)
     near = [*_near_nodes(files, apart, ignored=frozenset(nodes) - apart.keys())]
     sets = CpuSets(
         cores=cores,
         packages=packages or {online},
         nodes=apart,
-        groups=[*newer, *known, *near],
+        groups=[*newer, *known],
         memory_nodes=_memory_nodes(files, nodes),
+        near=near,
     )
     allowed = _allowed(output)
+    several = types_at_several_depths(sets, allowed)
     numa_nodes = parse_cpu_list(files["node/online"]) if "node/online" in files else frozenset(nodes)
     if allowed.nodes is not None:
         numa_nodes &= allowed.nodes
-    numbering = number_cores(sets, allowed)
+    numbering = number_cores(count_threads(sets) if "Core" in several else sets, allowed)
     cgroup_2 = any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
     has_core_ids = ["@cpuinfo", "cores"] in output.records
     other_cores = number_openmpi4_cores(
-        _old_sets(sets._replace(nodes=nodes), known, near), allowed, cgroup_2=cgroup_2, has_core_ids=has_core_ids
+        _old_sets(sets._replace(nodes=nodes), known), allowed, cgroup_2=cgroup_2, has_core_ids=has_core_ids
     )
-    if number_alike(numbering.cores, other_cores):
+    packaged = bool(packages) and "Package" not in several
+    if number_alike(numbering.cores, other_cores, packaged=packaged):
         other_cores = ()
     codes = {
-        MachineNoteCode.CORES_ARE_THREADS: not threads,
+        MachineNoteCode.CORES_ARE_THREADS: not threads or "Core" in several,
         MachineNoteCode.CORES_OF_OPEN_MPI_4: bool(other_cores),
         MachineNoteCode.PACKAGES_UNCERTAIN: numbering.uncertain,
     }
@@ -68,16 +72,16 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
         numbering=numbering,
         openmpi4_cores=other_cores,
         numa_nodes=tuple(sorted(numa_nodes)),
-        packaged=bool(packages),
+        packaged=packaged,
         notes=tuple(machine_note(code) for code, applies in codes.items() if applies),
     )
 
 
-def _old_sets(sets: CpuSets, known: Sequence[Cpus], near: Sequence[Cpus]) -> CpuSets:
+def _old_sets(sets: CpuSets, known: Sequence[TypedSet]) -> CpuSets:
     """Return the objects that hwloc 2.0 reads: of NUMA nodes that overlap the first, and then no distances."""
     nodes = _apart(sets.nodes)
-    groups = [*known, *near] if len(nodes) == len(sets.nodes) else known
-    return sets._replace(nodes=nodes, groups=groups, memory_nodes={})
+    near = sets.near if len(nodes) == len(sets.nodes) else ()
+    return sets._replace(nodes=nodes, groups=known, memory_nodes={}, near=near)
 
 
 def _index(path: str) -> int:
@@ -108,12 +112,12 @@ def _cores(threads: set[Cpus], files: Mapping[str, str], online: Cpus) -> set[Cp
     return listed | {frozenset({cpu}) for cpu in alone}
 
 
-def _caches(files: Mapping[str, str], online: Cpus) -> Iterator[Cpus]:
+def _caches(files: Mapping[str, str], online: Cpus) -> Iterator[TypedSet]:
     for path, content in files.items():
-        if path.endswith("/shared_cpu_list"):
-            yield parse_cpu_list(content) & online
-        elif path.endswith("/shared_cpu_map"):
-            yield parse_cpu_mask(content) & online
+        cache, _, name = path.rpartition("/")
+        if name in ("shared_cpu_list", "shared_cpu_map"):
+            cpus = parse_cpu_list(content) if name == "shared_cpu_list" else parse_cpu_mask(content)
+            yield f"L{files.get(f'{cache}/level', '')}", cpus & online
 
 
 def _nodes(files: Mapping[str, str], online: Cpus) -> dict[int, Cpus]:
@@ -141,16 +145,17 @@ def _distances(files: Mapping[str, str]) -> dict[int, list[int]]:
     return {node: [int(distance) for distance in rows[node]] for node in sorted(rows)}
 
 
-def _near_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus], *, ignored: frozenset[int]) -> Iterator[Cpus]:
-    """Yield the CPUs of the groups of NUMA nodes that hwloc makes from their distances, if they are of several."""
+def _near_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus], *, ignored: frozenset[int]) -> Iterator[TypedSet]:
+    """Yield the groups of NUMA nodes that hwloc makes from their distances, if they have the CPUs of several nodes."""
     distances = _distances(files)
     places = [place for place, number in enumerate(distances) if number not in ignored]
     numbers = [number for number in distances if number not in ignored]
     rows = [[distances[number][place] for place in places] for number in numbers]
-    for group in near_groups(rows) if numbers else ():
+    groups = near_groups(rows) if numbers else []
+    for group in groups:
         cpus = frozenset[int]().union(*(nodes.get(numbers[place], frozenset()) for place in group))
         if cpus not in nodes.values():
-            yield cpus
+            yield f"Group {sum(other < group for other in groups)}", cpus
 
 
 def _memory_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus]) -> dict[int, Cpus]:

@@ -36,10 +36,10 @@ cpu='cpu/cpu[0-9]*' lists= masks=
 for group in thread_siblings core_siblings die_cpus cluster_cpus book_siblings drawer_siblings; do
   lists="$lists $cpu/topology/${group}_list" masks="$masks $cpu/topology/$group"
 done
-grep -s . cpu/online node/online $cpu/cache/index[3-9]/level $cpu/cpu_capacity ../cpu_core/cpus ../cpu_atom/cpus \
+grep -s . cpu/online node/online $cpu/cache/index[0-9]/level $cpu/cpu_capacity ../cpu_core/cpus ../cpu_atom/cpus \
   ../cpu_lowpower/cpus /dev/null
 either "$lists" "$masks"
-either "$cpu/cache/index[1-9]/shared_cpu_list" "$cpu/cache/index[1-9]/shared_cpu_map"
+either "$cpu/cache/index[0-9]/shared_cpu_list" "$cpu/cache/index[0-9]/shared_cpu_map"
 either 'node/node[0-9]*/cpulist' 'node/node[0-9]*/cpumap'
 # As hwloc does: siblings in a module of AMD are cores if they have numbers, and Xeon Phi's distances are not read.
 case $vendor:$family: in *AuthenticAMD:*2[12]:) grep -s . $cpu/topology/core_id /dev/null ;; esac

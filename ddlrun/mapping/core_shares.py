@@ -1,6 +1,7 @@
 """Groups of cores, and their division among ranks without regard to GPUs."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence, Sized
 from itertools import pairwise, zip_longest
 
 from ddlrun.machine import Core
@@ -42,16 +43,44 @@ def keep_first_packages(packages: Sequence[Cores], needed: int) -> list[Cores]:
     return first_packages
 
 
-def choose_groups(groups: Sequence[Cores], ranks: int) -> list[int]:
+def choose_groups(groups: Sequence[Sized], ranks: int, taken: Sequence[int] = ()) -> list[int]:
     """Return the group (package or NUMA node) of each rank, in ascending order, that makes the smallest share largest.
+
+    Of several it is the one with the fewest ranks; `taken` has the groups of other ranks.
 
     >>> choose_groups([range(10), range(10)], 3)
     [0, 0, 1]
+    >>> choose_groups([range(4), range(2)], 2)
+    [0, 1]
     """
+    counts = Counter(taken)
     homes: list[int] = []
+
+    def preference(index: int) -> tuple[int, int, float]:
+        ranks = counts[index] + 1
+        return len(groups[index]) // ranks, -ranks, len(groups[index]) / ranks
+
     for _ in range(ranks):
-        homes.append(max(range(len(groups)), key=lambda index: len(groups[index]) / (homes.count(index) + 1)))
+        homes.append(max(range(len(groups)), key=preference))
+        counts[homes[-1]] += 1
     return sorted(homes)
+
+
+def exact_shares(
+    packages: Sequence[Cores], homes: Sequence[int], nodes: Sequence[int | None], count: int
+) -> list[Cores]:
+    """Return `count` cores of its package for each rank.
+
+    They are of the given NUMA node, else of another one that has enough left, else of what is left of several.
+    """
+    shares: list[Cores] = []
+    used: set[Core] = set()
+    for home, node in zip(homes, nodes, strict=True):
+        left = [core for core in packages[home] if core not in used]
+        inside = sorted(groups_of([left], lambda core: core.numa_node), key=lambda group: group[0].numa_node != node)
+        shares.append(next((group for group in inside if len(group) >= count), left)[:count])
+        used.update(shares[-1])
+    return shares
 
 
 def span_groups(groups: Sequence[Cores], ranks: int) -> list[Cores]:

@@ -51,9 +51,3 @@ def _pack(gpus: Sequence[GPU], ranks: int) -> list[GPU]:
     packages = [gpu.package for gpu in gpus]
     sizes = {package: packages.count(package) for package in packages}
     return sorted(gpus, key=lambda gpu: (sizes[gpu.package] < ranks, abs(sizes[gpu.package] - ranks)))[:ranks]
-
-
-def gpu_packages(gpus: Sequence[GPU | None]) -> list[int] | None:
-    """Return the package of each rank's GPU; None if it is unknown for any rank."""
-    packages = [gpu.package for gpu in gpus if gpu is not None and gpu.package is not None]
-    return packages if len(packages) == len(gpus) else None

@@ -153,7 +153,9 @@ class LintCode(Enum):
     )
 
     # The cores on their machine.
-    NO_PACKAGES = _same("{place}: it has no packages", "fails", "count cores over the host: slot=0-3")
+    NO_PACKAGES = _same(
+        "{place}: hwloc finds no packages, or at several depths", "fails", "count cores over the host: slot=0-3"
+    )
     UNKNOWN_PACKAGE = _same("{place}: there is no package {package}", "fails", "packages 0-{last}")
     UNKNOWN_CORE = LintRule(
         "{place}: there is no core {core}",
@@ -177,7 +179,7 @@ class LintCode(Enum):
         error=False,
     )
     CORES_ARE_THREADS = LintRule(
-        "{place}: it has no cores of its own but hardware threads",
+        "{place}: hwloc finds no cores, or at several depths, and counts hardware threads",
         Effect("counts the threads", as_meant=True),
         Effect("refuses every line"),
         "launch it with Open MPI 4.1",

@@ -1,6 +1,7 @@
 """Placement of the ranks of one host on its cores, GPUs and NICs."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Sized
 from typing import NamedTuple
 
 from ddlrun.errors import PlacementError
@@ -8,11 +9,12 @@ from ddlrun.machine import GPU, Core, Machine
 from ddlrun.mapping.core_shares import (
     Cores,
     choose_groups,
+    exact_shares,
     keep_first_packages,
     leave_out_reserved,
     span_groups,
 )
-from ddlrun.mapping.gpu_choice import choose_gpus, gpu_packages
+from ddlrun.mapping.gpu_choice import choose_gpus
 from ddlrun.mapping.near_cores import levels_of, share_packages
 from ddlrun.mapping.policy import DEFAULT_POLICY, PlacementPolicy
 from ddlrun.wording import counted
@@ -60,6 +62,8 @@ def place_local_ranks(
     gpus = choose_gpus(machine, ranks, policy)
     shares = _divide(machine, packages, gpus, policy)
     if policy.cores_per_rank:
+        if min(map(len, shares)) < policy.cores_per_rank and not policy.overload:
+            shares = _divide_exactly(packages, gpus, policy.cores_per_rank)
         shares = [_cut_share(machine, share, gpu, policy) for share, gpu in zip(shares, gpus, strict=True)]
     every = [core for package in packages for core in package]
     return tuple(
@@ -120,32 +124,48 @@ def _divide(
     machine: Machine, packages: Sequence[Cores], gpus: Sequence[GPU | None], policy: PlacementPolicy
 ) -> list[Cores]:
     """Return each rank's share of the cores: near its GPU if possible, else by packages."""
-    levels = levels_of(machine)
-    homes = gpu_packages(gpus)
-    if homes is not None and _has_room(packages, homes, overload=policy.overload):
-        return share_packages(packages, homes, gpus, levels)
-    if policy.packing == "pack":
-        packages = keep_first_packages(packages, len(gpus) * (policy.cores_per_rank or 1))
+    near_gpus = _gpu_packages(packages, gpus, overload=policy.overload)
+    if not near_gpus:
+        if policy.packing == "pack":
+            packages = keep_first_packages(packages, len(gpus) * (policy.cores_per_rank or 1))
+        if len(gpus) < sum(map(bool, packages)):
+            return span_groups(packages, len(gpus))
+    return share_packages(packages, _choose_homes(packages, near_gpus, len(gpus)), gpus, levels_of(machine))
+
+
+def _divide_exactly(packages: Sequence[Cores], gpus: Sequence[GPU | None], count: int) -> list[Cores]:
+    """Return `count` cores for each rank, of one package if there are as many ranks as packages."""
     if len(gpus) < sum(map(bool, packages)):
-        return span_groups(packages, len(gpus))
-    return share_packages(packages, choose_groups(packages, len(gpus)), gpus, levels)
+        packages = [[core for package in packages for core in package]]
+    rooms = [range(len(package) // count) for package in packages]
+    if sum(map(len, rooms)) < len(gpus):
+        most = next(size for size in range(count, 0, -1) if sum(len(cores) // size for cores in packages) >= len(gpus))
+        raise PlacementError(
+            f"can give no more than {counted(most, 'core')} to a rank inside one package; "
+            f"make --cores-per-rank at most {most}"
+        )
+    near_gpus = _gpu_packages(rooms, gpus) if len(rooms) > 1 else {}
+    nodes = [None if gpu is None else gpu.numa_node for gpu in gpus]
+    return exact_shares(packages, _choose_homes(rooms, near_gpus, len(gpus)), nodes, count)
 
 
-def _has_room(packages: Sequence[Cores], homes: Sequence[int], *, overload: bool) -> bool:
-    """Check if each package has a core for each of its ranks, or any core if ranks may share."""
-    return all(
-        len(packages[home]) >= homes.count(home) or (overload and len(packages[home]) > 0) for home in set(homes)
-    )
+def _gpu_packages(packages: Sequence[Sized], gpus: Sequence[GPU | None], *, overload: bool = False) -> dict[int, int]:
+    """Return the known packages of ranks' GPUs; none if one has no room for its ranks, which may share cores."""
+    homes = {rank: gpu.package for rank, gpu in enumerate(gpus) if gpu is not None and gpu.package is not None}
+    counts = Counter(homes.values())
+    room = all(len(packages[home]) >= (1 if overload else ranks) for home, ranks in counts.items())
+    return homes if room else {}
+
+
+def _choose_homes(packages: Sequence[Sized], homes: Mapping[int, int], ranks: int) -> list[int]:
+    """Return the package of each rank; `homes` has those that are known."""
+    others = iter(choose_groups(packages, ranks - len(homes), [*homes.values()]))
+    return [homes[rank] if rank in homes else next(others) for rank in range(ranks)]
 
 
 def _cut_share(machine: Machine, share: Cores, gpu: GPU | None, policy: PlacementPolicy) -> Cores:
     """Return as many cores of a share as the policy asks for: the fastest first, then those nearest to the GPU."""
     count = policy.cores_per_rank or len(share)
-    if len(share) < count and not policy.overload:
-        raise PlacementError(
-            f"can give no more than {len(share)} cores to a rank inside one package; "
-            f"make --cores-per-rank at most {len(share)}"
-        )
 
     def preference(core: Core) -> tuple[int, bool, bool, int]:
         if gpu is None:

@@ -13,7 +13,7 @@ from ddlrun.hosts import fold
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
-from ddlrun.mapping.slot_notation import BOTH_MAJORS, no_notation, render_slots
+from ddlrun.mapping.slot_notation import BOTH_MAJORS, MOST_SLOT, no_notation, render_slots
 from ddlrun.topology import AXES, Topology
 
 # Open MPI 4.1 writes past a buffer where a host name, 6 characters and the slot text are longer than this together:
@@ -56,12 +56,13 @@ def render(placement: Placement, title: str, majors: Collection[int] = BOTH_MAJO
     slots: dict[int, list[str]] = {}
     problems = []
     for indexes, machine, bindings in placement.groups():
-        texts = [render_slots(_whole_cores(binding, machine), machine, majors) for binding in bindings]
+        most = _most_slot(max((placement.hosts.names[index] for index in indexes), key=len), majors)
+        texts = [render_slots(_whole_cores(binding, machine), machine, majors, most=most) for binding in bindings]
         slots[id(bindings)] = [text for text in texts if text is not None]
         if None in texts:
             names = fold(placement.hosts.names[index] for index in indexes)
             problems.append(f"{names}: {no_notation(machine)}")
-    problems = problems or _too_long(placement, slots)
+    problems = problems or _too_long(placement, slots, majors)
     if problems:
         raise PlacementError(*problems)
     return _blocks(placement, f"{title}{_restriction(placement, majors)}", slots)
@@ -75,8 +76,9 @@ def _whole_cores(binding: LocalRankPlacement, machine: Machine) -> list[Core]:
 def _restriction(placement: Placement, majors: Collection[int]) -> str:
     """Return an addition to the title of a file that only one major reads as meant, else an empty text."""
     if len(majors) > 1 or all(
-        render_slots(_whole_cores(binding, machine), machine)
-        for _, machine, bindings in placement.groups()
+        len(render_slots(_whole_cores(binding, machine), machine, most=most) or " " * MOST_CHARACTERS) <= most
+        for indexes, machine, bindings in placement.groups()
+        for most in [min(_most_slot(placement.hosts.names[index], BOTH_MAJORS) for index in indexes)]
         for binding in bindings
     ):
         return ""
@@ -129,20 +131,26 @@ def check_names(names: Iterable[str]) -> None:
         )
 
 
-def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[str]:
+def _most_slot(name: str, majors: Collection[int]) -> int:
+    """Return the length of the longest slot text for a host that the majors read."""
+    return min(MOST_SLOT, MOST_CHARACTERS - BETWEEN - len(name)) if 4 in majors else MOST_SLOT
+
+
+def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]], majors: Collection[int]) -> list[str]:
     """Return a problem for each host whose longest line is too long."""
     longest = {key: max(texts, key=len) for key, texts in slots.items()}
     problems = []
     for host, bindings in zip(placement.hosts, placement.bindings, strict=True):
         name, slot = host.name, longest[id(bindings)]
-        if len(name) + BETWEEN + len(slot) > MOST_CHARACTERS:
+        if len(slot) > _most_slot(name, majors):
             most = MOST_CHARACTERS - BETWEEN - len(slot)
             remedy = (
                 f"which takes {most} characters of the name there; give it a shorter one in /etc/hosts"
-                if most > 0
+                if most > 0 and 4 in majors
                 else "whatever the name; the usable cores are too scattered, so use more ranks or other cores"
             )
-            problems.append(f"host {name!r} with slot={slot}: too long for Open MPI 4.1, {remedy}")
+            version = "4.1" if 4 in majors else "5.0"
+            problems.append(f"host {name!r} with slot={slot}: too long for Open MPI {version}, {remedy}")
     return problems
 
 

@@ -8,13 +8,11 @@ from ddlrun.mapping.lint_cores import check_cores, missing_cores
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile import BETWEEN, MOST_CHARACTERS, NameProblem, name_problem
 from ddlrun.mapping.rankfile_entries import RankEntry, count_as_declared, quote, read_entries
-from ddlrun.mapping.slot_notation import render_slots
+from ddlrun.mapping.slot_notation import MOST_SLOT, render_slots
 from ddlrun.mapping.slot_text import cores_of, parse_slots, render_ranges
 
 MachineOf = Callable[[str], Machine | None]
 
-# Open MPI 5.0 keeps this many characters of a slot text.
-_MOST_SLOT = 64
 _MOST_LISTED = 8
 _MOST_CORES = 4096
 _MISSING = '"A rank is missing its location specification"'
@@ -87,8 +85,8 @@ def _meant_slots(entry: RankEntry, machine: Machine | None) -> str:
 def _check_length(entry: RankEntry) -> Iterator[LintFinding]:
     length = len(entry.host) + len(entry.slot)
     if length + BETWEEN > MOST_CHARACTERS:
-        code = LintCode.TOO_LONG_FOR_BOTH if len(entry.slot) > _MOST_SLOT else LintCode.TOO_LONG
-        values = {"length": length, "limit": MOST_CHARACTERS - BETWEEN, "slot_limit": _MOST_SLOT}
+        code = LintCode.TOO_LONG_FOR_BOTH if len(entry.slot) > MOST_SLOT else LintCode.TOO_LONG
+        values = {"length": length, "limit": MOST_CHARACTERS - BETWEEN, "slot_limit": MOST_SLOT}
         yield LintFinding(code, entry.line, entry.column, values)
 
 

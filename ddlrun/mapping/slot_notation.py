@@ -9,18 +9,26 @@ from ddlrun.mapping.slot_reading import host_units, pus_of, read_slots
 from ddlrun.mapping.slot_text import CoreRange, render_ranges
 
 BOTH_MAJORS = (4, 5)
+# Both majors drop what is beyond in a slot text.
+MOST_SLOT = 64
 
 
-def render_slots(cores: Sequence[Core], machine: Machine, majors: Collection[int] = BOTH_MAJORS) -> str | None:
+def render_slots(
+    cores: Sequence[Core], machine: Machine, majors: Collection[int] = BOTH_MAJORS, *, most: int = MOST_SLOT
+) -> str | None:
     """Write a rank's cores in the first notation that both majors read as meant, or else each of `majors`.
 
-    None: there is no such notation.
+    Of these, it is the first one of up to `most` characters, or the shortest. None: there is no such notation.
     """
     meant = pus_of(cores)
     for readers in (BOTH_MAJORS, majors):
-        for ranges in _notations(cores, machine):
-            if all(read_slots(ranges, machine, major) == meant for major in readers):
-                return render_ranges(ranges)
+        texts = [
+            render_ranges(ranges)
+            for ranges in _notations(cores, machine)
+            if all(read_slots(ranges, machine, major) == meant for major in readers)
+        ]
+        if texts:
+            return next((text for text in texts if len(text) <= most), min(texts, key=len))
     return None
 
 
@@ -28,7 +36,7 @@ def no_notation(machine: Machine) -> str:
     """Return the reason why no slot text suits both majors, and the remedy."""
     if machine.cores_are_threads:
         return f"{MachineNoteCode.CORES_ARE_THREADS.value}; ddlrun gen-rankfile --open-mpi 4 writes one for 4.1"
-    packages = "its packages differ in size" if machine.packaged else "it has no packages"
+    packages = "its packages differ in size" if machine.packaged else "it has no packages that hwloc counts"
     if machine.packages_uncertain:
         packages = "the numbers of its packages are uncertain"
     return (

@@ -7,6 +7,9 @@ from typing import TypeVar
 from ddlrun.machine.cpus import cpu_list
 from tests.machines.random_shapes import Distances, Numbering, Shape, State
 
+# As those of a GB10, and two of one kind.
+CAPACITIES = (718, 1024, 731, 1017, 997)
+
 Thread = tuple[int, int]
 """The numbers of a core in a shape, and of a thread in the core."""
 
@@ -42,6 +45,7 @@ def options(shape: Shape) -> str:
         "affinity": cpu_list(affinity(shape) or ()),
         "dies": " ".join(map(cpu_list, dies(shape))) if shape.has_dies else "",
         "cpuset": shape.cpuset if shape.cpuset != "/" else "",
+        "caches": "from index 0" if shape.cache_indexes else "",
     }
     return "; ".join(f"{key} {value}" for key, value in fields.items() if value and value != "2") or "none"
 
@@ -68,7 +72,13 @@ def _lines(shape: Shape, about: str) -> Iterator[str]:
         yield f'modules: "{" ".join(modules)}"'
     if shape.has_nodes:
         yield from _node_lines(shape, groups("node"), next(iter(groups("package").values())))
-    yield from _cache_lines(shape, groups("l3"), [cpus(members) for members in _inside_packages(shape, shape.l2)])
+    l1 = [
+        cpu_list(cpus[part :: core.l1])
+        for cpus, core in zip(cores, shape.cores, strict=True)
+        for part in range(core.l1)
+    ]
+    caches = {1: l1, 2: [cpus(members) for members in _inside_packages(shape, shape.l2)], 3: groups("l3").values()}
+    yield from _cache_lines(caches if shape.has_l3 else {**caches, 3: ()})
     clusters = [cpus(members) for members in _inside_packages(shape, shape.cluster)]
     books = [cpus(itertools.chain(*chunk)) for chunk in _chunks([*_members(shape, "package").values()], shape.book)]
     if clusters or books:
@@ -78,6 +88,12 @@ def _lines(shape: Shape, about: str) -> Iterator[str]:
         if text:
             yield f'{key}: "{text}"'
     yield from _device_lines(shape, groups("node"))
+    if shape.capacities:
+        kinds = {
+            capacity: cpus(range(place, len(cores), shape.capacities))
+            for place, capacity in enumerate(CAPACITIES[: shape.capacities])
+        }
+        yield f"kinds: {{{', '.join(f'{kind}: {chr(34)}{text}{chr(34)}' for kind, text in kinds.items() if text)}}}"
 
 
 def _members(shape: Shape, field: str) -> dict[int, list[int]]:
@@ -122,6 +138,9 @@ def _distance_rows(kind: Distances, nodes: int) -> Iterator[str]:
     def distance(one: int, other: int) -> int:
         if one == other:
             return 10
+        if kind is Distances.CHAINS:
+            low, high = sorted((one, other))
+            return (11, 12, 16, 20, 20)[(low * 7919 + high * 104729 + low * high * 31) * 2654435761 % 1000003 % 5]
         if kind is Distances.RANDOM:
             return 12 + (one * 7 + other * 7 + one * other * 5) % 4 * 4
         near = one // 2 == other // 2
@@ -130,23 +149,24 @@ def _distance_rows(kind: Distances, nodes: int) -> Iterator[str]:
     yield from (" ".join(str(distance(one, other)) for other in range(nodes)) for one in range(nodes))
 
 
-def _cache_lines(shape: Shape, l3: Mapping[int, str], l2: Sequence[str]) -> Iterator[str]:
-    caches = {3: " ".join(l3.values())} if shape.has_l3 else {}
-    if l2:
-        caches[2] = " ".join(l2)
-    if caches:
-        yield f"caches: {{{', '.join(f'{level}: {chr(34)}{text}{chr(34)}' for level, text in caches.items())}}}"
+def _cache_lines(caches: Mapping[int, Iterable[str]]) -> Iterator[str]:
+    texts = {level: " ".join(filter(None, sets)) for level, sets in caches.items()}
+    if any(texts.values()):
+        filled = (f'{level}: "{text}"' for level, text in texts.items() if text)
+        yield f"caches: {{{', '.join(filled)}}}"
 
 
 def _device_lines(shape: Shape, nodes: Mapping[int, str]) -> Iterator[str]:
-    if shape.gpus:
+    devices = [(node, "nvidia") for node in shape.gpus]
+    devices += [(node, f"net eth{number}") for number, node in enumerate(shape.nics)]
+    if devices:
         yield "devices:"
-    for place in dict.fromkeys(shape.gpus):
+    for place in dict.fromkeys(node for node, _ in devices):
         yield "  machine:" if place is None else f"  cpus {nodes[place]}:"
-        for index, node in enumerate(shape.gpus):
+        for index, (node, words) in enumerate(devices):
             if node == place:
                 bus = 0x10 + index * 0x10
-                yield f"    pci0000:{bus:02x}/0000:{bus:02x}:00.0/0000:{bus + 1:02x}:00.0: nvidia"
+                yield f"    pci0000:{bus:02x}/0000:{bus:02x}:00.0/0000:{bus + 1:02x}:00.0: {words}"
 
 
 def dies(shape: Shape) -> list[frozenset[int]]:

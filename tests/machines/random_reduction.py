@@ -22,7 +22,8 @@ def _size(shape: Shape) -> int:
     threads = [state for core in shape.cores for state in core.threads]
     groups = sum(len({getattr(core, field) for core in shape.cores}) for field in ("package", "node", "die", "l3"))
     special = sum(state is not State.FREE for state in threads)
-    others = groups + len(shape.gpus) + len(shape.forbidden_nodes)
+    others = groups + len(shape.gpus) + len(shape.nics) + len(shape.forbidden_nodes)
+    others += sum(core.l1 for core in shape.cores)
     size: int = 20 * changed + 10 * len(threads) + 3 * special + others
     return size
 
@@ -41,6 +42,8 @@ def _smaller_shapes(shape: Shape) -> Iterator[Shape]:
         yield from (_with_cores(shape, [*before, other, *after]) for other in _smaller_cores(core))
     for index in range(len(shape.gpus)):
         yield shape._replace(gpus=shape.gpus[:index] + shape.gpus[index + 1 :])
+    for index in range(len(shape.nics)):
+        yield shape._replace(nics=shape.nics[:index] + shape.nics[index + 1 :])
     for node in shape.forbidden_nodes:
         yield shape._replace(forbidden_nodes=shape.forbidden_nodes - {node})
 
@@ -51,12 +54,14 @@ def _changes_of_all() -> Iterator[Callable[[CoreShape], CoreShape]]:
     for field in ("node", "l3", "die"):
         yield lambda core, field=field: core._replace(**{field: core.package})  # type: ignore[misc]
         yield lambda core, field=field: core._replace(**{field: 0})  # type: ignore[misc]
+    yield lambda core: core._replace(l1=0)
     yield lambda core: core._replace(threads=core.threads[:1])
     yield lambda core: core._replace(threads=core.threads[:-1])
 
 
 def _smaller_cores(core: CoreShape) -> Iterator[CoreShape]:
     yield core._replace(threads=core.threads[:-1])
+    yield core._replace(l1=0)
     for thread in range(len(core.threads)):
         yield core._replace(threads=(*core.threads[:thread], State.FREE, *core.threads[thread + 1 :]))
 
@@ -68,5 +73,5 @@ def _freed(core: CoreShape, state: State) -> CoreShape:
 def _with_cores(shape: Shape, cores: Iterable[CoreShape]) -> Shape:
     cores = tuple(cores)
     nodes = {core.node for core in cores}
-    gpus = tuple(node if node in nodes else None for node in shape.gpus)
-    return shape._replace(cores=cores, gpus=gpus, forbidden_nodes=shape.forbidden_nodes & nodes)
+    gpus, nics = (tuple(node if node in nodes else None for node in near) for near in (shape.gpus, shape.nics))
+    return shape._replace(cores=cores, gpus=gpus, nics=nics, forbidden_nodes=shape.forbidden_nodes & nodes)

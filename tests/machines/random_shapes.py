@@ -16,13 +16,17 @@ class State(Enum):
 
 
 class CoreShape(NamedTuple):
-    """A core: numbers of the package, NUMA node, die and L3 cache around it, and the states of its threads."""
+    """A core: numbers of the package, NUMA node, die and L3 cache around it, and the states of its threads.
+
+    `l1` is the number of its L1 caches: its own, or one per group of threads as on POWER9.
+    """
 
     package: int
     node: int
     die: int
     l3: int
     threads: tuple[State, ...]
+    l1: int = 0
 
 
 class Numbering(Enum):
@@ -50,6 +54,7 @@ class Distances(Enum):
     PAIRS = "pairs are near"
     FOURS = "four are near, of which pairs are nearer"
     RANDOM = "any"
+    CHAINS = "few different ones, without a pattern"
 
 
 class Shape(NamedTuple):
@@ -58,8 +63,9 @@ class Shape(NamedTuple):
     `package_step` and `node_step` are the distances between OS indexes. `memory_nodes` have no CPUs, the
     `overlapping_node` has those of the first package. `l2`, `cluster`
     and `book` are the numbers of cores per L2 cache and cluster, and of packages per book; 0: there are none. `modules`
-    are AMD's, of two cores each. `gpus` has the number of the node, or None, of each GPU. `cpuset` is the cpuset's path
-    below its mount. `without` has patterns of files that some kernels do not have.
+    are AMD's, of two cores each. `gpus` and `nics` have the node, or None, of each device. `cpuset` is the
+    cpuset's path below its mount. `without` has patterns of files that some kernels lack. `cache_indexes` are the
+    numbers of the folders of caches: their levels, or from 0 on. `capacities` is the number of different ones.
     """
 
     cores: tuple[CoreShape, ...]
@@ -79,6 +85,9 @@ class Shape(NamedTuple):
     distances: Distances = Distances.EQUAL
     forbidden_nodes: frozenset[int] = frozenset()
     gpus: tuple[int | None, ...] = ()
+    nics: tuple[int | None, ...] = ()
+    cache_indexes: bool = False
+    capacities: int = 0
     cgroup: Cgroup = Cgroup.VERSION_2
     cpuset: str = "/"
     without: frozenset[str] = frozenset()
@@ -119,7 +128,7 @@ def random_shape(seed: int) -> Shape:
         book=rng.choices([0, 2], [15, 1])[0],
         memory_nodes=rng.choices([0, 1, 3], [8, 1, 1])[0],
         overlapping_node=rng.random() < 0.03,
-        distances=rng.choices(list(Distances), [6, 1, 1, 1])[0],
+        distances=rng.choices(list(Distances), [6, 1, 1, 1, 2])[0],
         cgroup=rng.choices(list(Cgroup), [4, 3, 1])[0],
         cpuset=rng.choices(["/", "/job/step"], [4, 1])[0],
         without=frozenset(name for name in LEFT_OUT if rng.random() < 0.05),
@@ -128,7 +137,10 @@ def random_shape(seed: int) -> Shape:
     shape = shape._replace(
         modules=threads == {1} and not shape.book and rng.random() < 0.1,
         overlapping_node=shape.overlapping_node and shape.distances is Distances.EQUAL,
-        gpus=tuple(_gpus(rng, shape)),
+        gpus=tuple(_devices(rng, shape, [0, 0, 1, 2, 4, 4, 8])),
+        nics=tuple(_devices(rng, shape, [0, 0, 0, 1, 2])),
+        cache_indexes=rng.random() < 0.3,
+        capacities=rng.choices([0, 2, 5], [8, 1, 1])[0],
         cores=tuple(_restricted(rng, shape.cores)),
     )
     if rng.random() < 0.3:
@@ -136,11 +148,11 @@ def random_shape(seed: int) -> Shape:
     return shape if is_valid(shape) else random_shape(seed + (1 << 32))
 
 
-def _gpus(rng: random.Random, shape: Shape) -> Iterator[int | None]:
+def _devices(rng: random.Random, shape: Shape, numbers: Sequence[int]) -> Iterator[int | None]:
     nodes = sorted({core.node for core in shape.cores})
     anywhere = rng.random() < 0.3
-    for _ in range(rng.choice([0, 0, 1, 2, 4, 4, 8])):
-        yield None if anywhere and rng.random() < 0.3 else rng.choice(nodes)
+    for _ in range(rng.choice(numbers)):
+        yield None if not shape.has_nodes or (anywhere and rng.random() < 0.3) else rng.choice(nodes)
 
 
 def _cores(rng: random.Random) -> Iterator[CoreShape]:
@@ -151,11 +163,13 @@ def _cores(rng: random.Random) -> Iterator[CoreShape]:
     uneven, mixed = rng.random() < 0.15, rng.random() < 0.15
     nodes, dies = rng.choices([1, 2, 4], [6, 2, 1])[0], rng.choices([1, 2], [3, 1])[0]
     per_l3 = rng.choices([size, 1, 2, 3, 4], [5, 1, 2, 1, 1])[0]
-    spanning = rng.choices([1, 2, packages], [8, 1, 1])[0]  # packages per node
+    spanned = rng.choices([1, 2, packages], [8, 1, 1])[0]  # packages per node
+    alone = rng.choice([0, 0, 0, packages // 2])  # packages before those, with nodes of their own
+    l1, mixed_l1 = rng.choice([0, 0, 1, 2]), rng.random() < 0.3
     interleaved_nodes, l3_over_nodes = rng.random() < 0.1, per_l3 == size
     for package in range(packages):
         count = rng.randint(1, min(8, most)) if uneven else size
-        l3s = -(-count // per_l3)
+        l3s, spanning = -(-count // per_l3), 1 if package < alone else spanned
         per_node = max(1, -(-count // nodes)) if spanning == 1 else count
         for index in range(count):
             inside = index % nodes if interleaved_nodes and spanning == 1 else index // per_node
@@ -163,10 +177,11 @@ def _cores(rng: random.Random) -> Iterator[CoreShape]:
             l3 = index // per_l3 if l3_over_nodes or nodes == 1 or spanning > 1 else inside * 8 + in_node // per_l3
             yield CoreShape(
                 package=package,
-                node=package * 4 + inside if spanning == 1 else package // spanning,
+                node=package * 4 + inside if spanning == 1 else 100 + package // spanning,
                 die=package * 8 + (inside // max(1, nodes // dies) if nodes > 1 else l3 * dies // l3s),
                 l3=package * 32 + l3,
                 threads=(State.FREE,) * (rng.choice([1, threads, 2]) if mixed else threads),
+                l1=rng.choice([0, l1]) if mixed_l1 else l1,
             )
 
 

@@ -27,6 +27,8 @@ def write_tree(shape: Shape, folder: Path) -> Path:
         write_core_ids(root, facts)
     if shape.has_dies:
         _write_dies(root, shape, facts)
+    if shape.cache_indexes:
+        number_caches(root)
     bound = affinity(shape)
     if bound is not None:
         text = f"Name:\tcat\nCpus_allowed:\t{mask(bound)}\nCpus_allowed_list:\t{cpu_list(bound)}\n"
@@ -56,6 +58,13 @@ def _move_cpuset(root: Path, path: str) -> None:
     (root / "proc/self/cpuset").write_text(f"{path}\n")
     cgroup = root / "proc/self/cgroup"
     cgroup.write_text(cgroup.read_text().replace(":/", f":{path}"))
+
+
+def number_caches(root: Path) -> None:
+    """Number the folders of each CPU's caches from 0 on, as kernels do."""
+    for cpu in root.glob("sys/devices/system/cpu/cpu*/cache"):
+        for number, folder in enumerate(sorted(cpu.iterdir())):
+            folder.rename(cpu / f"index{number}")
 
 
 def _write_dies(root: Path, shape: Shape, facts: Facts) -> None:

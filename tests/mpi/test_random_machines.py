@@ -13,7 +13,7 @@ from tests.machines.facts import NAMES, load, parse_facts
 from tests.machines.random_judge import Judge, judge_divisions, probe
 from tests.machines.random_machines import judge_shape, mpirun_of, reproduce
 from tests.machines.random_shapes import random_shape
-from tests.machines.random_trees import write_core_ids
+from tests.machines.random_trees import number_caches, write_core_ids
 from tests.machines.render_sysfs import write_sysfs
 from tests.machines.selection import others_extra
 from tests.machines.trees import captured_tree, described_tree
@@ -71,6 +71,32 @@ nodes: {0-2: 0 1 2, 250: ""}
 memory: 1024
 distances: [10 20 20 16, 20 10 20 20, 20 20 10 16, 16 20 16 10]
 """,
+    "cores that have caches inside, and one that is inside its cache": """\
+packages: 0,8-15
+cores: 0 8-15
+caches: {1: "0 8,10,12,14 9,11,13,15"}
+""",
+    "pairs of near nodes around packages, and inside one": """\
+packages: 0-8/3
+cores: 0-8/1
+nodes: {0-4: 0-2 3-5 6 7 8}
+memory: 1024
+distances: [10 12 20 20 20, 12 10 20 20 20, 20 20 10 12 20, 20 20 12 10 20, 20 20 20 20 10]
+""",
+    "nodes in a chain of the smallest distances": """\
+packages: 0-4/1
+cores: 0-4/1
+nodes: {0-4: 0 1 2 3 4}
+memory: 1024
+distances: [10 16 20 20 11, 16 10 11 20 20, 20 11 10 20 11, 20 20 20 10 20, 11 20 11 20 10]
+""",
+    "a node of memory alone that is near to two others, of which one is near to a third": """\
+packages: 0-5/2
+cores: 0-5/1
+nodes: {0-2: 0-1 2-3 4-5, 250: ""}
+memory: 1024
+distances: [10 20 20 12, 20 10 11 20, 20 11 10 12, 12 20 12 10]
+""",
     "firmware that numbers the cores of two dies in turn": """\
 packages: 0-7
 cores: 0-7/1
@@ -85,6 +111,13 @@ groups: 0-6:2 1-7:2
 def test_machines_once_planned_wrongly(about: str, major: int, mpirun: str, tmp_path: Path) -> None:
     root = write_sysfs(parse_facts(f"about: {about}\n{FOUND[about]}", "found"), tmp_path)
     check(Judge(root, probe(root), mpirun_of(major, mpirun)), about)
+
+
+def test_the_folders_of_caches_may_have_any_number(major: int, mpirun: str, tmp_path: Path) -> None:
+    facts = parse_facts('about: L2 alone\npackages: 0-3\ncores: 0-3/1\ncaches: {2: "0,2 1,3"}', "caches")
+    root = write_sysfs(facts, tmp_path)
+    number_caches(root)
+    check(Judge(root, probe(root), mpirun_of(major, mpirun)), "from 0 on")
 
 
 def test_cores_are_those_of_cpuinfo_where_cpu_0_is_offline(major: int, mpirun: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError, PlacementError
+from ddlrun.machine.preset import parse_machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.rankfile import RankFileLine, parse, render
 from ddlrun.mapping.slot_notation import render_slots
@@ -159,7 +160,7 @@ def test_a_host_name_is_read_as_it_is_or_refused(major: int, mpirun: str, names:
         ("12345678901", "reads it as a number"),
         ("slot", "a word of Open MPI's own grammar"),
         ("fe80::1", "IPv6"),
-        ("h" * 55, "too long for Open MPI 4.1, which takes 54 characters"),
+        ("h" * 57, "too long for Open MPI 4.1, which takes 56 characters"),
     ],
 )
 def test_names_that_no_rank_file_can_hold_are_refused_with_the_reason(name: str, reason: str) -> None:
@@ -169,7 +170,7 @@ def test_names_that_no_rank_file_can_hold_are_refused_with_the_reason(name: str,
 
 
 def test_the_longest_line_that_open_mpi_accepts(major: int, mpirun: str) -> None:
-    placed = placement("2", ["h" * 54], machine("1x2"))
+    placed = placement("2", ["h" * 56], machine("1x2"))
     assert map_ranks(major, rendered(placed), hwloc_topology("1x2"), mpirun=mpirun) == cores_by_package(placed)
 
 
@@ -178,7 +179,16 @@ def test_too_scattered_cores_do_not_fit_in_a_line() -> None:
     holes = whole._replace(cores=tuple(core._replace(usable=core.logical_index % 2 == 0) for core in whole.cores))
     with pytest.raises(PlacementError, match="too scattered"):
         rendered(placement("1", ["a"], holes))
+    for_5 = "".join(render(placement("1", ["h" * 60], holes), "test", (5,)))
+    assert "test, for Open MPI 5 alone" in for_5
+    assert f"slot={','.join(map(str, range(0, 44, 2)))}\n" in for_5
     assert "slot=1:0;1:2;1:4;" in rendered(placement("4", ["a"], holes))
+
+
+def test_scattered_cores_of_one_package_are_counted_over_the_host() -> None:
+    whole = parse_machine("{packages: 1, cores_per_package: 20}", "test")
+    holes = whole._replace(cores=tuple(core._replace(usable=core.logical_index % 2 == 1) for core in whole.cores))
+    assert "slot=1,3,5,7,9,11,13,15,17,19\n" in rendered(placement("1", ["h" * 20], holes))
 
 
 def test_every_host_that_cannot_be_written_is_named() -> None:
@@ -200,7 +210,7 @@ def gen_rankfile(kind: str, tmp_path: Path, *words: str) -> subprocess.Completed
             "one thread first, no packages",
             "the first core has one hardware thread, others have more, and it has no",
         ),
-        ("threads without cores", "it has no cores of its own but hardware threads"),
+        ("threads without cores", "hwloc finds no cores there, or at several depths"),
     ],
 )
 def test_a_machine_without_a_notation_for_both_majors_is_refused(kind: str, reason: str, tmp_path: Path) -> None:
@@ -230,10 +240,10 @@ def test_a_rank_file_for_one_major_says_so(
 
 
 def test_a_dry_run_refuses_what_a_launch_would() -> None:
-    argv = ["launch", "--dry-run", "-H", "a" * 60, "--machine", "s822lc", "true"]
+    argv = ["launch", "--dry-run", "-H", "slot", "--machine", "s822lc", "true"]
     done = subprocess.run([sys.executable, "-m", "ddlrun", *argv], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (4, "")
-    assert "too long for Open MPI 4.1" in done.stderr
+    assert "a word of Open MPI's own grammar" in done.stderr
 
 
 def test_ranks_on_some_threads_of_their_cores_have_whole_cores_in_the_rank_file(tmp_path: Path) -> None:

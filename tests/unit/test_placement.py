@@ -5,9 +5,11 @@ from hypothesis import strategies as st
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
+from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.placement import place
+from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.topology import RankOrder, Topology, parse_topology
 from tests.support.shapes import machine, placement
 
@@ -59,6 +61,7 @@ def test_no_core_is_lost_or_shared_and_ranks_cross_packages_only_if_they_must(
         ("{packages: [2, 2, 4]}", 2, [4, 4]),
         ("{packages: [1, 1, 1, 9]}", 2, [3, 9]),
         ("{packages: [8, 10]}", 2, [8, 10]),
+        ("{packages: [4, 2]}", 2, [4, 2]),  # no package is idle, as the smallest share would be the same
         ("{packages: [1, 20]}", 2, [10, 10]),
         ("{packages: 1, cores_per_package: 7}", 3, [3, 2, 2]),
     ],
@@ -80,6 +83,42 @@ def test_ranks_are_on_the_numa_nodes_of_their_gpus_or_beside_them() -> None:
 
 def test_gpus_with_unknown_packages_do_not_matter() -> None:
     assert spread("{packages: 2, cores_per_package: 2, gpus: 4}", 4) == spread("{packages: 2, cores_per_package: 2}", 4)
+
+
+def test_ranks_whose_gpus_have_unknown_packages_leave_room_for_the_others() -> None:
+    two = described("{packages: 2, cores_per_package: 2, gpus: [1, 0, 1]}")
+
+    def packages(*unknown: int) -> list[int]:
+        gpus = tuple(gpu._replace(package=None) if gpu.number in unknown else gpu for gpu in two.gpus)
+        return [binding.cores[0].package for binding in place_local_ranks(two._replace(gpus=gpus), 3)]
+
+    assert packages(1) == [1, 0, 1]
+    assert packages(0, 1) == [0, 0, 1]
+    assert packages(2) == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "count", "cores"),
+    [
+        ("{packages: 1, cores_per_package: 6, numa_per_package: 2}", 3, 2, ["0-1", "3-4", "2,5"]),
+        (
+            "{packages: 1, cores_per_package: 6, numa_per_package: 2, gpus: [1, 0, 0], gpus_by: numa}",
+            3,
+            2,
+            ["3-4", "0-1", "2,5"],
+        ),
+        ("{packages: [6, 2]}", 3, 2, ["0-1", "3-4", "6-7"]),
+        ("{packages: [5, 3, 4]}", 2, 6, ["0-5", "6-11"]),
+    ],
+)
+def test_cores_per_rank_that_equal_shares_do_not_have(text: str, ranks: int, count: int, cores: list[str]) -> None:
+    placed = place_local_ranks(described(text), ranks, PlacementPolicy(cores_per_rank=count))
+    assert [cpu_list(core.logical_index for core in binding.cores) for binding in placed] == cores
+
+
+def test_cores_per_rank_that_do_not_fit_inside_packages() -> None:
+    with pytest.raises(PlacementError, match=r"no more than 1 core to a rank inside one package; .* at most 1"):
+        place_local_ranks(described("{packages: [3, 3]}"), 3, PlacementPolicy(cores_per_rank=2))
 
 
 def test_ranks_and_coordinates_of_the_powerai_example() -> None:
