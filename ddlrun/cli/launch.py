@@ -218,9 +218,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
 
 def _plan(attempt: Attempt) -> Planned:
     """Take an attempt through the stages up to its plan. Raises DdlrunError."""
-    surveyed = survey_hosts(attempt)
-    placed = place_ranks(surveyed)
-    return plan_job(placed)
+    return plan_job(place_ranks(survey_hosts(attempt)))
 
 
 def _print_plan(planned: Planned) -> None:
@@ -248,7 +246,7 @@ def _run_until_done(attempt: Attempt) -> int:
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished)
-                planned = running.ship_files(running.write_files(_plan(attempt)))
+                planned = running.prepare_run(survey_hosts(attempt))
                 dashboard.show(planned.plan.run_dir.path)
             except DdlrunError as error:
                 if finished is None:

@@ -31,6 +31,8 @@ from ddlrun.process_managers.installation import (
 )
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.probe import PendingProbe, await_names, check_distinct
+from ddlrun.runs.registry import find_taken
+from ddlrun.runs.store import state_folder
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
@@ -200,8 +202,22 @@ def _busy_ports(report: "PreflightReport") -> frozenset[int]:
 
 
 def place_ranks(surveyed: Surveyed) -> Placed:
-    """Place every rank. Raises InputError, PlacementError or PreflightError."""
+    """Place every rank, beside those of other runs. Raises InputError, PlacementError or PreflightError."""
+    survey = surveyed.survey
+    surveyed = surveyed._replace(survey=survey._replace(machines=_with_taken(survey.machines)))
     return Placed(surveyed, place_surveyed(surveyed.attempt.settings, surveyed.survey))
+
+
+def _with_taken(machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+    """Return the machines with the CPUs and GPUs that other runs have; equal machines are one object."""
+    taken = find_taken(state_folder(os.environ), machines)
+    kinds: dict[tuple[int, frozenset[int | str]], Machine] = {}
+    return {
+        name: kinds.setdefault((id(machine), taken[name]), machine._replace(taken=taken[name]))
+        if machine.measured and taken[name]
+        else machine
+        for name, machine in machines.items()
+    }
 
 
 def plan_job(placed: Placed) -> Planned:

@@ -9,7 +9,7 @@ import click
 
 from ddlrun.cli.inputs import reach, scheduler_context
 from ddlrun.cli.launch_events import LaunchEvents
-from ddlrun.cli.launch_planning import Attempt, Planned
+from ddlrun.cli.launch_planning import Attempt, Planned, Surveyed, place_ranks, plan_job
 from ddlrun.hosts import fold
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
@@ -22,6 +22,7 @@ from ddlrun.report.outcome import colour_report, find_port_in_use, render_outcom
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
+from ddlrun.runs.registry import forget_run, lock_registry, write_record
 from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import (
     link_last_run,
@@ -45,6 +46,22 @@ class Finished(NamedTuple):
     """Host -> the reply of a host that could not be searched for processes of the run."""
     cause_in_view: bool
     """Whether the last lines of the rank that failed first are the last on the console."""
+
+
+def prepare_run(surveyed: Surveyed) -> Planned:
+    """Plan a run beside the other runs of this user, write its files, and put those of --ship on the hosts.
+
+    Raises InputError, PlacementError, PreflightError or UnreachableError.
+    """
+    state = state_folder(os.environ)
+    with lock_registry(state):
+        planned = plan_job(place_ranks(surveyed))
+        write_record(planned.plan, state)
+    try:
+        return ship_files(write_files(planned))
+    except BaseException:
+        forget_run(state, planned.plan.run_id)
+        raise
 
 
 def write_files(planned: Planned) -> Planned:

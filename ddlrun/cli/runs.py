@@ -32,7 +32,7 @@ from ddlrun.runs.history import find_folder, run_names
 from ddlrun.runs.leftovers import remove_leftovers
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
-from ddlrun.runs.registry import Run, read_runs, remove_record
+from ddlrun.runs.registry import Run, forget_run, read_runs
 from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import state_folder
 
@@ -100,7 +100,7 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
     unsearched = {name for host in failed for name in runs_by_host[host]}
     for run in selected:
         if run.run not in unsearched:
-            remove_record(folder, run)
+            forget_run(folder, run.run)
     if done := [name for name in names if name not in unsearched]:
         click.echo(f"ended: {', '.join(done)}{_describe_leftovers(ended)}")
     _raise_failures(failed, options)
@@ -234,7 +234,7 @@ def _clean(
         ended, failed = end_runs(leftovers, CLEAN_GRACE_SECONDS, _target(options, CLEAN_GRACE_SECONDS))
     over = [run for run in runs if run.alive() is False]
     for run in over:
-        remove_record(folder, run)
+        forget_run(folder, run.run)
     retention = Retention(options["keep_runs"], options["keep_days"])
     removed = remove_old_runs(folder, retention)
     processes = f"ended processes: {sum(ended.values())}"

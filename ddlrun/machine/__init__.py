@@ -151,6 +151,8 @@ class Machine(NamedTuple):
     notes: tuple[MachineNote, ...] = ()
     empty_packages: tuple[int, ...] = ()
     openmpi4_cores: tuple[Core, ...] = ()
+    taken: frozenset[int | str] = frozenset()
+    """The OS indexes of CPUs, and the PCI addresses of GPUs, that other runs on the host have."""
 
     @property
     def rdma_devices(self) -> tuple[str, ...] | None:

@@ -50,10 +50,28 @@ def place_local_ranks(
     Each rank stays inside one package if there are at least as many ranks as packages, and inside one NUMA node
     if its package has at least as many ranks as nodes. A rank with a GPU gets cores of the GPU's package, first those
     of its L3 domain and its NUMA node, then of the nearest nodes without ranks. Shares are as equal as this allows.
+    Where the policy has a number of cores per rank, these are cores that no other run has. If too few are left, ranks
+    may run on all cores.
 
     Raises:
         PlacementError: the ranks do not fit; the text continues "but HOST".
     """
+    if not machine.taken or not policy.cores_per_rank:
+        return _place_ranks(machine, ranks, policy)
+    free = machine._replace(cores=tuple(core._replace(usable=_is_free(core, machine)) for core in machine.cores))
+    try:
+        return _place_ranks(free, ranks, policy)
+    except PlacementError:
+        return _place_ranks(machine, ranks, policy._replace(bind="none" if policy.bind == "core" else policy.bind))
+
+
+def _is_free(core: Core, machine: Machine) -> bool:
+    """Return True if ranks may use a core, and no other run has it."""
+    return core.usable and machine.taken.isdisjoint(pu.os_index for pu in core.pus)
+
+
+def _place_ranks(machine: Machine, ranks: int, policy: PlacementPolicy) -> tuple[LocalRankPlacement, ...]:
+    """Divide a machine's usable cores among local ranks. Raises PlacementError."""
     packages = leave_out_reserved(_usable_packages(machine, policy), policy.reserve_cores)
     usable = sum(map(len, packages))
     needed = ranks * (policy.cores_per_rank or 1)
@@ -90,7 +108,8 @@ def spare_cores(
     used = {core.logical_index for placement in placements for core in placement.cores}
     packages = _usable_packages(machine, policy)
     unreserved = {core for package in leave_out_reserved(packages, policy.reserve_cores) for core in package}
-    free = [core for package in packages for core in package if core.logical_index not in used]
+    unused = [core for package in packages for core in package if core.logical_index not in used]
+    free = [core for core in unused if _is_free(core, machine)]
     return [core for core in free if core not in unreserved], [core for core in free if core in unreserved]
 
 

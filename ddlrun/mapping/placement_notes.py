@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import UNCHECKED_NOTES, Machine
+from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.share_notes import share_notes
 from ddlrun.mapping.slots import unused_slots
 
@@ -15,6 +17,7 @@ def placement_notes(placement: Placement) -> list[str]:
     lines: list[str] = []
     for indexes, machine, bindings in placement.groups():
         notes = [*map(str, machine.notes), *_distant_gpus(bindings), *_idle_packages(machine, bindings)]
+        notes += _taken_notes(machine, bindings, placement.policy)
         notes += [*_gpu_notes(machine, bindings), *share_notes(machine, bindings, placement.policy)]
         names = fold(placement.hosts.names[index] for index in indexes) if notes else ""
         lines += (f"{names}: {note}" for note in notes)
@@ -47,6 +50,17 @@ def _idle_packages(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> 
     for package, cores in enumerate(machine.packages):
         if package not in busy and any(core.usable for core in cores):
             yield f"package {package} has no rank ({reason})"
+
+
+def _taken_notes(machine: Machine, bindings: Sequence[LocalRankPlacement], policy: PlacementPolicy) -> Iterator[str]:
+    """Yield notes on CPUs and GPUs of the ranks that other runs have too."""
+    cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus} & machine.taken
+    if cpus:
+        unbound = "too few cores are free, so that ranks may run on all: they " if policy.cores_per_rank else "ranks "
+        yield f"{unbound}share CPUs {cpu_list(cpus)} with other runs (ddlrun ps)"
+    gpus = {binding.gpu.number for binding in bindings if binding.gpu and binding.gpu.pci_address in machine.taken}
+    if gpus:
+        yield f"ranks share GPUs {cpu_list(gpus)} with other runs (ddlrun ps)"
 
 
 def _gpu_notes(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> Iterator[str]:

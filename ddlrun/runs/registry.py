@@ -3,14 +3,19 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ddlrun.mapping.placement import Placement
 from ddlrun.plan import Plan
 from ddlrun.rank.process_stat import read_stat
+from ddlrun.remote.probe import is_local
 from ddlrun.runs.store import state_folder, write_private
 
+# How often, and after how many seconds, a launch tries to lock the registry: at most 2 s.
+LOCK_TRIES, LOCK_SECONDS = 200, 0.01
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -32,6 +37,8 @@ class Run(NamedTuple):
     started: float
     """Seconds since the epoch."""
     program: tuple[str, ...]
+    held: Mapping[str, Sequence[int | str]] = MappingProxyType({})
+    """Host -> the OS indexes of its CPUs, and the PCI addresses of its GPUs, that ranks have."""
 
     def alive(self) -> bool | None:
         """Return True if its ddlrun still runs, None if that was started on another host."""
@@ -62,7 +69,7 @@ def _read_record(path: str) -> Run | None:
 
 def parse_run(record: Mapping[str, Any]) -> Run:
     """Return the run of a record as JSON has it. Raises TypeError or KeyError where a field is missing."""
-    fields = {name: record[name] for name in Run._fields}
+    fields = {name: record[name] for name in Run._fields if name != "held"} | {"held": record.get("held", {})}
     return Run(**{**fields, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])})
 
 
@@ -72,13 +79,54 @@ def describe_run(plan: Plan) -> dict[str, Any]:
         "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
         "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
         "process_start": born(os.getpid()), "started": time.time(), "program": list(plan.printed_program),
+        "held": _held(plan.placement),
     }  # fmt: skip
 
 
-def remove_record(folder: str, run: Run) -> None:
-    """Remove the record of a run that has ended."""
+def _held(placement: Placement) -> dict[str, list[int | str]]:
+    """Return the CPUs and GPUs of the ranks on each host; no CPUs where ranks may use more than their own number."""
+    held: dict[str, list[int | str]] = {}
+    for indexes, machine, bindings in placement.groups():
+        cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus}
+        bound = machine.measured and all(len(binding.cores) <= binding.threads for binding in bindings)
+        gpus = {binding.gpu.pci_address for binding in bindings if binding.gpu and binding.gpu.pci_address}
+        parts: list[int | str] = [*sorted(cpus if bound else ()), *sorted(gpus)]
+        held |= {placement.hosts.names[index]: parts for index in indexes}
+    return held
+
+
+def find_taken(folder: str, hosts: Iterable[str]) -> dict[str, frozenset[int | str]]:
+    """Return the CPUs and GPUs of each host that recorded runs of this machine hold there."""
+    own_name = os.uname().nodename
+    held: dict[str, set[int | str]] = {}
+    for run in read_runs(folder):
+        if run.alive() and run.pid != os.getpid():
+            for host, parts in run.held.items():
+                held.setdefault("" if is_local(host, own_name) else host, set()).update(parts)
+    return {host: frozenset(held.get("" if is_local(host, own_name) else host, ())) for host in hosts}
+
+
+@contextmanager
+def lock_registry(folder: str) -> Iterator[None]:
+    """Let no other launch of this user choose cores at the same time; a launch that stops there is not awaited."""
+    import fcntl  # noqa: PLC0415 - 1 ms, for a launch that starts alone
+
     with suppress(OSError):
-        os.unlink(f"{folder}/active/{run.run}")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        for _ in range(LOCK_TRIES):
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(LOCK_SECONDS)
+        yield
+    finally:
+        os.close(file)
 
 
 def born(pid: int) -> str | None:
@@ -96,16 +144,25 @@ def born(pid: int) -> str | None:
         return None
 
 
+def write_record(plan: Plan, folder: str) -> None:
+    """Record in a state folder that this process is about to start a run."""
+    with suppress(OSError):
+        os.makedirs(f"{folder}/active", mode=0o700, exist_ok=True)
+        write_private(f"{folder}/active/{plan.run_id}", [json.dumps(describe_run(plan)), "\n"])
+
+
+def forget_run(folder: str, run_id: str) -> None:
+    """Remove the record of a run that has ended."""
+    with suppress(OSError):
+        os.unlink(f"{folder}/active/{run_id}")
+
+
 @contextmanager
 def record_run(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
     """Keep a record of the run for `ddlrun ps` while it lasts."""
-    folder = f"{state_folder(environ)}/active"
-    path = f"{folder}/{plan.run_id}"
-    with suppress(OSError):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        write_private(path, [json.dumps(describe_run(plan)), "\n"])
+    folder = state_folder(environ)
+    write_record(plan, folder)
     try:
         yield
     finally:
-        with suppress(OSError):
-            os.unlink(path)
+        forget_run(folder, plan.run_id)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,35 @@ def planned_cpus(folder: Path) -> list[str]:
 
 def binding_of(folder: Path) -> Any:
     return json.loads((folder / "run" / "binding.json").read_text())
+
+
+# Prints its CPUs, and waits for a file.
+HOLD = (
+    "import os, sys, time; print(*sorted(os.sched_getaffinity(0)), flush=True)\n"
+    "while not os.path.exists(sys.argv[1]): time.sleep(0.05)"
+)
+
+
+@pytest.mark.openmpi(5)
+def test_launches_at_the_same_time_take_different_cores(tmp_path: Path) -> None:
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    options = ["--allow-run-as-root", "--no-tag-output", "-np", "1", "--cores-per-rank", "1"]
+    line = [sys.executable, "-m", "ddlrun", "launch", *options, sys.executable, "-c", HOLD, str(tmp_path / "stop")]
+    outputs = [tmp_path / f"out{number}" for number in range(len(CORES) + 1)]
+    with ExitStack() as stack:
+        launches = [
+            stack.enter_context(subprocess.Popen(line, env=environ, stdout=file, stderr=subprocess.STDOUT))
+            for file in (stack.enter_context(path.open("w")) for path in outputs)
+        ]
+        wait_for(lambda: all(path.read_text().count("\n") > 5 for path in outputs))
+        wait_for(lambda: all(path.read_text().splitlines()[-1][0].isdigit() for path in outputs))
+        (tmp_path / "stop").touch()
+        assert [launch.wait() for launch in launches] == [0] * len(launches)
+    cpus = sorted((path.read_text().splitlines()[-1] for path in outputs), key=len)
+    *bound, loose = [[int(cpu) for cpu in line.split()] for line in cpus]
+    assert (sorted(cpu for own in bound for cpu in own), loose) == (USABLE, USABLE)
+    assert sum("they share CPUs" in path.read_text() for path in outputs) == 1
+    assert os.listdir(tmp_path / "state" / "ddlrun" / "active") == []
 
 
 def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: Path) -> None:

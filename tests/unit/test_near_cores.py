@@ -8,14 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import PlacementError
+from ddlrun.hosts import Host, HostList
 from ddlrun.machine import GPU, PU, Core, Machine
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.machine.preset import parse_machine
 from ddlrun.mapping.core_shares import leave_out_reserved
 from ddlrun.mapping.local_ranks import LocalRankPlacement, place_local_ranks
+from ddlrun.mapping.placement import place
+from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.share_notes import share_notes
+from ddlrun.topology import RankOrder, Topology
 from tests.machines.facts import load
 from tests.machines.render_hwloc import render_hwloc
 
@@ -273,3 +277,49 @@ def test_each_kind_of_cores_is_divided_equally(fast: int, slow: int, ranks: int)
         assert sum(sizes) == (count if count >= ranks else 0)
     totals = [len(rank.cores) for rank in placed]
     assert max(totals) - min(totals) <= 1
+
+
+def taken_by(described: Machine, cores: list[int], gpus: int = 0) -> Machine:
+    """Return a machine of which other runs have these cores and its first GPUs."""
+    cpus = {pu.os_index for core in described.cores if core.logical_index in cores for pu in core.pus}
+    return described._replace(taken=frozenset({*cpus, *(str(gpu.pci_address) for gpu in described.gpus[:gpus])}))
+
+
+@pytest.mark.parametrize(
+    ("cores", "policy", "shares"),
+    [
+        ([0, 24], PlacementPolicy(cores_per_rank=2), ["1-2", "25-26"]),
+        (list(range(23)), PlacementPolicy(cores_per_rank=2), ["24-25", "36-37"]),  # none of the first package is free
+        (list(range(47)), PlacementPolicy(cores_per_rank=2), ["0-47", "0-47"]),
+        (list(range(47)), PlacementPolicy(cores_per_rank=2, bind="package"), ["0-23", "24-47"]),
+        ([0], PlacementPolicy(), ["0-23", "24-47"]),
+    ],
+)
+def test_cores_of_other_runs_are_taken_last(cores: list[int], policy: PlacementPolicy, shares: list[str]) -> None:
+    placed = place_local_ranks(taken_by(machine("epyc-7451"), cores), 2, policy)
+    assert [cpu_list(core.logical_index for core in seat.cores) for seat in placed] == shares
+
+
+def test_gpus_of_other_runs_are_taken_last() -> None:
+    gpus = tuple(GPU(n, package=n % 2, pci_address=f"0000:{n}1:00.0", vendor="nvidia") for n in range(4))
+    described = machine("epyc-7451")._replace(gpus=gpus)
+
+    def chosen(ranks: int, gpus: int) -> list[int | None]:
+        placed = place_local_ranks(taken_by(described, [], gpus), ranks)
+        return [seat.gpu and seat.gpu.number for seat in placed]
+
+    assert (chosen(1, 0), chosen(1, 1), chosen(2, 2), chosen(3, 2)) == ([0], [1], [2, 3], [0, 1, 2])
+
+
+def test_notes_on_what_runs_share() -> None:
+    described = taken_by(machine("epyc-7451"), [*range(47)])
+    hosts = HostList((Host("a"),), "test")
+
+    def notes(policy: PlacementPolicy) -> list[str]:
+        placed = place(Topology((2, 1, 1)), hosts, {"a": described}, RankOrder.HOST, policy)
+        return [note for note in placement_notes(placed) if "other runs" in note]
+
+    (bound,) = notes(PlacementPolicy())
+    assert bound.startswith("a: ranks share CPUs 0-")
+    (loose,) = notes(PlacementPolicy(cores_per_rank=1, packing="pack"))
+    assert loose.startswith("a: too few cores are free, so that ranks may run on all: they share CPUs ")
