@@ -98,13 +98,15 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
     - An mpirun that was killed or has lost a host kills the keepers of all hosts. Their connections may close before
       its end is noticed, or before the keeper on the lost host has ended its program.
     - A rank whose MPI has lost another one, or mpirun, may fail before its keeper, which has lost mpirun, ends it.
+    - A keeper whose connection was reset ends its program. Of that, mpirun may hear before ddlrun, or alone.
     - After a rank's call of MPI_Abort, mpirun kills all keepers. On a busy machine it does so before they have reported
       the ends of their programs. It also kills them after a rank's MPI has aborted the job on an error. This explains
       a connection that was reset, but not one that was closed: that a user killed this keeper may be the error.
     """
     if reason.closed is None:
-        cut_off = _is_cut_off(reason, ends.values()) and (_find_loss(mpirun) is not None or _was_killed(mpirun))
-        return ended_by_mpirun(mpirun, ends) if cut_off else reason
+        lost = _find_loss(mpirun) is not None or _was_killed(mpirun) or _is_unheard(mpirun, ends)
+        cut_off = lost and _is_cut_off(reason, ends.values())
+        return ended_by_mpirun(mpirun, ends) if cut_off or reason == _find_rank(mpirun, {}) else reason
     killed = killed_rank(mpirun.output)
     if reason.closed.rank in (killed and killed[0], killed_keeper(mpirun.output)):
         return _killed(reason.closed.label, reason.closed)
@@ -118,6 +120,16 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
     if _may_be_signalled(mpirun, ends.values()):
         return EndReason(mpirun.exit_code, f"{mpirun.name} {SIGNALLED}")
     return reason
+
+
+def _is_unheard(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> bool:
+    """Return True if a rank left MPI whose keeper has reported no end: it had ended the rank, but could not say so."""
+    left = _rank_that_left(mpirun)
+    return left is not None and left[0] not in ends
+
+
+def _rank_that_left(mpirun: MpirunEnd) -> tuple[int, str] | None:
+    return improper_end(mpirun.output) or unfinished_rank(mpirun.output)
 
 
 def _was_killed(mpirun: MpirunEnd) -> bool:
@@ -179,12 +191,14 @@ def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason
 def _find_rank(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason | None:
     """Return the reason for the end where mpirun, or ddlrun's own process manager, names a rank; None if not."""
     code = mpirun.exit_code or 1
-    improper = improper_end(mpirun.output) or unfinished_rank(mpirun.output)
-    if improper is not None:
-        rank, host = improper
-        with_code = f" with {ends[rank].exit_code}" if rank in ends else ""
+    left = _rank_that_left(mpirun)
+    if left is not None:
+        rank, host = left
+        if rank not in ends:
+            return EndReason(UnreachableError.exit_code, f"the connection of rank {rank} on {host} broke: {RESET}")
+        with_code = f"with {ends[rank].exit_code}"
         return EndReason(
-            code, f"rank {rank} on {host} exited{with_code} while others were in MPI, without MPI_Finalize"
+            code, f"rank {rank} on {host} exited {with_code} while others were in MPI, without MPI_Finalize"
         )
     killed, aborting = killed_rank(mpirun.output), aborting_rank(mpirun.output)
     if killed is not None:

@@ -434,6 +434,21 @@ def test_a_reset_connection(cluster: Cluster, mpirun: str, tmp_path: Path) -> No
 
 
 @pytest.mark.extra
+def test_a_port_that_a_firewall_rejects_while_mpi_runs(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    """Only the keeper notices; ddlrun hears of it as mpirun, or MPI, misses the rank."""
+    words = STAY if mpirun == OWN else (sys.executable, str(RANK_IN_MPI), *STAY)
+    with Job(cluster, mpirun, tmp_path, *words, options=("--heartbeat", "8")) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        port = keeper_socket(cluster, "h3", keeper)[4].rpartition(":")[2]
+        with cluster.blocked("h3", port):  # ddlrun does not get the reset
+            cluster.administer("h3", ["ss", "-K", "-tn", "dport", "=", f":{port}"])
+            code, _, err = job.end()
+    assert code == 3, err
+    assert re.search("failed after .*: (the connection of rank 2 on h3 broke|no sign of life from h3)", err), err
+
+
+@pytest.mark.extra
 @pytest.mark.openmpi(5)  # Open MPI 4.1's daemon kills the keeper that ends it, before that removes its session folder
 def test_a_ddlrun_that_is_stopped(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, *STAY, options=("--heartbeat", "4")) as job:

@@ -239,6 +239,18 @@ def test_a_rank_whose_keeper_lost_mpirun_does_not_hide_a_lost_host() -> None:
     assert explain_by_mpirun(EndReason(1), MpirunEnd(-9, "", ended_by_ddlrun=True), {0: cut_off}) == EndReason(1)
 
 
+def test_a_rank_that_left_mpi_without_a_word_of_its_keeper_was_cut_off() -> None:
+    """A firewall rejects the port of the keepers: the keeper of rank 1 has ended the rank."""
+    mpirun, others = MpirunEnd(1, IMPROPER), {0: end(0, 143, ordered=True)}
+    for reason in (ended_by_mpirun(mpirun, others), EndReason(1)):
+        lost = explain_by_mpirun(reason, mpirun, {0: end(0, 14)} if reason.reason is None else others)
+        assert (lost.exit_code, str(lost.reason).partition(":")[0]) == (3, "the connection of rank 1 on vm broke")
+    # It was only late.
+    late = explain_by_mpirun(ended_by_mpirun(mpirun, {}), mpirun, {1: end(1, 7)})
+    assert (late.exit_code, "rank 1 on vm exited with 7" in str(late.reason)) == (1, True)
+    assert explain_by_mpirun(EndReason(7), mpirun, {0: end(0, 7)}) == EndReason(7)
+
+
 def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
     ordered = {rank: end(rank, 143, ordered=True) for rank in (0, 1)}
     signalled = EndReason(1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send")
