@@ -12,7 +12,7 @@ from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
 from ddlrun.machine.openmpi4 import count_cores
-from ddlrun.mapping.rankfile import check_names
+from ddlrun.mapping.rankfile import check_names, name_problem
 from ddlrun.mapping.spare_hosts import replace_hosts
 from ddlrun.mapping.topology_request import check_request
 from ddlrun.plan import Plan
@@ -89,7 +89,9 @@ def check_settings(settings: Settings) -> Attempt:
     """
     mpirun = PendingManager(_manager_request(settings), os.environ)
     hosts = settings.hosts.hosts
-    check_names(hosts.names)
+    if any(map(name_problem, hosts.names)):
+        major = mpirun.result().major
+        check_names(hosts.names, () if major is None else (major,))
     check_distinct(hosts, os.uname().nodename)
     check_request(settings.job.topology, hosts)
     return Attempt(settings, mpirun, settings.run.restarts)
@@ -107,6 +109,7 @@ def _manager_request(settings: Settings) -> ManagerRequest:
         foreign_launcher=not hosts.all_local and not hosts.launcher.passes_stdin,
         variables=settings.environment.variables,
         in_container=settings.container is not None,
+        dry_run=settings.run.dry_run,
     )
 
 

@@ -52,7 +52,7 @@ def render(placement: Placement, title: str, majors: Collection[int] = BOTH_MAJO
 
     Raises PlacementError if a host or its cores cannot be written so.
     """
-    check_names(placement.hosts.names)
+    check_names(placement.hosts.names, majors)
     slots: dict[int, list[str]] = {}
     problems = []
     for indexes, machine, bindings in placement.groups():
@@ -122,9 +122,10 @@ def repeat(lines: Iterable[RankFileLine], count: int) -> Iterator[str]:
         yield f"rank {len(places) + number}={place.host} slot={place.slot}\n"
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str], majors: Collection[int] = BOTH_MAJORS) -> None:
     """Raise PlacementError for host names that one of the majors does not read as they are."""
-    problems = [(name, problem) for name in names if (problem := name_problem(name))]
+    pairs = ((name, name_problem(name)) for name in names) if majors else ()
+    problems = [(name, problem) for name, problem in pairs if problem and (problem.for_both or 4 in majors)]
     if problems:
         raise PlacementError(
             *(f"host {name!r}: {problem}; give it another name in /etc/hosts" for name, problem in problems)
@@ -166,6 +167,11 @@ class NameProblem(Enum):
 
     def __str__(self) -> str:
         return self.value
+
+    @property
+    def for_both(self) -> bool:
+        """Whether 5.0 does not read the name either."""
+        return self is not NameProblem.UNDERSCORE
 
 
 def name_problem(name: str) -> NameProblem | None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.process_managers import AUTO, OPEN_MPI, OWN, SRUN
+from ddlrun.process_managers import AUTO, OPEN_MPI, OWN, SRUN, slurm
 from ddlrun.process_managers.agents import own_manager
 from ddlrun.process_managers.installation import PendingMpirun, find_mpirun, start_mpirun_query, start_srun_query
 from ddlrun.process_managers.openmpi import REMEDY, Mpirun
@@ -35,6 +35,8 @@ class ManagerRequest(NamedTuple):
     """Variables of the job that are not in ddlrun's own environment."""
     in_container: bool = False
     """Whether the program is that of a container's image."""
+    dry_run: bool = False
+    """Whether the plan is only printed, perhaps far from the cluster."""
 
 
 class PendingManager:
@@ -46,7 +48,11 @@ class PendingManager:
         self._mpirun: PendingMpirun | None = None
         self._python_mpi: Callable[[], PythonMpi] | None = None
         self._environ = environ
-        self._chosen = _check_own(request, environ) if request.manager == OWN else None
+        self._chosen: Mpirun | None = None
+        if request.manager == OWN:
+            self._chosen = _check_own(request, environ)
+        elif request.manager == SRUN and request.dry_run and find_mpirun(request.mpirun or SRUN, environ) is None:
+            self._chosen = _missing_srun(environ)
         if self._chosen is not None:
             return
         if request.manager == SRUN:
@@ -76,6 +82,12 @@ class PendingManager:
             return self._mpirun.result()
         self._mpirun.discard()
         return own_manager(reason)
+
+
+def _missing_srun(environ: Mapping[str, str]) -> Mpirun:
+    """Return an srun that is not installed here, for a plan that is only printed."""
+    manager = slurm.manager(slurm.parse_features("", ""), environ)
+    return Mpirun(SRUN, "not installed here", "--process-manager srun", manager)
 
 
 def _without_mpirun(mpi: PythonMpi | None) -> Mpirun:

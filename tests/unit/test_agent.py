@@ -172,6 +172,21 @@ def test_without_an_mpirun_ddlrun_starts_the_ranks_itself(
     assert (is_own(manager), manager.reason) == (True, reason)
 
 
+@pytest.mark.parametrize("major", [None, 4, 5])
+@pytest.mark.parametrize("host", ["[2001:db8::1]", "node_1", "9n.site"])
+def test_names_matter_to_the_open_mpi_that_runs_alone(host: str, major: int | None, tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {major}.0.0'\n")
+    mpirun.chmod(0o755)
+    line = [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "--allow-run-as-root", "--machine", "dgx1"]
+    line += ["--mpirun", str(mpirun)] if major else ["--process-manager", "ddlrun"]
+    done = subprocess.run([*line, "-H", f"{host}:2", "true"], capture_output=True, text=True, check=False)
+    accepted = major is None or (host == "node_1" and major == 5)
+    assert (done.returncode, "give it another name in /etc/hosts" in done.stderr) == (
+        (0, False) if accepted else (4, True)
+    )
+
+
 @pytest.mark.parametrize(("option", "code"), [("--no-tag-output", 0), ("--strict-binding", 5)])
 def test_ranks_that_cannot_bind_themselves(option: str, code: int, tmp_path: Path) -> None:
     """Agents bind by OS indexes, which a preset does not have."""

@@ -91,3 +91,6 @@ def test_the_option_takes_the_srun_of_this_machine(tmp_path: Path) -> None:
 def test_a_machine_without_srun(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="srun does not exist or cannot be run; load"):
         PendingManager(ManagerRequest(SRUN), {"PATH": str(tmp_path)})
+    printed = PendingManager(ManagerRequest(SRUN, dry_run=True), {"PATH": str(tmp_path)}).result()
+    assert (printed.version, printed.major) == ("not installed here", None)
+    assert printed.command(JOB)[-3:] == JOB.program
