@@ -62,7 +62,7 @@ def render(placement: Placement, title: str, majors: Collection[int] = BOTH_MAJO
         if None in texts:
             names = fold(placement.hosts.names[index] for index in indexes)
             problems.append(f"{names}: {no_notation(machine)}")
-    problems = problems or _too_long(placement, slots, majors)
+    problems = problems or (_too_long(placement, slots, majors) if majors else [])
     if problems:
         raise PlacementError(*problems)
     return _blocks(placement, f"{title}{_restriction(placement, majors)}", slots)
