@@ -7,6 +7,35 @@ from collections.abc import Iterable, Mapping
 COLOUR = r"\x1b\[[0-9;:]*m"
 # Of a mistyped word with the name that is suggested; 1: equal.
 LEAST_SIMILARITY = 0.65
+# What a thread waits for -> the beginnings of the names of kernel functions, as /proc/PID/wchan has them.
+KERNEL_WAITS = {
+    "sleep": ("hrtimer_nanosleep", "do_nanosleep", "common_nsleep"),
+    "lock": ("futex_", "do_futex"),
+    "poll": ("ep_poll", "do_epoll", "do_poll", "do_sys_poll", "do_select", "poll_schedule_timeout", "io_cqring_wait"),
+    "pipe read": ("pipe_read", "anon_pipe_read", "pipe_wait_readable"),
+    "pipe write": ("pipe_write", "anon_pipe_write", "pipe_wait_writable"),
+    "pipe open": ("fifo_open", "wait_for_partner"),
+    "socket": ("wait_woken",),
+    "socket read": ("sk_wait_data", "unix_stream_read", "unix_stream_data", "__skb_wait", "tcp_recvmsg"),
+    "socket write": ("sk_stream_wait_memory", "sock_alloc_send", "sock_wait_for_wmem", "unix_wait_for_peer"),
+    "connect": ("inet_wait_for_connect", "inet_stream_connect", "__inet_stream_connect"),
+    "accept": ("inet_csk_accept", "inet_csk_wait_for_connect", "unix_accept"),
+    "child process": ("do_wait", "kernel_wait"),
+    "signal": ("sigsuspend", "do_sigtimedwait", "__do_sys_pause", "sys_pause", "do_pause"),
+    "stopped": ("do_signal_stop", "do_jobctl_trap", "ptrace_stop", "do_freezer_trap"),
+    "file lock": ("flock_", "posix_lock", "locks_lock", "fcntl_setlk"),
+    "page I/O": ("folio_wait", "__folio_lock", "wait_on_page", "__lock_page", "filemap_", "do_swap_page", "swap_read"),
+    "disk I/O": ("io_schedule", "blk", "bit_wait_io", "submit_bio", "wait_on_buffer", "__wait_on_buffer", "jbd2_",
+                 "ext4_", "xfs_", "btrfs_", "balance_dirty", "dio_", "iomap_", "read_events"),
+    "NFS": ("rpc_wait", "nfs"),
+    "FUSE": ("request_wait_answer", "fuse_"),
+    "Lustre": ("ptlrpc_", "ldlm_", "cl_", "ll_", "osc_"),
+    "GPFS": ("cxiWaitEvent",),
+    "Ceph": ("ceph_",),
+    "terminal": ("n_tty_", "tty_"),
+    "memory": ("mem_cgroup_", "throttle_direct_reclaim", "shrink_", "try_to_free"),
+    "GPU driver": ("nv", "uvm_", "os_acquire", "kfd_", "amdgpu_", "drm_", "dma_fence_"),
+}  # fmt: skip
 
 
 def counted(count: int, noun: str) -> str:
@@ -26,6 +55,15 @@ def signal_name(number: int) -> str:
     """
     names = {int(named): named.name for named in signal.Signals}
     return names.get(number, f"signal {number}")
+
+
+def kernel_wait(function: str) -> str:
+    """Return what a thread waits for in a function of the kernel; the name of the function where it is not known.
+
+    >>> kernel_wait("hrtimer_nanosleep"), kernel_wait("folio_wait_bit_common"), kernel_wait("new_function")
+    ('sleep', 'page I/O', 'new_function')
+    """
+    return next((words for words, names in KERNEL_WAITS.items() if function.startswith(names)), function)
 
 
 def printable(text: str) -> str:

@@ -15,6 +15,7 @@ from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.monitor.table import sort_by_trouble
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import read_past_run
+from ddlrun.wording import kernel_wait
 
 RANK_FIELDS = ("time", "ranks", "size", "host", "cpu", "rss", "read", "written", "queue", "state", "function")
 
@@ -116,7 +117,11 @@ class RunFeed:
             for rank in samples:
                 if isinstance(rank, RankSample):
                     gpu = mean_utilization(rank.ranks, self._gpus.get(rank.host, {}))
-                    yield {**{name: getattr(rank, name) for name in RANK_FIELDS}, "gpu": gpu}
+                    yield {
+                        **{name: getattr(rank, name) for name in RANK_FIELDS},
+                        "function": kernel_wait(rank.function),
+                        "gpu": gpu,
+                    }
 
 
 def _split(ranks: str, names: Container[str]) -> list[str]:

@@ -9,6 +9,7 @@ from ddlrun.doctor.records import RankReport
 from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, group_ranks, judge
 from ddlrun.hosts import fold
 from ddlrun.machine.cpus import cpu_list
+from ddlrun.wording import kernel_wait
 
 # Verdicts that name a hang, if the job has not moved.
 HANGS = frozenset(HangFinding) - {HangFinding.RUNNING, HangFinding.UNKNOWN}
@@ -83,7 +84,7 @@ def render_report(report: RankReport) -> list[str]:
     """Return the lines of a rank's processes and their stacks, without native code."""
     lines = []
     for process in report.processes:
-        waiting = f", waits in {process.waits_in}" if process.waits_in else ""
+        waiting = f", waits in {kernel_wait(process.waits_in)}" if process.waits_in else ""
         lines.append(f"process {process.pid} ({process.name}): state {process.state}{waiting}")
         for thread in process.threads:
             name = f': "{thread.name}"' if thread.name else ""

@@ -16,6 +16,7 @@ from ddlrun.doctor.frames import (
     without_native,
 )
 from ddlrun.doctor.records import ExaminedProcess, Frame, RankReport, RecordedCollective
+from ddlrun.wording import kernel_wait
 
 STOPPED = ("T", "t")
 RUNNING_STATE = "R"
@@ -167,7 +168,9 @@ def _locate_without_frame(process: ExaminedProcess) -> Position:
         return Position(Activity.FINALIZES, "", None)
     if process.call in BY_CALL and (process.target or process.call == "sleep"):
         return Position(BY_CALL[process.call], process.target, None)
-    return Position(Activity.UNKNOWN, NO_STACK if process.problem else process.waits_in or process.call, None)
+    return Position(
+        Activity.UNKNOWN, NO_STACK if process.problem else kernel_wait(process.waits_in) or process.call, None
+    )
 
 
 def _locate_outside_libraries(process: ExaminedProcess, own: Frame, inner: tuple[Frame, ...]) -> Position:
@@ -186,7 +189,7 @@ def _locate_outside_libraries(process: ExaminedProcess, own: Frame, inner: tuple
         return Position(Activity.COMMUNICATES, "backward", own)
     if process.state == RUNNING_STATE or (process.threads and process.threads[0].active):
         return Position(Activity.RUNS, _waiting_function(python), own)
-    call = _waiting_function(python) or process.call or process.waits_in
+    call = _waiting_function(python) or process.call or kernel_wait(process.waits_in)
     return Position(Activity.WAITS, call, own)
 
 

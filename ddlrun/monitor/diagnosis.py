@@ -12,6 +12,7 @@ from ddlrun.monitor.gpu_diagnosis import find_gpu_causes
 from ddlrun.monitor.history import History
 from ddlrun.monitor.link_rates import MEGABIT, find_slow_links
 from ddlrun.monitor.samples import HostSample, RankSample
+from ddlrun.wording import kernel_wait
 
 WINDOW = 10
 LEAST_SAMPLES = 5
@@ -112,7 +113,7 @@ def find_storage_wait(samples: Sequence[RankSample]) -> Finding | None:
     share = len(waits) / len(samples)
     if share < MAJORITY or mean(sample.cpu / sample.size for sample in samples) > MOST_CPU_WAITING:
         return None
-    functions = [sample.function for sample in waits if sample.function != "-"] or ["the kernel"]
+    functions = [kernel_wait(sample.function) for sample in waits if sample.function != "-"] or ["the kernel"]
     read = mean(sample.read for sample in samples)
     written = mean(sample.written for sample in samples)
     purpose = "storage" if any(sample.blocked for sample in waits) else "data of another process"
@@ -244,7 +245,7 @@ def summarize(history: History, findings: Sequence[Finding]) -> str:
     busy = [name for name, share in shares.items() if share >= MOST_CPU_WAITING]
     if len(busy) == len(shares):
         return f"nothing but the ranks' own work: they keep {mean(shares.values()):.2f} CPUs busy each"
-    functions = [samples[-1].function for name, samples in ranks.items() if name not in busy]
+    functions = [kernel_wait(samples[-1].function) for name, samples in ranks.items() if name not in busy]
     where = _describe_waiting(functions)
     if not busy:
         return f"ranks wait for events or devices{where}"
@@ -253,7 +254,7 @@ def summarize(history: History, findings: Sequence[Finding]) -> str:
 
 
 def _describe_waiting(functions: Sequence[str]) -> str:
-    """Return the kernel function in which most ranks wait, as the end of a clause; empty if it is unknown."""
+    """Return what most ranks wait for in the kernel, as the end of a clause; empty if it is unknown."""
     function = max(functions, key=functions.count)
     if function == "-":
         return ""

@@ -13,6 +13,7 @@ from ddlrun.monitor.gpu_samples import MEGAHERTZ, ClockLimit, GpuSample
 from ddlrun.monitor.history import History
 from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.monitor.samples import HostSample, RankSample
+from ddlrun.wording import kernel_wait
 
 LEAST_SAMPLES = 5
 # A short disturbance is no throttling: so large a share of so many samples must have it.
@@ -158,7 +159,7 @@ def _describe_work(use: GpuUse) -> str:
     if use.mean("cpu") >= LEAST_CPU:
         return f"uses {use.mean('cpu'):.2f} CPUs"
     function = use.ranks[-1].function
-    return "waits" if function == "-" else f"waits in {function}"
+    return "waits" if function == "-" else f"waits in {kernel_wait(function)}"
 
 
 def find_starved(uses: Sequence[GpuUse], most: float) -> list[Finding]:

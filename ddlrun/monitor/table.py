@@ -8,7 +8,7 @@ from ddlrun.monitor.history import History
 from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.units import render_bytes
-from ddlrun.wording import counted
+from ddlrun.wording import counted, kernel_wait
 
 COLUMNS = 80
 BARS = "▁▂▃▄▅▆▇█"
@@ -62,7 +62,7 @@ def sort_by_trouble(ranks: Mapping[str, Sequence[RankSample]], findings: Sequenc
 def _rank_line(samples: Sequence[RankSample], gpu: str | None) -> str:
     last = samples[-1]
     width = STATE_COLUMNS if gpu is None else GPU_STATE_COLUMNS
-    state = STATES.get(last.state, last.state) if last.function == "-" else last.function
+    state = STATES.get(last.state, last.state) if last.function == "-" else kernel_wait(last.function)
     cells = (
         f"{last.ranks:<6.6}",
         f"{last.host:<11.11}",

@@ -182,9 +182,9 @@ IDLE = {"cpu": 0.0, "state": "S", "function": "ep_poll"}
     ("ranks", "summary"),
     [
         ([{}, {}], "nothing but the ranks' own work: they keep 0.90 CPUs busy each"),
-        ([IDLE, IDLE], "ranks wait for events or devices, most of them in ep_poll"),
-        ([IDLE, {}], "1 of 2 ranks waits in ep_poll, while rank 1 computes"),
-        ([IDLE, {}, IDLE], "2 of 3 ranks wait, most of them in ep_poll, while rank 1 computes"),
+        ([IDLE, IDLE], "ranks wait for events or devices, most of them in poll"),
+        ([IDLE, {}], "1 of 2 ranks waits in poll, while rank 1 computes"),
+        ([IDLE, {}, IDLE], "2 of 3 ranks wait, most of them in poll, while rank 1 computes"),
         ([], "no samples of running ranks"),
     ],
 )

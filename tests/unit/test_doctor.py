@@ -91,7 +91,7 @@ POSITIONS = [
     ),
     (
         report(process([], threads=[], waits_in="hrtimer_nanosleep")),
-        Activity.UNKNOWN, "is in an unknown place (hrtimer_nanosleep)",
+        Activity.UNKNOWN, "is in an unknown place (sleep)",
     ),
     (
         report(process([

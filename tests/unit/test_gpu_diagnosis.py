@@ -99,7 +99,7 @@ def test_an_idle_gpu_is_named_while_others_compute() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "words"),
-    [({"cpu": 1.0}, "uses 1.00 CPUs"), ({}, "waits in futex_wait"), ({"function": "-"}, "waits")],
+    [({"cpu": 1.0}, "uses 1.00 CPUs"), ({}, "waits in lock"), ({"function": "-"}, "waits")],
 )
 def test_the_work_of_the_rank_of_an_idle_gpu_is_described(rank: dict[str, Any], words: str) -> None:
     (text,) = texts_of(history_of([{}, IDLE, {}], [{}, rank]))
@@ -217,8 +217,8 @@ def test_a_seeded_cause_is_named_within_ten_seconds(seed: int) -> None:
     ("gpus", "summary"),
     [
         ([{}, {"utilization": 0.5}], "nothing but the work of the GPUs: they compute 74% of the time"),
-        ([{}, {"utilization": 0.0}, IDLE], "ranks wait for events or devices, most of them in futex_wait"),
-        ([{}, {"ranks": ""}], "ranks wait for events or devices, most of them in futex_wait"),
+        ([{}, {"utilization": 0.0}, IDLE], "ranks wait for events or devices, most of them in lock"),
+        ([{}, {"ranks": ""}], "ranks wait for events or devices, most of them in lock"),
     ],
 )
 def test_a_job_whose_gpus_compute_is_summarized(gpus: list[dict[str, Any]], summary: str) -> None:

@@ -48,7 +48,7 @@ ALLOWED = {
     "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
     "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote", "wording"},
     "monitor": {"errors", "machine", "rank", "strangers", "units", "wording"},
-    "dashboard": {"machine", "monitor", "plan", "runs"},
+    "dashboard": {"machine", "monitor", "plan", "runs", "wording"},
     "supervise": {
         "doctor", "errors", "hosts", "monitor", "plan", "process_managers", "rank", "remote", "runs", "schedulers",
         "wording",
