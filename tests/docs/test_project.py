@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import ddlrun
+from ddlrun.monitor.exporters import PACKAGES
 from tests.support.cpu_group import autogroup_folder
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,12 @@ def test_make_targets_exist() -> None:
     targets = set(re.findall(r"(?:`|run: |^    )make ([\w-]+)", "\n".join(texts), re.MULTILINE))
     assert {"dev", "check", "test", "test-all", "release"} <= targets
     assert [target for target in targets if not re.search(rf"(?m)^{target}:", makefile)] == []
+
+
+def test_messages_and_pages_install_what_a_clone_can_install() -> None:
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ddlrun").rglob("*.py")]
+    assert [path for path in paths if re.search(r"pip install '?ddlrun(?!-)", path.read_text())] == []
+    assert [name for name in PACKAGES.values() if f'["{name}>=' not in (ROOT / "pyproject.toml").read_text()] == []
 
 
 def test_citation_has_the_version() -> None:

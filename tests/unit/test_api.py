@@ -95,7 +95,7 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
 def test_a_function_of_a_script_needs_cloudpickle() -> None:
     code = "import sys; sys.modules['cloudpickle'] = None; import ddlrun; ddlrun.run(lambda: 0)"  # as if not installed
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.rstrip().endswith("which needs cloudpickle: pip install 'ddlrun[notebook]'")
+    assert done.stderr.rstrip().endswith(f"which needs cloudpickle: {sys.executable} -m pip install cloudpickle")
 
 
 def test_a_host_without_the_function_is_named(tmp_path: Path) -> None:

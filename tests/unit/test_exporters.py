@@ -157,5 +157,5 @@ def test_mlflow_reads_its_metrics(state: Path) -> None:
 def test_a_missing_package_is_an_error(state: Path) -> None:
     (state / "tensorboard.py").write_text("raise ImportError('no tensorboard')\n")
     done = export(state, "tensorboard", PYTHONPATH=f"{state}:{os.getcwd()}")
-    problem = "--to tensorboard: no tensorboard; pip install 'ddlrun[tensorboard]'"
+    problem = f"--to tensorboard: no tensorboard; {sys.executable} -m pip install tensorboard"
     assert (done.returncode, done.stderr) == (2, f"ddlrun: error: {problem}\n")
