@@ -19,9 +19,30 @@ MOST_CHARACTERS = 200
 VERMILION, RED = "1;38;5;166", "1;31"
 TOO_LONG = os.strerror(errno.E2BIG)
 IN_USE = r"(?i)Address already in use|EADDRINUSE"
+# Modules whose package has another name on PyPI.
+PACKAGES = {
+    "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python",
+    "dateutil": "python-dateutil", "docx": "python-docx", "dotenv": "python-dotenv", "faiss": "faiss-cpu",
+    "fitz": "PyMuPDF", "git": "GitPython", "google.protobuf": "protobuf", "hydra": "hydra-core",
+    "ignite": "pytorch-ignite", "jwt": "PyJWT", "PIL": "pillow", "pkg_resources": "'setuptools<81'",
+    "psycopg2": "psycopg2-binary", "pynvml": "nvidia-ml-py", "pywt": "PyWavelets", "ruamel.yaml": "ruamel.yaml",
+    "serial": "pyserial", "skimage": "scikit-image", "sklearn": "scikit-learn", "skopt": "scikit-optimize",
+    "umap": "umap-learn", "yaml": "PyYAML", "zmq": "pyzmq",
+}  # fmt: skip
 # Patterns in the output of a program or of mpirun -> the likely cause and the remedy.
 HINTS = (
-    (r"No module named '?([\w.]+)", "Python on that host has no module {0}: install it there"),
+    *(
+        (
+            rf"No module named '?{re.escape(module)}(?![\w.])",
+            f"Python on that host has no {module}: pip install {package}",
+        )
+        for module, package in PACKAGES.items()
+    ),
+    (
+        r"No module named '?((\w+)\.[\w.]+)",
+        "{1} on that host has no module {0}: it is of another version, or not whole",
+    ),
+    (r"No module named '?(\w+)", "Python on that host has no module {0}: install it there"),
     (
         r"(?:ImportError: |error while loading shared libraries: )(\S+): cannot open shared object file",
         "the library {0} is missing there: load its module or set LD_LIBRARY_PATH",

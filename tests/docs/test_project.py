@@ -11,6 +11,7 @@ import yaml
 
 import ddlrun
 from ddlrun.monitor.exporters import PACKAGES
+from ddlrun.report.outcome import PACKAGES as OTHER_NAMES
 from tests.support.cpu_group import autogroup_folder
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,15 @@ def test_messages_and_pages_install_what_a_clone_can_install() -> None:
     paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ddlrun").rglob("*.py")]
     assert [path for path in paths if re.search(r"pip install '?ddlrun(?!-)", path.read_text())] == []
     assert [name for name in PACKAGES.values() if f'["{name}>=' not in (ROOT / "pyproject.toml").read_text()] == []
+
+
+def test_the_tutorial_installs_what_its_script_imports() -> None:
+    page, project = (ROOT / "docs/tutorial/first-job.md").read_text(), (ROOT / "pyproject.toml").read_text()
+    path, extras = re.findall(r"(docs/examples/digits_torch\w*\.py)[^[]*pip install '\.\[([\w,]+)\]'", page)[0]
+    lists = [re.search(rf"(?ms)^{name} = \[(.*?)\]$", project) for name in ["dependencies", *extras.split(",")]]
+    installed = {name for found in lists if found for name in re.findall(r'"([\w-]+)', found[1])}
+    modules = set(re.findall(r"(?m)^(?:import|from) (\w+)", (ROOT / path).read_text())) - {*sys.stdlib_module_names}
+    assert {OTHER_NAMES.get(module, module) for module in modules - {"ddlrun"}} <= installed
 
 
 def test_citation_has_the_version() -> None:
