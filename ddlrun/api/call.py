@@ -1,6 +1,7 @@
 """The program of each rank of `ddlrun.run`, given the name of the function, for people, and the folder of the call."""
 
 import importlib
+import linecache
 import os
 import pickle
 import sys
@@ -31,7 +32,8 @@ def main(folder: str) -> None:
     """Call the function, and write its result or its exception; exit with 1 after an exception."""
     rank = next(int(os.environ[name]) for name in RANKS if name in os.environ)
     path = f"{folder}/{result_name(int(os.environ.get('DDLRUN_RESTART', '0')), rank)}"
-    paths, call = _read_function(folder)
+    paths, cells, call = _read_function(folder)
+    linecache.cache.update(cells)
     sys.path.extend(entry for entry in paths if entry not in sys.path)
     try:
         result = find_pickler().dumps(_call(call))
@@ -43,11 +45,11 @@ def main(folder: str) -> None:
     _write(path, (result,))
 
 
-def _read_function(folder: str) -> tuple[list[str], bytes]:
-    """Return the paths of modules, and the pickled function; exit if this host does not have them."""
+def _read_function(folder: str) -> tuple[list[str], dict[str, Any], bytes]:
+    """Return the paths of modules, the source of cells and the pickled function; exit if this host has none."""
     try:
         with open(f"{folder}/{FUNCTION}", "rb") as file:
-            paths, call = pickle.load(file)  # noqa: S301 - written by the user's own process
+            paths, cells, call = pickle.load(file)  # noqa: S301 - written by the user's own process
     except OSError as error:
         host = os.uname().nodename
         sys.stderr.write(
@@ -55,7 +57,7 @@ def _read_function(folder: str) -> tuple[list[str], bytes]:
             "share: name one with run_dir=..., and call ddlrun.run again in place of ddlrun rerun\n"
         )
         sys.exit(EXIT_NO_FUNCTION)
-    return paths, call
+    return paths, cells, call
 
 
 def _call(call: bytes) -> object:

@@ -1,11 +1,15 @@
 """The launch of a Python function on every rank."""
 
+import io
+import linecache
 import os
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from types import CodeType
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ddlrun.api.call import FUNCTION, find_pickler, result_name
 from ddlrun.api.launch import LaunchedJob, launch_job
@@ -16,6 +20,8 @@ from ddlrun.runs.store import state_folder
 from ddlrun.wording import signal_name
 
 T = TypeVar("T")
+# The file of each function that cloudpickle pickles.
+NO_FILE = "<dynamic-code>"
 
 
 class JobError(Exception):
@@ -74,7 +80,7 @@ def run(function: Callable[..., T], /, *args: Any, **options: OptionValue) -> li
 
 
 def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return the call, and the paths of modules that it needs. Raises InputError."""
+    """Return the call, the paths of modules that it needs, and the source of notebook cells. Raises InputError."""
     if not callable(function):
         raise InputError(f"{function!r} is no function; give the function and its arguments: run(train, 0.5)")
     pickler = find_pickler()
@@ -84,10 +90,27 @@ def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             f"{sys.executable} -m pip install cloudpickle"
         )
     try:
-        call: bytes = pickler.dumps((function, args))
+        call = pickle.dumps((function, args)) if pickler is pickle else _pickle_code((function, args), pickler)
     except Exception as error:
         raise InputError(f"{function!r} and its arguments cannot be pickled: {error}") from error
-    return pickle.dumps((sys.path, call))
+    cells = {name: entry for name, entry in linecache.cache.items() if len(entry) > 1 and entry[1] is None}
+    return pickle.dumps((sys.path, cells, call))
+
+
+def _pickle_code(value: object, cloudpickle: Any) -> bytes:  # noqa: ANN401 - a module
+    """Pickle a value so that its functions keep the names of their files, which tracebacks show."""
+    reduce_code = cloudpickle.CloudPickler.dispatch_table[CodeType]
+
+    def reduce(code: CodeType) -> tuple[object, tuple[object, ...]]:
+        create, arguments = reduce_code(code)
+        return create, tuple(code.co_filename if argument == NO_FILE else argument for argument in arguments)
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # Any
+        dispatch_table: ClassVar = ChainMap({CodeType: reduce}, cloudpickle.CloudPickler.dispatch_table)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 @contextmanager

@@ -17,8 +17,6 @@ from ddlrun.remote.temporary_folder import temporary_folder
 # A module of ours, which ends when this process ends; the name is not imported here.
 ENTRY = "ddlrun.cli.dependent"
 ERRORS = {error.exit_code: error for error in (InputError, UnreachableError, PlacementError, PreflightError)}
-ERROR_PREFIX = "ddlrun: error: "
-MOST_ERROR_BYTES = 1 << 16
 
 
 class LaunchedJob(NamedTuple):
@@ -67,20 +65,16 @@ def launch_job(program: Sequence[str], options: Mapping[str, OptionValue], *, ra
     _check_words(program)
     words = render_options(options)
     environ = {**os.environ, **render_environment(options)}
-    errors = bytearray()
-
-    def keep(data: bytes) -> None:
-        errors.extend(data)
-        del errors[:-MOST_ERROR_BYTES]
-        print_error(data)
-
-    print_error = _printer("stderr")
     with temporary_folder("ddlrun-launch-") as folder:
-        attempts = f"{folder}/attempts"
-        start = [sys.executable, "-m", ENTRY, str(os.getpid()), "launch", "--attempts-file", attempts]
+        attempts, errors = f"{folder}/attempts", f"{folder}/errors"
+        start = [sys.executable, "-m", ENTRY, str(os.getpid()), errors, "launch", "--attempts-file", attempts]
         argv = [*start, *(["--raises"] if raises else []), *words, "--", *program]
-        code = stream_command(argv, environ, (_printer("stdout"), keep))
-        return _read_job(attempts) or _fail(code, errors.decode(errors="replace"))
+        code = stream_command(argv, environ, (_printer("stdout"), _printer("stderr")))
+        job, problems = _read_job(attempts), json.loads(_read(errors) or "[]")
+        if job is None:
+            raise _error(code, problems)
+        _printer("stderr")("".join(f"ddlrun: error: {problem}\n" for problem in problems).encode())
+        return job
 
 
 def _check_words(program: Sequence[str | os.PathLike[str]]) -> None:
@@ -112,12 +106,11 @@ def _read(path: str) -> str:
         return ""
 
 
-def _fail(code: int, text: str) -> LaunchedJob:
-    """Raise the error that the command printed before it exited without an outcome."""
-    problems = [line.removeprefix(ERROR_PREFIX) for line in text.splitlines() if line.startswith(ERROR_PREFIX)]
+def _error(code: int, problems: Sequence[str]) -> DdlrunError:
+    """Return the error of a command that exited without an outcome."""
     error = ERRORS.get(code, DdlrunError)(*problems or [f"ddlrun ended with exit code {code} before the job had ended"])
     error.exit_code = code
-    raise error
+    return error
 
 
 def _printer(stream: str) -> Callable[[bytes], None]:

@@ -24,6 +24,7 @@ from ddlrun.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_PREFLIGHT, EXIT
 from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from sys import UnraisableHookArgs
     from types import FrameType
 
@@ -160,8 +161,14 @@ def group() -> None:
     """
 
 
-def main() -> NoReturn:
-    """Run ddlrun and exit. An error of the user is one line per problem; a bug is a traceback."""
+def print_problems(problems: Sequence[str]) -> None:
+    """Print one line per problem."""
+    for problem in problems:
+        click.echo(f"ddlrun: error: {problem}", err=True)
+
+
+def main(report: Callable[[Sequence[str]], None] = print_problems) -> NoReturn:
+    """Run ddlrun and exit; `report` gets the problems of an error of the user. A bug is a traceback."""
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it,
     os.environ.setdefault("PATH", os.defpath)  # nor without this one, for which shells have a default, too
     _open_standard_streams()
@@ -171,29 +178,34 @@ def main() -> NoReturn:
             from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - only for a shell's completion
 
             _exit(complete_line(group, COMPLETION))
-        _exit(run_command(sys.argv[1:]))
+        _exit(run_command(sys.argv[1:], report))
     except KeyboardInterrupt:  # just before the command, or after it
         os._exit(EXIT_INTERRUPTED)
 
 
-def run_command(args: list[str]) -> int:
-    """Run a command line and return its exit code; its errors are printed."""
+def run_command(args: list[str], report: Callable[[Sequence[str]], None] = print_problems) -> int:
+    """Run a command line and return its exit code; `report` gets the problems of an error."""
     codes = ExitCodes()
+
+    def fail(code: int, *problems: str) -> int:
+        report(problems)
+        return codes.of_ddlrun(code)
+
     try:
         code = group.main(args or ["--help"], prog_name="ddlrun", standalone_mode=False, obj=codes)
     except DdlrunError as error:
-        code = codes.of_ddlrun(_fail(error.exit_code, *error.problems))
+        code = fail(error.exit_code, *error.problems)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "ddlrun"
-        code = codes.of_ddlrun(_fail(EXIT_BAD_INPUT, f"{_message(error).rstrip('.')}; see {command} --help"))
+        code = fail(EXIT_BAD_INPUT, f"{_message(error).rstrip('.')}; see {command} --help")
     except click.ClickException as error:
-        code = codes.of_ddlrun(_fail(error.exit_code, error.format_message()))
+        code = fail(error.exit_code, error.format_message())
     except (click.Abort, KeyboardInterrupt):
         code = codes.of_ddlrun(EXIT_INTERRUPTED)
     except _EndedError as error:
         code = codes.of_ddlrun(EXIT_SIGNAL + error.number)
     except OSError as error:
-        code = codes.of_ddlrun(_fail_by_system(error))
+        code = fail(*_system_failure(error))
     return code or 0
 
 
@@ -282,18 +294,12 @@ def _describe(error: click.UsageError) -> str:
     return error.format_message()
 
 
-def _fail_by_system(error: OSError) -> int:
-    """Print the error if a limit or a full disk is its cause, and return the exit code; raise any other again."""
+def _system_failure(error: OSError) -> tuple[int, str]:
+    """Return the exit code and the message if a limit or a full disk is the cause; raise any other error again."""
     limit = explain_limit(error, os.environ)
     if limit is not None:
-        return _fail(EXIT_PREFLIGHT, limit)
+        return EXIT_PREFLIGHT, limit
     if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
-    return _fail(EXIT_UNWRITTEN, f"cannot write the output: {error.strerror}")
-
-
-def _fail(code: int, *problems: str) -> int:
-    for problem in problems:
-        click.echo(f"ddlrun: error: {problem}", err=True)
-    return code
+    return EXIT_UNWRITTEN, f"cannot write the output: {error.strerror}"

@@ -1,10 +1,55 @@
-"""Entry point of a ddlrun that another program has started, whose pid is its first argument."""
+"""Entry point of a launch that Python has started: arguments are its pid, a file for errors, and those of ddlrun."""
 
+import json
+import re
 import sys
+from collections.abc import Mapping, Sequence
+
+import click
 
 from ddlrun.cli import main
 from ddlrun.remote.streamed_process import depend_on
 
+# A command with its options, or an option of the launch.
+OPTION = r"\bddlrun [a-z-]+[^;,)]*|(?<![\w-])--?[A-Za-z][\w-]*"
+
+
+def in_python(problem: str, given: Sequence[str]) -> str:
+    """Return a message with the keyword arguments of ddlrun.launch in place of options; `given` has the options.
+
+    >>> in_python("--grace 5x: no time; --overload permits it", [])
+    'grace 5x: no time; overload=True permits it'
+    >>> in_python("no such option --foo; see ddlrun launch --help", ["--foo=1"])
+    'no such option foo; see ddlrun launch --help'
+    """
+    keywords = {word.partition("=")[0]: _keyword(word.partition("=")[0]) for word in given if word.startswith("-")}
+    keywords |= _option_keywords()
+    return re.sub(OPTION, lambda match: keywords.get(match[0], match[0]), problem)
+
+
+def _option_keywords() -> Mapping[str, str]:
+    """Return the keyword argument of each option of launch."""
+    from ddlrun.cli.launch import command  # noqa: PLC0415 - for errors alone
+
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    on = {name: f"{_keyword(name)}{'=True' if option.is_flag else ''}" for option in options for name in option.opts}
+    off = {name: f"{_keyword(max(option.opts, key=len))}=False" for option in options for name in option.secondary_opts}
+    return on | off
+
+
+def _keyword(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _run(pid: int, path: str) -> None:
+    def write(problems: Sequence[str]) -> None:
+        options = sys.argv[: sys.argv.index("--")]
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump([in_python(problem, options) for problem in problems], file)
+
+    depend_on(pid)
+    main(write)
+
+
 if __name__ == "__main__":
-    depend_on(int(sys.argv.pop(1)))
-    main()
+    _run(int(sys.argv.pop(1)), sys.argv.pop(1))

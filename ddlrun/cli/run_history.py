@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # for the annotations alone
 MOST_RUNS = 20
 LONGEST_HOSTS = 24
 LONGEST_PROGRAM = 60
+# The program of the ranks of ddlrun.run.
+CALL = "ddlrun.api.call"
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
@@ -89,7 +91,13 @@ def _format_duration(seconds: float | None) -> str:
 
 
 def _program(words: Sequence[str]) -> str:
-    """Return a command line without the folder of its first word, and without Python before a script."""
+    """Return a command line without the folder of its first word, and without Python before a script.
+
+    >>> _program(["/bin/python3", "train.py"]), _program(["python", "-m", "ddlrun.api.call", "train", "/tmp/call-1"])
+    ('train.py', 'ddlrun.run(train)')
+    """
+    if list(words[1:3]) == ["-m", CALL]:
+        return f"ddlrun.run({''.join(words[3:4])})"
     first = os.path.basename(words[0]) if words else ""
     is_script = first.startswith("python") and len(words) > 1 and not words[1].startswith("-")
     return " ".join(words[1:] if is_script else (first, *words[1:]))

@@ -1,6 +1,7 @@
 """Jobs that a Python program starts: `ddlrun.launch` and `ddlrun.run`."""
 
 import json
+import linecache
 import os
 import re
 import signal
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 
 import ddlrun
+from ddlrun.api.options import OptionValue
+from ddlrun.cli.run_history import render_history
 from ddlrun.plan.outcome import parse_outcome
+from ddlrun.runs.history import read_past_run
 from tests.cluster.two_hosts import TwoHosts
 from tests.support import needs
 from tests.support.processes import mark, running, started, wait_for
@@ -49,6 +53,42 @@ def test_results_of_a_function_without_mpirun(tmp_path: Path) -> None:
         len, "abc", np=2, overload=True, process_manager="ddlrun", framework="torch", run_dir=str(tmp_path / "run")
     )
     assert results == [3, 3]
+
+
+CELL = """def divide(number):
+    return 1 / number
+"""
+
+
+def test_the_traceback_of_a_cell_shows_its_lines(tmp_path: Path) -> None:
+    needs.package("cloudpickle")
+    name, namespace = "/tmp/ipykernel_1/2.py", {"__name__": "__main__"}  # noqa: S108 - Jupyter's name
+    linecache.cache[name] = (len(CELL), None, CELL.splitlines(keepends=True), name)
+    exec(compile(CELL, name, "exec"), namespace)  # noqa: S102 - as Jupyter executes a cell
+    with pytest.raises(ddlrun.JobError) as raised:
+        ddlrun.run(namespace["divide"], 0, np=1, process_manager="ddlrun", run_dir=str(tmp_path / "run"))  # type: ignore[arg-type]
+    assert f'  File "{name}", line 2, in divide\n    return 1 / number\n' in str(raised.value)
+    (past,) = [past for past in [read_past_run(str(tmp_path / "run"))] if past is not None]
+    assert " ddlrun.run(divide)\n" in render_history([past])
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"grace": "soon"}, "grace: 'soon' is not a time, such as 90, 90s or 5m; see ddlrun launch --help"),
+        ({"foo_bar": 1}, "no such option foo_bar; see ddlrun launch --help"),
+        ({"np": 3, "topology": "2x1"}, "topology 2x1x1 means 2 ranks, but np 3 means 3"),
+        ({"np": 1, "tag_output": "x"}, "Option 'tag_output=True' does not take a value"),
+    ],
+    ids=str,
+)
+def test_an_error_is_raised_in_words_of_python_and_not_printed(
+    options: dict[str, OptionValue], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ddlrun.DdlrunError) as raised:
+        ddlrun.launch("true", **options)
+    assert str(raised.value).startswith(problem)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.openmpi(5)
