@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,16 @@ from tests.conftest import OWN, launch_line
 from tests.support.json_schemas import NAMES, read_schema, unsaid, validate, validate_run_folder
 from tests.support.seeded_runs import SAMPLES
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from ddlrun.network.measurements import (
+        BenchResult,
+        BestSettings,
+        CandidateRecord,
+        CollectiveRecord,
+        HorovodSettingRecord,
+        TuneRecord,
+    )
 
 ROOT = Path(__file__).parents[2]
 DDLRUN = [sys.executable, "-m", "ddlrun"]
@@ -215,3 +225,40 @@ def test_tune_and_its_profile(mpirun: str, tmp_path: Path) -> None:
     text = measure(mpirun, tmp_path, *words)
     assert re.match(rf"2x1x1 on {os.uname().nodename}, gradients of 65.5 kB, .*\nlinks: inside a host .*bit/s\n", text)
     assert text.endswith(f"saved:   {tmp_path}/profile.json\n")
+
+
+def test_text_of_bench_names_what_is_missing_and_what_is_wrong() -> None:
+    row: CollectiveRecord = {
+        "collective": "allreduce", "algorithm": "mpi", "size": 8, "bytes": 8, "seconds": 1e-6, "samples": 3,
+        "quartiles": [1e-6, 2e-6], "correct": False, "algbw": 8e6, "busbw": 4e6, "share": 0.25,
+    }  # fmt: skip
+    skipped = [("allreduce", "p", 4096), ("allreduce", "mpi", 8192), ("all_gather", "p", 8), ("all_gather", "p", 16)]
+    result: BenchResult = {
+        "topology": "2x1x1", "links": {}, "network": "", "measured": [row], "skipped": skipped, "note": "",
+        "seconds": 2.0,
+    }  # fmt: skip
+    validate(json.loads(json.dumps({**result, "schema": "urn:ddlrun:bench:1"})), "bench")
+    text = render_bench(result)
+    assert re.search(r"(?m)^8 B +1 us +8 MB/s +4 MB/s +25 %$", text)
+    assert "\n  allreduce p from 4 KiB, mpi from 8 KiB\n  all-gather from 8 B\n" in text
+    assert text.endswith("WRONG RESULTS: allreduce mpi 8 B\n")
+
+
+def test_text_of_tune_names_all_its_results() -> None:
+    best: BestSettings = {"topology": "2x1x1", "mode": "p", "tuning": "bucket=4M", "seconds": 0.5}
+    measured: list[CandidateRecord] = [{**best, "runs": 3, "expected": 0.25, "seconds": 0.5 + n} for n in range(14)]
+    settings: HorovodSettingRecord = {"variables": {"HOROVOD_CYCLE_TIME": "3.5"}, "seconds": 0.75}
+    record: TuneRecord = {
+        "schema": "urn:ddlrun:tune:1", "measured": measured, "best": best, "complete": False, "links": {}, "major": 5,
+        "topology": "2x1x1", "default_seconds": 0.5, "seconds": 60.0, "gradient": 2**20, "profile": None,
+        "hosts": ["a", "b"],
+        "horovod": {"measured": [settings], "best": settings, "default_seconds": 1.5, "complete": False},
+    }  # fmt: skip
+    validate(record, "tune")
+    text = render_tune(record)
+    assert text.startswith("2x1x1 on a,b, gradients of 1.05 MB, searched for 60 s\n\nXxYxZ ")
+    assert text.endswith(
+        "... and 2 more, the slowest with 13.5 s\nthe budget ended the search; give a longer --budget to continue\n\n"
+        "best:    2x1x1, mode p, bucket=4M: 500 ms per step, as launch without a profile\n"
+        "Horovod: HOROVOD_CYCLE_TIME=3.5: 750 ms per step; with its defaults: 1.5 s; the budget ended the search\n"
+    )
