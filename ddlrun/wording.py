@@ -58,7 +58,7 @@ def signal_name(number: int) -> str:
 
 
 def kernel_wait(function: str) -> str:
-    """Return what a thread waits for in a function of the kernel; the name of the function where it is not known.
+    """Return the words for a function of the kernel in which a thread waits; its name where there are none.
 
     >>> kernel_wait("hrtimer_nanosleep"), kernel_wait("folio_wait_bit_common"), kernel_wait("new_function")
     ('sleep', 'page I/O', 'new_function')

@@ -254,7 +254,7 @@ def summarize(history: History, findings: Sequence[Finding]) -> str:
 
 
 def _describe_waiting(functions: Sequence[str]) -> str:
-    """Return what most ranks wait for in the kernel, as the end of a clause; empty if it is unknown."""
+    """Return the wait of most ranks in the kernel as the end of a clause; empty if it is unknown."""
     function = max(functions, key=functions.count)
     if function == "-":
         return ""
