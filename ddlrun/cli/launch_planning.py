@@ -7,6 +7,7 @@ from typing import NamedTuple
 import click
 
 from ddlrun.cli.inputs import check_named_gpus, reach, read_machines
+from ddlrun.cli.read_container import check_container
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
@@ -94,6 +95,9 @@ def check_settings(settings: Settings) -> Attempt:
         check_names(hosts.names, () if major is None else (major,))
     check_distinct(hosts, os.uname().nodename)
     check_request(settings.job.topology, hosts)
+    checks = settings.check.checks
+    if settings.container is not None and settings.hosts.all_local and (checks is None or "container" in checks):
+        check_container(settings.container)
     return Attempt(settings, mpirun, settings.run.restarts)
 
 

@@ -6,13 +6,17 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
 from ddlrun.cli.options import option, option_group
-from ddlrun.errors import InputError
+from ddlrun.cli.value_types import Choice
+from ddlrun.errors import InputError, PreflightError
 from ddlrun.plan.container import AUTO, RUNTIMES, ContainerRequest, choose_runtime, image_kind
 from ddlrun.ship.request import ENVIRONMENT_WORD
 
+# Other names of runtimes, and the tools around them.
+SYNONYMS = {
+    "singularity": "apptainer", "ch-run": "charliecloud", "bubblewrap": "bwrap", "pyxis": "enroot",
+    "nvidia-docker": "docker",
+}  # fmt: skip
 container_options = option_group(
     option(
         "Container",
@@ -23,7 +27,7 @@ container_options = option_group(
     option(
         "Container",
         "--container-runtime",
-        type=click.Choice([AUTO, *RUNTIMES]),
+        type=Choice([AUTO, *RUNTIMES], SYNONYMS),
         default=AUTO,
         show_default=True,
         help="Container runtime; auto: the first one on PATH that takes IMAGE.",
@@ -52,3 +56,13 @@ def read_container(options: Mapping[str, Any]) -> ContainerRequest | None:
     runtime = choose_runtime(image, runtime or AUTO, shutil.which)
     is_file = image_kind(image) not in ("name", "url")
     return ContainerRequest(runtime, os.path.abspath(image) if is_file else image, words)
+
+
+def check_container(container: ContainerRequest) -> None:
+    """Raise PreflightError where this machine lacks the runtime, or an image that is a file or a folder."""
+    if shutil.which(container.program) is None:
+        raise PreflightError(
+            f"no {container.program} on PATH, which --container needs; install it, or --container-runtime"
+        )
+    if os.path.isabs(container.image) and not os.path.exists(container.image):
+        raise PreflightError(f"--container {container.image}: no such file or folder")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import exception_line, find_failure, is_collateral, last_lines, without_numbers
-from ddlrun.process_managers.openmpi import ABORT
+from ddlrun.report.hints import CODE_HINTS, HINTS, IN_USE, LIMIT_HINTS, MPI_HINTS, find_hint
 from ddlrun.wording import printable, signal_name
 
 # Lines on ranks that failed later, and the characters of an exception in them.
@@ -18,121 +18,6 @@ MOST_CHARACTERS = 200
 # The colour of errors in Okabe and Ito's palette, which is not mistaken for green, and the nearest of eight colours.
 VERMILION, RED = "1;38;5;166", "1;31"
 TOO_LONG = os.strerror(errno.E2BIG)
-IN_USE = r"(?i)Address already in use|EADDRINUSE"
-# Modules whose package has another name on PyPI.
-PACKAGES = {
-    "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python",
-    "dateutil": "python-dateutil", "docx": "python-docx", "dotenv": "python-dotenv", "faiss": "faiss-cpu",
-    "fitz": "PyMuPDF", "git": "GitPython", "google.protobuf": "protobuf", "hydra": "hydra-core",
-    "ignite": "pytorch-ignite", "jwt": "PyJWT", "PIL": "pillow", "pkg_resources": "'setuptools<81'",
-    "psycopg2": "psycopg2-binary", "pynvml": "nvidia-ml-py", "pywt": "PyWavelets", "ruamel.yaml": "ruamel.yaml",
-    "serial": "pyserial", "skimage": "scikit-image", "sklearn": "scikit-learn", "skopt": "scikit-optimize",
-    "umap": "umap-learn", "yaml": "PyYAML", "zmq": "pyzmq",
-}  # fmt: skip
-# Patterns in the output of a program or of mpirun -> the likely cause and the remedy.
-HINTS = (
-    *(
-        (
-            rf"No module named '?{re.escape(module)}(?![\w.])",
-            f"Python on that host has no {module}: pip install {package}",
-        )
-        for module, package in PACKAGES.items()
-    ),
-    (
-        r"No module named '?((\w+)\.[\w.]+)",
-        "{1} on that host has no module {0}: it is of another version, or not whole",
-    ),
-    (r"No module named '?(\w+)", "Python on that host has no module {0}: install it there"),
-    (
-        r"(?:ImportError: |error while loading shared libraries: )(\S+): cannot open shared object file",
-        "the library {0} is missing there: load its module or set LD_LIBRARY_PATH",
-    ),
-    (
-        r"CUDA out of memory|OutOfMemoryError",
-        "the GPU's memory is full: use a smaller batch; nvidia-smi there shows other users of it",
-    ),
-    (
-        r"no CUDA-capable device|CUDA driver version is insufficient|No CUDA GPUs are available|Found no NVIDIA driver",
-        "no usable GPU on that host: compare nvidia-smi there with ddlrun probe",
-    ),
-    (r"invalid device ordinal", "the script selects a GPU that this rank cannot see: see --visible-gpus"),
-    (
-        r"device-side assert triggered|CUDA error: an illegal memory access",
-        "a CUDA kernel failed: run again with --env CUDA_LAUNCH_BLOCKING=1 to see the line that launched it",
-    ),
-    (
-        r"Duplicate GPU detected",
-        "NCCL does not allow two ranks on one GPU: start one rank per GPU, and call torch.cuda.set_device(LOCAL_RANK)",
-    ),
-    (
-        r"NCCL (?:WARN|error)|ncclSystemError|ncclUnhandledCudaError",
-        "NCCL failed: run again with --env NCCL_DEBUG=INFO; --network names the network to use",
-    ),
-    (IN_USE, "another process on that host holds the port: ddlrun ps shows leftovers; unset a MASTER_PORT of yours"),
-    (
-        r"MemoryError|Cannot allocate memory",
-        "out of memory: the host has none left, or a limit (ulimit -v, a cgroup) was reached",
-    ),
-    (r"No space left on device", "a disk, or shared memory, is full there: ddlrun check shows both"),
-    (
-        r"unable to write to file </torch_|Bus error",
-        "shared memory is too small on that host: start a container with --shm-size",
-    ),
-    (r"Too many open files", "raise the limit of open files there (ulimit -n)"),
-    (r"File too large", "a file reached the limit of sizes there: raise it (ulimit -f)"),
-    (
-        r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected",
-        "the script needs torchrun's variables, which --framework omits or --env overrides: add torch to --framework",
-    ),
-    (
-        r"terminate called without an active exception|PyGILState_Release: |pt_gloo_runloop",
-        "a C++ thread was ended by force; where it is PyTorch's gloo: del the model, then destroy_process_group()",
-    ),
-    (
-        r"EOFError: EOF when reading a line",
-        "its standard input is empty: --stdin-rank N passes yours on to rank N, and --pty gives a rank your terminal",
-    ),
-    (r"Unknown backend type ddl", "the script has to import ddlrun.ddl.torch first"),
-    (
-        r"Permission denied",
-        "this user may not read, write or execute a file there; --fetch makes its files of --ship code writable",
-    ),
-)
-LIMIT_HINTS = {
-    128 + signal.SIGXCPU: "the limit of CPU time was reached there: raise it (ulimit -t)",
-    128 + signal.SIGXFSZ: "a file reached the limit of sizes there: raise it (ulimit -f)",
-}
-CODE_HINTS = LIMIT_HINTS | {
-    126: "the program is not executable there: chmod +x, or write its interpreter before it",
-    127: "the program is not on PATH there (write ./NAME for the working folder), or its interpreter is missing",
-    128 + signal.SIGSEGV: "--env PYTHONFAULTHANDLER=1 shows the line of Python at which it happened",
-    128 + signal.SIGKILL: "killed by another process: often by the kernel or the batch system, for lack of memory",
-}
-MPI_HINTS = (
-    (ABORT, "rank {0} called MPI_Abort with {1}"),
-    (
-        r"(?:ORTE|PRTE) (?:was unable to reliably start|has lost communication)",
-        "mpirun could not start its daemon on a host, or lost it: ddlrun check HOSTS shows the reason",
-    ),
-    (
-        r"Host key verification failed",
-        "the key of a host is not in known_hosts: log in once with ssh and compare the fingerprint",
-    ),
-    (r"Permission denied \((?:publickey|password)", "ssh to a host is refused: ssh-copy-id HOST"),
-    (
-        r"(?:orted|prted): (?:command not found|not found|No such file)",
-        "Open MPI is not installed at the same path on that host",
-    ),
-    (
-        r"specified\s+a non-existent CPU",
-        "the rank file names cores that a host does not have: correct or leave out --machine and --rankfile",
-    ),
-    (r"buffer overflow detected", "a host name is too long for Open MPI 4.1's rank files"),
-    (
-        r"listener thread failed to start",
-        "a session folder of an earlier mpirun is in the way: remove ompi.* and prte.* from the temporary folder",
-    ),
-)
 
 
 def render_outcome(outcome: Outcome, plan: Plan, *, with_tail: bool = True) -> str:
@@ -229,15 +114,6 @@ def find_port_in_use(outcome: Outcome, ports: range) -> int | None:
     tail = outcome.root.tail if outcome.root is not None else ""
     numbers = re.findall(r"(?<!\d)(\d{5})(?!\d)", tail) if re.search(IN_USE, tail) else []
     return next((int(number) for number in numbers if int(number) in ports), None)
-
-
-def find_hint(text: str, hints: tuple[tuple[str, str], ...]) -> str | None:
-    """Return the hint of the first pattern that matches; None if none does."""
-    for pattern, hint in hints:
-        match = re.search(pattern, text)
-        if match:
-            return hint.format(*match.groups())
-    return None
 
 
 def render_others(outcome: Outcome) -> Iterator[str]:

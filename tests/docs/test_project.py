@@ -11,7 +11,7 @@ import yaml
 
 import ddlrun
 from ddlrun.monitor.exporters import PACKAGES
-from ddlrun.report.outcome import PACKAGES as OTHER_NAMES
+from ddlrun.report.hints import PACKAGES as OTHER_NAMES
 from tests.support.cpu_group import autogroup_folder
 
 ROOT = Path(__file__).parents[2]

@@ -159,6 +159,16 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     assert done.stderr == ""
 
 
+def test_an_image_that_is_not_there_is_reported_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "bwrap").write_text("#!/bin/sh\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["launch", "--allow-run-as-root", "--process-manager", "ddlrun", "--container", "./nofolder", "true"]
+    done = subprocess.run([*DDLRUN, *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr == f"ddlrun: error: --container {tmp_path}/nofolder: no such file or folder\n"
+
+
 @pytest.mark.parametrize(
     ("code", "arguments", "part"),
     [
@@ -185,6 +195,8 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         (2, ["launch", "nosuch.py"], "'nosuch.py' does not exist"),
         (2, ["launch", "--json", "true"], "--json shows a plan alone; add --dry-run"),
         (2, ["launch", "--nodes", "two", "true"], "--nodes"),
+        (2, ["launch", "--container", "a", "--container-runtime", "singularity", "true"], "did you mean apptainer?"),
+        (5, ["launch", "--container", "a.sif", "--container-runtime", "apptainer", "true"], "no apptainer on PATH"),
         (2, ["launch", "--mpi-args", "'", "true"], "--mpi-args"),
         (2, ["launch", "--mpi-args", "echo x", "true"], "'echo' is no option"),
         (2, ["launch", "--mpi-args", "--verbose -np 1", "true"], "-np is what ddlrun plans"),

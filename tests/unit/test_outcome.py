@@ -13,7 +13,8 @@ from ddlrun.process_managers.openmpi import (
     improper_end,
     lost_host,
 )
-from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, render_end, render_others
+from ddlrun.report.hints import HINTS, MPI_HINTS, find_hint
+from ddlrun.report.outcome import render_end, render_others
 from ddlrun.supervise.root_cause import (
     ClosedConnection,
     EndReason,
@@ -80,6 +81,8 @@ def test_ends_are_rendered() -> None:
          "NCCL does not allow two ranks on one GPU"),
         ("RuntimeError: NCCL error in: x.cpp:1, unhandled system error, ncclSystemError: x", "NCCL failed"),
         ("OSError: [Errno 28] No space left on device", "a disk, or shared memory, is full"),
+        ('Error: cannot set up namespace using "/usr/bin/newuidmap": exec: "newuidmap": executable file not found',
+         "Podman without root needs newuidmap (package uidmap or shadow-utils)"),
         ("/usr/bin/python3: No module named torchh", "has no module torchh"),
         ("ModuleNotFoundError: No module named 'sklearn'", "on that host has no sklearn: pip install scikit-learn"),
         ("ModuleNotFoundError: No module named 'yamlfit'", "on that host has no module yamlfit: install it there"),
