@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
 .PHONY: demo dev test test-all test-clients release frameworks rest test-tensorflow coverage check fuzz bench faults goldens reference docs clean apt \
-	schedulers horovod mpis announce prepared
+	schedulers horovod mpis announce prepared pythons
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
@@ -25,11 +25,28 @@ test-all:
 	$(MAKE) test
 	$(MAKE) prepared
 	$(MAKE) -j4 check rest test-tensorflow fuzz
+	$(MAKE) pythons
 
 rest: $(VENV)/test-all
 	$(PYTEST) $(TESTS) --rest
 test-tensorflow: $(VENV)/frameworks/done
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
+
+# Run the tests that depend on the interpreter with each Python of this machine for which pip finds all packages.
+pythons:
+	@for python in $(PYTHONS); do \
+		venv=$(VENV)/$$($$python -c 'import sys; print("python%d.%d" % sys.version_info[:2])'); \
+		$(MAKE) VENV=$$venv PYTHON=$$python $$venv/test >/dev/null 2>&1 || { echo "not tested: $$python"; continue; }; \
+		$(MAKE) VENV=$$venv PYTHON=$$python TESTS="$(BY_PYTHON)" test || exit 1; \
+	done
+
+# On PATH, or else installed by pyenv.
+PYTHONS = $(foreach minor,10 11 12 13 14,$(firstword $(shell \
+	for python in python3.$(minor) ~/.pyenv/versions/3.$(minor).*/bin/python; do \
+		$$python -c 'import ensurepip, sys; print(sys.executable)' 2>/dev/null; done)))
+BY_PYTHON = tests/unit/test_cli.py tests/unit/test_debugging.py tests/unit/test_stacks.py tests/unit/test_tracebacks.py \
+	tests/unit/test_world_size.py tests/mpi/test_api.py tests/mpi/test_debugging.py \
+	tests/mpi/test_keeper.py::test_python_ends_as_without_ddlrun
 
 # Fetch test suites of other projects from PyPI, and run the quick ones under ddlrun and beside their own launchers.
 # Then run PyTorch's own cases for its backend gloo with gloo and with the backend ddl.

@@ -14,6 +14,8 @@ from ddlrun.rank.program_input import set_size
 
 DEADLINE_SECONDS = 60.0
 CHUNK = 1 << 14
+# Colours and movements of the cursor: the prompt of Python 3.13 has both.
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|[=>])")
 
 
 class Terminal:
@@ -34,9 +36,12 @@ class Terminal:
         set_size(self._fd, rows, columns)
 
     def wait_for(self, pattern: str) -> None:
-        """Wait until the output since the last key stroke has a match. Raises AssertionError with the output."""
+        """Wait until the output since the last key stroke, without its escape sequences, has a match.
+
+        Raises AssertionError with the output.
+        """
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while re.search(pattern, self.output) is None:
+        while re.search(pattern, ESCAPES.sub("", self.output)) is None:
             readable, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
             assert readable, f"no {pattern!r} in {self.output!r}"
             self.output += os.read(self._fd, CHUNK).decode(errors="replace")
