@@ -40,6 +40,8 @@ class Partner:
         self.name, self.address = name, address
         self.error: str | None = "no answer"
         """The last error of the attempt to reach it; None: it answered."""
+        self.unresolved = False
+        """Whether that error was that its name has no address."""
         self.port: int | None = None
         """The port on which it listens; None until it has connected to this host."""
         self.tried = threading.Event()
@@ -71,8 +73,13 @@ class Peer:
         for partner in self._partners.values():
             for event in (partner.tried, partner.finished):
                 event.wait(self._seconds_left())
-        reached = {partner.name: partner.error for partner in self._partners.values()}
-        return {"listening": self._server is not None, "reached": reached, "since": self.since, "until": time.time()}
+        return {
+            "listening": self._server is not None,
+            "reached": {partner.name: partner.error for partner in self._partners.values()},
+            "unresolved": [partner.name for partner in self._partners.values() if partner.unresolved],
+            "since": self.since,
+            "until": time.time(),
+        }
 
     def _seconds_left(self) -> float:
         return max(0.0, self._end - time.monotonic())
@@ -115,6 +122,7 @@ class Peer:
                 stream.sendall(b"\n")
                 self._await_end(partner, stream)
         except (OSError, ValueError) as error:
+            partner.unresolved = isinstance(error, socket.gaierror)
             return getattr(error, "strerror", None) or str(error) or "no answer"
         return None
 

@@ -28,6 +28,8 @@ class _PeerReport(NamedTuple):
 
     listening: bool
     reached: Mapping[str, str | None]
+    unresolved: frozenset[str]
+    """The targets whose names have no address there."""
     since: float
     until: float
 
@@ -110,6 +112,10 @@ def judge_tcp(hosts: Sequence[str], replies: Mapping[str, str], network: Network
         elif host not in errors:
             yield PreflightFinding(host, "tcp", FindingCode.PASSED)
         for error, targets in errors.get(host, {}).items():
+            if isinstance(report, _PeerReport) and report.unresolved.issuperset(targets):
+                for target in targets:
+                    yield PreflightFinding(host, "tcp", FindingCode.NAME_UNKNOWN, {"name": target})
+                continue
             reachable = [target for target in targets if host not in _all_targets(errors.get(target, {}))]
             values = {
                 "peers": fold(targets), "network": on_network, "error": error, "reachable": fold(reachable),
@@ -173,6 +179,7 @@ def _read_report(report: Mapping[str, Any]) -> _PeerReport:
     return _PeerReport(
         listening=bool(report["listening"]),
         reached={str(name): None if error is None else _shorten(str(error)) for name, error in errors},
+        unresolved=frozenset(map(str, report["unresolved"])),
         since=float(report["since"]),
         until=float(report["until"]),
     )

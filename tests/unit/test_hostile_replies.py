@@ -151,7 +151,7 @@ def test_a_text_that_is_no_host_name_is_neither_a_pattern_nor_an_option(tmp_path
     assert (tmp_path / "started").read_text() == "h1\n"
 
 
-REPORT = '{"listening": true, "reached": {"h2": %s}, "since": 1, "until": %s}'
+REPORT = '{"listening": true, "reached": {"h2": %s}, "unresolved": [], "since": 1, "until": %s}'
 
 
 @pytest.mark.parametrize(

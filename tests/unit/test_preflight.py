@@ -387,7 +387,10 @@ def test_failed_connections_name_their_direction() -> None:
     network = Network(("10.0.0.0/16",), {}, {}, "")
 
     def reply(since: float = 0, **reached: str | None) -> str:
-        report = {"listening": True, "reached": reached, "since": since, "until": since + 8}
+        unresolved = [name for name, error in reached.items() if error == "Name or service not known"]
+        report = {
+            "listening": True, "reached": reached, "unresolved": unresolved, "since": since, "until": since + 8,
+        }  # fmt: skip
         return f"@tcp {json.dumps(report)}\n"
 
     hosts = ["h1", "h2", "h3"]
@@ -398,6 +401,11 @@ def test_failed_connections_name_their_direction() -> None:
     }
     (finding,) = [finding for finding in judge_tcp(hosts, answers, network) if finding.level is not Level.OK]
     assert finding.message == "cannot connect to h2 on 10.0.0.0/16: Connection refused (the other direction works)"
+    answers["h3"] = reply(h1=None, h2="Name or service not known")
+    (finding,) = [finding for finding in judge_tcp(hosts, answers, network) if finding.level is not Level.OK]
+    assert (finding.message, finding.remedy) == (
+        "does not resolve h2", "correct its /etc/hosts or DNS: getent hosts h2"
+    )  # fmt: skip
     answers["h1"] = "@tcp null"
     assert [finding.level for finding in judge_tcp(hosts, answers, network)] == [Level.WARNING, Level.OK, Level.FAILURE]
     answers["h1"] = reply(h2="Connection refused", h3=None)

@@ -100,6 +100,13 @@ def test_it_has_failed_only_once_its_partner_listens(conversation: Conversation,
         assert conversation.report() == {"b": error}
 
 
+def test_a_name_without_an_address_is_not_blamed_on_a_firewall() -> None:
+    task = {"own": "a", "bind": HERE, "to": {"b": "no.such.invalid"}, "ports": [0], "token": "t", "seconds": 0.1}
+    argv = [sys.executable, "-IS", peer.__file__, json.dumps(task)]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    assert json.loads(done.stdout.removeprefix("@tcp "))["unresolved"] == ["b"]
+
+
 def test_a_peer_without_a_reader_ends(conversation: Conversation) -> None:
     assert conversation.process.stdout is not None
     conversation.process.stdout.close()
