@@ -79,9 +79,10 @@ def _unsupervised(job: PlacedJob) -> dict[str, str]:
     """Return the variables that the supervising ddlrun sets: without it, ranks have no keeper and no input."""
     variables = dict.fromkeys((protocol.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
     hosts = job.settings.hosts
-    if job.major != 4 or hosts.hosts.names[0] in hosts.local:
+    first_is_local = hosts.hosts.names[0] in hosts.local
+    if job.major != 4 or first_is_local:
         variables[STDIN] = os.devnull
-    if job.settings.supervision.input is not None:
+    if job.settings.supervision.input is not None or not first_is_local:
         variables[program_input.VARIABLE] = ""
     return variables
 

@@ -1,4 +1,4 @@
-"""The start of mpirun, and its standard input."""
+"""The start of mpirun, and a copy of our standard input."""
 
 import os
 import subprocess
@@ -8,20 +8,14 @@ Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
 
 
-def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool) -> Process:
-    """Start mpirun, its output in pipes that do not block. Raises OSError if it cannot be started.
-
-    Args:
-        argv: The command.
-        environ: Its environment.
-        stdin: Whether it gets our standard input; else its own is empty.
-    """
+def start_mpirun(argv: Sequence[str], environ: Mapping[str, str]) -> Process:
+    """Start mpirun without input, its output in pipes that do not block. Raises OSError if it cannot be started."""
     # A session of its own: a Ctrl-C at the terminal does not reach it, and whatever is left of the job
     # on this host can be found by its session.
     process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
         argv,
         env=environ,
-        stdin=None if stdin else subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

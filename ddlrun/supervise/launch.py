@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 
 from ddlrun.plan import STDIN, Plan
 from ddlrun.plan.outcome import Outcome
-from ddlrun.plan.supervision import LOOPBACK, SupervisedJob, SupervisionOptions
+from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
 from ddlrun.process_managers.agents import is_own
+from ddlrun.rank.program_input import VARIABLE
 from ddlrun.remote.mpirun_process import copy_stdin
 from ddlrun.remote.sessions import guard_session
 from ddlrun.runs.registry import record_run
@@ -30,6 +31,8 @@ LONGEST_KEEPALIVE = 32767  # the kernel's limit
 def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]) -> FinishedJob:
     """Start the job of a plan and supervise it to its end; the output goes to the run folder too."""
     placement = plan.placement
+    if options.input is None and VARIABLE in dict(plan.unsupervised) and not os.isatty(0):
+        options = options._replace(input=RankInput(0, InputMode.PIPE))  # rank 0 is on another host
     job = SupervisedJob(
         topology=placement.topology,
         order=placement.order,
@@ -42,7 +45,6 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
     keepalive = _keepalive_variables(plan.mpirun.major, options.heartbeat)
     variables = {**keepalive, **environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
     environ = {name: value for name, value in variables.items() if name not in plan.removed}
-    through_mpirun = STDIN not in environ and options.input is None and not os.isatty(0)
     folder_names = _session_variables(plan, environ)
     path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
     with (
@@ -51,7 +53,7 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         record_run(plan, environ),
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
-        command = MpirunCommand(plan.argv, {**environ, **session}, through_mpirun, folder)
+        command = MpirunCommand(plan.argv, {**environ, **session}, folder)
         return run_job(command, options, job, plan.run_dir, guard)
 
 
@@ -139,13 +141,13 @@ def _session_folder(path: str | None) -> Iterator[str | None]:
 
 
 def _stdin_variables(plan: Plan, options: SupervisionOptions) -> dict[str, str]:
-    """Return the variables that name the ranks' standard input; empty where mpirun passes it on."""
+    """Return the variables that name the ranks' standard input; empty where it is that of mpirun, which has none."""
     if options.input is not None:
         return {**input_variable(options.input), **({STDIN: os.devnull} if STDIN in dict(plan.unsupervised) else {})}
+    unused = {name: "" for name, _ in plan.unsupervised if name == VARIABLE}  # Open MPI warns if it is missing
     if STDIN not in dict(plan.unsupervised):
-        return {}
-    local = plan.placement.hosts.names[0] in plan.local_hosts
-    return {STDIN: _own_stdin() if local and not os.isatty(0) else os.devnull}
+        return unused
+    return unused | {STDIN: os.devnull if os.isatty(0) else _own_stdin()}
 
 
 def _own_stdin() -> str:

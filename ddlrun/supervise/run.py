@@ -19,8 +19,6 @@ class MpirunCommand(NamedTuple):
 
     argv: Sequence[str]
     environ: Mapping[str, str]
-    stdin: bool
-    """Whether mpirun gets ddlrun's standard input."""
     session_folder: str | None = None
     """The folder of mpirun's session files, if it has one of its own."""
 
@@ -74,7 +72,7 @@ def run_job(
     }
     try:
         with Signals(watch.forward) as signals:
-            process = start_mpirun(command.argv, {**command.environ, **variables}, stdin=command.stdin)
+            process = start_mpirun(command.argv, {**command.environ, **variables})
             guard(process.pid)
             allow_files(job.ranks)
             with process:

@@ -58,9 +58,10 @@ def test_the_example_trains_over_two_hosts(cluster: Cluster, mpirun: str, tmp_pa
 
 @pytest.mark.extra
 def test_a_launch_from_a_host_that_takes_no_part(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    argv = [*ddlrun(mpirun, tmp_path), "-H", "h2:1", "--quiet", "sh", "-c", "hostname; cat"]
-    done = cluster.run("h1", argv, cwd=tmp_path, stdin="")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "h2\n", "")
+    for text in ("", "".join(f"{number}\n" for number in range(50_000))):
+        argv = [*ddlrun(mpirun, tmp_path / str(len(text))), "-H", "h2:1", "--quiet", "sh", "-c", "hostname; cat"]
+        done = cluster.run("h1", argv, cwd=tmp_path, stdin=text)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"h2\n{text}", "")
 
 
 @pytest.mark.extra
