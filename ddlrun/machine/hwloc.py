@@ -14,6 +14,7 @@ from ddlrun.machine.locality import distance_rows, with_locality
 from ddlrun.machine.pci import PciDevice, attach, gpu_vendor, installed_memory
 
 _PACKAGE = ("Package", "Socket")  # hwloc 1.10 and before says Socket
+_INSTRUCTIONS = "2"  # caches of this type are not among the objects that mpirun reads
 _NETWORK, _RDMA = "2", "3"
 # hwloc 2.10 and later also write the types as words, and several types in one attribute.
 _OS_DEVICES = {_NETWORK: "net", "Network": "net", _RDMA: "infiniband", "OpenFabrics": "infiniband"}
@@ -154,7 +155,8 @@ def _walk(item: ET.Element, inside: _Surroundings, objects: _Objects, allowed: _
         _os_device(item, inside, objects)
     if "cpuset" in item.attrib:
         inside = inside._replace(cpus=_all_cpus(item))
-        objects.sets.append((_type(item), inside.cpus))
+        if item.get("cache_type") != _INSTRUCTIONS:
+            objects.sets.append((_type(item), inside.cpus))
     for child in item.iterfind("object"):
         _walk(child, inside, objects, allowed)
 

@@ -29,14 +29,14 @@ def _is_l3(item: ET.Element) -> bool:
 
 
 def _speeds(kind: ET.Element) -> Iterator[tuple[int, int]]:
-    """Yield the CPUs of a kind of cores with its speed.
+    """Yield the CPUs of a kind of cores with its speed; Intel's kinds may have equal capacities.
 
     Frequencies do not count: those of equal cores differ too, where some of them may clock higher.
     """
     infos = {info.get("name"): info.get("value", "") for info in kind.iterfind("info")}
     core_type, capacity = infos.get("CoreType", ""), infos.get("LinuxCapacity", "")
     if core_type in _CORE_TYPES or capacity:
-        speed = int(capacity) if capacity else _CORE_TYPES[core_type]
+        speed = _CORE_TYPES[core_type] if core_type in _CORE_TYPES else int(capacity)
         yield from ((cpu, speed) for cpu in parse_cpuset(kind.attrib["cpuset"]))
 
 

@@ -197,7 +197,7 @@ def _count(fields: Mapping[str, str], names: tuple[str, ...], host: str) -> int:
 
 def _cpus(fields: Mapping[str, str], name: str, host: str) -> frozenset[int]:
     if name not in fields:
-        _fail(host, 1, "it does not list the online CPUs", "", "lscpu -p")
+        _fail(host, 1, "it does not list the online CPUs in English", "", "LC_ALL=C lscpu")
     try:
         return parse_cpu_list(fields[name])
     except ValueError as error:

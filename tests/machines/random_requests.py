@@ -31,6 +31,7 @@ def random_requests(rng: random.Random, machine: Machine) -> Iterator[Request]:
         packing=rng.choice([None, "spread", "pack"]),
         bind=rng.choice(["core", "core", "core", "numa", "package", "none"]),
         threads_per_core=rng.choice([None, None, 1]),
+        core_kinds=rng.choice(["all", "all", "fast"]),
     )
     yield Request(rng.randint(1, max(1, cores // 2)), policy)
 

@@ -139,6 +139,13 @@ def test_a_rank_off_the_node_of_its_gpu_is_noted() -> None:
     ]
 
 
+def test_kinds_of_intel_may_have_one_capacity() -> None:
+    xml = render_hwloc(load("raptor-lake"))
+    equal = xml.replace("<info", '<info name="LinuxCapacity" value="1024" /><info')
+    assert [core.kind for core in parse_hwloc(equal, "h").cores] == [core.kind for core in parse_hwloc(xml, "h").cores]
+    assert "LinuxCapacity" in equal
+
+
 def test_too_few_fast_cores_are_an_error() -> None:
     with pytest.raises(PlacementError, match="has 6 usable cores of the fastest kind"):
         place_local_ranks(machine("raptor-lake"), 7, FAST)
