@@ -16,8 +16,8 @@ def check_writable(path: str, option: str) -> None:
         raise InputError(f"{option} {path}: no file can be written there")
 
 
-def write_atomically(path: str, blocks: Iterable[str], option: str = "-o") -> None:
-    """Write blocks to a temporary file beside `path`, then rename it to `path`.
+def write_atomically(path: str, blocks: Iterable[str], option: str = "-o", *, private: bool = False) -> None:
+    """Write blocks to a temporary file beside `path`, then rename it to `path`; only this user reads a `private` one.
 
     A device or a pipe is written to, never replaced. Raises InputError that names `option`.
     """
@@ -26,22 +26,23 @@ def write_atomically(path: str, blocks: Iterable[str], option: str = "-o") -> No
             with open(path, "w", encoding="utf-8") as file:
                 file.writelines(blocks)
         else:
-            _replace(os.path.realpath(path), blocks)
+            _replace(os.path.realpath(path), blocks, private=private)
     except OSError as error:
         raise InputError(f"{option} {path}: {error.strerror}") from error
 
 
-def _replace(path: str, blocks: Iterable[str]) -> None:
-    """Replace a file by one with the permissions that a new file has."""
+def _replace(path: str, blocks: Iterable[str], *, private: bool) -> None:
+    """Replace a file by one with the permissions that a new file has, or by a private one."""
     import tempfile  # noqa: PLC0415 - 8 ms, for output files alone
 
     handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(blocks)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.fchmod(handle, 0o666 & ~umask)
+            if not private:
+                umask = os.umask(0)
+                os.umask(umask)
+                os.fchmod(handle, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

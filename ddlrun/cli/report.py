@@ -38,7 +38,7 @@ def command(run: str | None, output: str | None, trace: str | None) -> None:
         for entry in read_runs(state)
     )
     path = output or RunDir(folder).page
-    write_atomically(path, [render_page(record, going=going, now=time.time())])
+    write_atomically(path, [render_page(record, going=going, now=time.time())], private=output is None)
     click.echo(path)
     if trace is not None:
         write_atomically(trace, [json.dumps(chrome_trace(record)), "\n"], "--trace")

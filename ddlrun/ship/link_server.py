@@ -3,11 +3,12 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddlrun.ship.host.link import GREETING_SECONDS, listen, welcome
+from ddlrun.listening import bind_free_port
+from ddlrun.ship.host.link import BACKLOG, GREETING_SECONDS, welcome
 from ddlrun.strangers import MOST, Strangers
 
 # The time in which a thread ends whose connection was closed.
@@ -17,11 +18,17 @@ END_SECONDS = 2.0
 class LinkServer:
     """The threads that serve the hosts of one transfer."""
 
-    def __init__(self, secret: str, hosts: int) -> None:
-        """Listen for a number of hosts; nothing is accepted yet."""
+    def __init__(self, secret: str, addresses: Sequence[str], hosts: int) -> None:
+        """Listen for hosts; nothing is accepted yet.
+
+        Args:
+            secret: The secret of the transfer.
+            addresses: This machine's addresses that the hosts try.
+            hosts: Their number.
+        """
         self._secret = secret
-        self._listener = listen()
-        self.port: int = self._listener.getsockname()[1]
+        self._listeners = [socket.socket(fileno=bound.detach()) for bound in bind_free_port(addresses)]
+        self.port: int = self._listeners[0].getsockname()[1]
         self._threads: set[threading.Thread] = set()
         self._links: set[socket.socket] = set()
         self._strangers = Strangers(GREETING_SECONDS, max(MOST, hosts))
@@ -32,12 +39,16 @@ class LinkServer:
 
     def accept_hosts(self) -> None:
         """Start to accept connections."""
-        self._run(self._accept, ())
+        for listener in self._listeners:
+            listener.listen(BACKLOG)
+            self._run(self._accept, (listener,))
 
     def close(self) -> None:
         """Accept no more connections, and end the threads: hosts have ended, or are cut off."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            with suppress(OSError):  # nothing was accepted yet
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         for link in tuple(self._links):
             with suppress(OSError):  # it has just ended
                 link.shutdown(socket.SHUT_RDWR)
@@ -56,8 +67,8 @@ class LinkServer:
         self._threads.add(thread)
         thread.start()
 
-    def _accept(self) -> None:
-        for link, address in self._strangers.accept(self._listener):
+    def _accept(self, listener: socket.socket) -> None:
+        for link, address in self._strangers.accept(listener):
             self._links.add(link)
             self._run(self._greet, (link, address.removeprefix("::ffff:")))
 

@@ -108,7 +108,7 @@ class ResultServer(LinkServer):
 
     def __init__(self, task: FetchTask, secret: str) -> None:
         """Listen."""
-        super().__init__(secret, len(task.hosts))
+        super().__init__(secret, task.addresses, len(task.hosts))
         self._task = task
         self._waiting = set(task.hosts)
         self._free = _free_bytes(task.folder)

@@ -75,7 +75,7 @@ class TransferServer(LinkServer):
 
     def __init__(self, plan: TransferPlan, secret: str, judge: Callable[[Mapping[str, HostState]], Problems]) -> None:
         """Listen; `judge` returns the problems for which nothing is transferred."""
-        super().__init__(secret, len(plan.hosts))
+        super().__init__(secret, plan.addresses, len(plan.hosts))
         self._plan, self._judge = plan, judge
         self._archives = {archive.digest: archive for archive in plan.archives}
         self.greetings: dict[str, HostState] = {}

@@ -1,12 +1,12 @@
 """The sockets to which the keepers of a job connect."""
 
 import _socket  # socket itself takes 6 ms to import
-import errno
 import os
 import resource
 from collections.abc import Sequence
 
 from ddlrun.errors import PreflightError
+from ddlrun.listening import bind_free_port
 from ddlrun.rank.authentication import RunSecret
 from ddlrun.rank.protocol import VERSION
 from ddlrun.supervise.encryption import load_suite
@@ -16,8 +16,6 @@ OTHER_FILES = 64
 BACKLOG = 4096
 # A connection without data is handed to this process after about this time at the earliest.
 DEFER_SECONDS = 10
-# A port that is free on loopback may be in use on another address.
-MOST_PORTS = 100
 
 
 def check_files(ranks: int) -> None:
@@ -56,7 +54,7 @@ class Listener:
         self.secret = RunSecret.draw(None if encryption is None else load_suite())
         self._encryption = encryption
         self._addresses = addresses
-        self.sockets = _bind_free_port(addresses)
+        self.sockets = bind_free_port(addresses)
         self.port: int = self.sockets[0].getsockname()[1]
         for listening in self.sockets:
             listening.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_DEFER_ACCEPT, DEFER_SECONDS)
@@ -72,65 +70,3 @@ class Listener:
         """Listen no more."""
         for listening in self.sockets:
             listening.close()
-
-
-def _bind_free_port(addresses: Sequence[str]) -> list[_socket.socket]:
-    """Return sockets that are bound to one free port: on loopback and on addresses, or on all if these are names."""
-    if not all(map(_is_numeric, addresses)):
-        return [_bind_all()]
-    for _ in range(MOST_PORTS):
-        loopback = _bind("127.0.0.1", 0)
-        try:
-            return [loopback, *_bind_each(addresses, loopback.getsockname()[1])]
-        except OSError as error:
-            loopback.close()
-            if error.errno != errno.EADDRINUSE:
-                raise PreflightError(f"cannot listen on {', '.join(addresses)}: {error.strerror}") from error
-    raise PreflightError(f"cannot listen on {', '.join(addresses)}: no port is free on all of them")
-
-
-def _bind_each(addresses: Sequence[str], port: int) -> list[_socket.socket]:
-    """Return sockets that are bound to a port of each address but loopback. Raises OSError."""
-    sockets: list[_socket.socket] = []
-    try:
-        for ip in addresses:
-            if ip != "127.0.0.1":
-                sockets.append(_bind(ip, port))  # noqa: PERF401 - what is bound has to be closed on an error
-    except OSError:
-        for bound in sockets:
-            bound.close()
-        raise
-    return sockets
-
-
-def _is_numeric(address: str) -> bool:
-    """Return True for an IPv4 or IPv6 address, False for a name."""
-    try:
-        _socket.inet_pton(_family(address), address.partition("%")[0])
-    except OSError:
-        return False
-    return True
-
-
-def _family(address: str) -> int:
-    return _socket.AF_INET6 if ":" in address else _socket.AF_INET
-
-
-def _bind_all() -> _socket.socket:
-    try:
-        return _bind("::", 0)
-    except OSError:  # this machine has no IPv6
-        return _bind("0.0.0.0", 0)  # noqa: S104 - strangers lack the secret
-
-
-def _bind(address: str, port: int) -> _socket.socket:
-    family = _family(address)
-    listener = _socket.socket(family, _socket.SOCK_STREAM)
-    try:
-        if family == _socket.AF_INET6:
-            listener.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
-        listener.bind((address, port))
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -235,6 +236,7 @@ def test_runs_under_way_and_runs_without_reports(tmp_path: Path) -> None:
     assert job.returncode == 0
     page = Path(going.stdout.strip())
     assert "The run is under way." in read(page.read_text())
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
     run = page.parent
     identity = json.loads((run / "plan.json").read_text())["run_id"]
     for name in (identity, identity[:-2], identity.partition("-")[2], "last", str(run)):

@@ -22,6 +22,7 @@ ALLOWED = {
     "topology": {"errors"},
     "units": {"errors"},
     "strangers": set(),
+    "listening": {"errors"},
     "host_names": {"errors"},
     "hosts": {"errors", "host_names"},
     "allreduce_algorithms": set(),
@@ -36,7 +37,7 @@ ALLOWED = {
     "doctor": {"hosts", "machine", "wording"},
     "agent": {"errors", "rank"},
     "remote": {"errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
-    "ship": {"errors", "hosts", "remote", "strangers", "wording"},
+    "ship": {"errors", "hosts", "listening", "remote", "strangers", "wording"},
     "process_managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
     "plan": {
         "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "mapping", "network",
@@ -50,8 +51,8 @@ ALLOWED = {
     "monitor": {"errors", "machine", "rank", "strangers", "units", "wording"},
     "dashboard": {"machine", "monitor", "plan", "runs", "wording"},
     "supervise": {
-        "doctor", "errors", "hosts", "monitor", "plan", "process_managers", "rank", "remote", "runs", "schedulers",
-        "wording",
+        "doctor", "errors", "hosts", "listening", "monitor", "plan", "process_managers", "rank", "remote", "runs",
+        "schedulers", "wording",
     },
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "topology"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},

@@ -31,7 +31,7 @@ from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
 from ddlrun.ship.host.unpack import ArchiveError, unpack
 from ddlrun.ship.host.zstd import compress, has_zstd
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
-from ddlrun.ship.server import HostState, TransferPlan
+from ddlrun.ship.server import HostState, TransferPlan, TransferServer
 from ddlrun.ship.transfer import ShippedRun, judge
 from tests.support.waiting import wait_until
 
@@ -142,7 +142,7 @@ def test_code_has_names_in_any_encoding_but_no_results_that_come_back(tmp_path: 
 
 def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    sources = [listen(), listen()]
+    sources = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     successors = [Successors(source, SECRET) for source in sources]
     ports = [source.getsockname()[1] for source in sources]
     out = [tmp_path / name for name in ("first", "second")]
@@ -204,7 +204,7 @@ def test_a_file_that_became_shorter_ends_its_compression(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("secret", [SECRET, "00" * 32])
 def test_only_a_host_with_the_secret_is_welcome(secret: str) -> None:
-    with listen() as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         replies = []
 
         def serve() -> None:
@@ -327,6 +327,26 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     for name in ("open", "link"):
         with pytest.raises(StoreError, match="this user alone"):
             Store(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_host_listens_where_others_see_it(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        link = socket.create_connection(server.getsockname()[:2])
+        with link, listen(link) as listener:
+            assert listener.getsockname()[0] == address
+            socket.create_connection(listener.getsockname()[:2]).close()
+
+
+def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
+    server = TransferServer(TransferPlan([], ["h1"], {}, None, ["127.0.0.3"]), SECRET, lambda _: [])
+    server.start(0)
+    for address in ("127.0.0.1", "127.0.0.3"):
+        socket.create_connection((address, server.port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", server.port))
+    server.close()
 
 
 # -- the way to hosts -----------------------------------------------------------------------------

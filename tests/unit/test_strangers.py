@@ -21,7 +21,7 @@ from ddlrun.dashboard.server import DashboardServer
 from ddlrun.monitor.server import MetricsServer
 from ddlrun.preflight import peer
 from ddlrun.rank import protocol
-from ddlrun.ship.host.link import connect, listen, receive_line
+from ddlrun.ship.host.link import connect, receive_line
 from ddlrun.ship.host.relay import Successors
 from ddlrun.ship.host.results import send_results
 from ddlrun.ship.request import ShipRequest
@@ -108,7 +108,7 @@ def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
 
 @contextmanager
 def successors(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
-    with listen() as listener:
+    with socket.create_server(("127.0.0.1", 0), backlog=FLOOD) as listener:
         port = listener.getsockname()[1]
         links = Successors(listener, SECRET)
 

@@ -24,38 +24,38 @@ class LinkError(Exception):
     """A connection failed; the text says why."""
 
 
-def listen() -> socket.socket:
-    """Return a socket that listens on a free port of all addresses."""
-    try:
-        listener = socket.socket(socket.AF_INET6)
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(("::", 0))
-    except OSError:  # this host has no IPv6
-        listener = socket.socket(socket.AF_INET)
-        listener.bind(("0.0.0.0", 0))  # noqa: S104 - strangers lack the secret
+def listen(link: socket.socket) -> socket.socket:
+    """Return a socket that listens on a free port of this end's address of a connection."""
+    listener = socket.socket(link.family)
+    listener.bind((link.getsockname()[0], 0, *link.getsockname()[2:]))
     listener.listen(BACKLOG)
     return listener
 
 
 def connect(addresses: Iterable[str], port: int, secret: str, body: Mapping[str, Any]) -> socket.socket:
-    """Connect to the first address that can be reached, prove that this end knows the secret, and send a request.
+    """Reach another end, prove that this end knows the secret, and send a request. Raises LinkError."""
+    link = reach(addresses, port)
+    prove(link, secret, body)
+    return link
 
-    Raises:
-        LinkError: No address can be reached, or the other end has closed the connection.
-    """
+
+def reach(addresses: Iterable[str], port: int) -> socket.socket:
+    """Connect to the first address that can be reached. Raises LinkError if none can."""
     error: Exception = LinkError("no address")
     for address in addresses:
         try:
-            link = socket.create_connection((address, port), GREETING_SECONDS)
+            return socket.create_connection((address, port), GREETING_SECONDS)
         except OSError as failure:
             error = failure
-            continue
-        link.settimeout(SILENCE_SECONDS)
-        nonce = receive_exactly(link, NONCE_BYTES)
-        text = json.dumps(body)
-        link.sendall(json.dumps({"body": text, "code": _code(secret, nonce, text)}).encode() + b"\n")
-        return link
     raise LinkError(f"cannot connect to port {port} of {', '.join(addresses) or 'no address'}: {error}")
+
+
+def prove(link: socket.socket, secret: str, body: Mapping[str, Any]) -> None:
+    """Prove that this end knows the secret, and send a request. Raises LinkError where the other end has closed."""
+    link.settimeout(SILENCE_SECONDS)
+    nonce = receive_exactly(link, NONCE_BYTES)
+    text = json.dumps(body)
+    link.sendall(json.dumps({"body": text, "code": _code(secret, nonce, text)}).encode() + b"\n")
 
 
 def welcome(link: socket.socket, secret: str) -> dict[str, Any] | None:

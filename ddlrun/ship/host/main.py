@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from ddlrun.ship.host.link import GREETING_SECONDS, LinkError, connect, listen, receive_line
+from ddlrun.ship.host.link import GREETING_SECONDS, LinkError, connect, listen, prove, reach, receive_line
 from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
 from ddlrun.ship.host.results import list_results, send_results, shorten
 from ddlrun.ship.host.store import Store, StoreError, remove_tree
@@ -15,6 +15,7 @@ from ddlrun.ship.host.zstd import has_zstd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
     from typing import Any
 
@@ -42,14 +43,15 @@ def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
         missing = _prepare(store, sources, may_remove=not task["only_check"])
     except (OSError, StoreError) as error:
         return _report_error(task, error)
-    with listen() as listener:
+    control = reach(task["addresses"], task["port"])
+    with listen(control) as listener:
         successors = Successors(listener, task["secret"])
         hello = {
             "host": task["host"], "missing": missing, "free": store.free, "port": listener.getsockname()[1],
             "python": sys.executable, "version": list(sys.version_info[:2]), "glibc": _glibc(),
             "zstd": has_zstd(),
         }  # fmt: skip
-        reply = _greet(task, hello)
+        reply = _greet(control, task, hello)
         for transfer in reply["transfers"]:
             _take(store, task, transfer, successors)
     if not reply["stop"]:
@@ -68,9 +70,10 @@ def _prepare(store: Store, sources: list[dict[str, Any]], *, may_remove: bool) -
     return missing
 
 
-def _greet(task: Mapping[str, Any], hello: Mapping[str, Any]) -> dict[str, Any]:
+def _greet(control: socket.socket, task: Mapping[str, Any], hello: Mapping[str, Any]) -> dict[str, Any]:
     """Report this host's state to ddlrun; return its reply, which waits for all hosts."""
-    with connect(task["addresses"], task["port"], task["secret"], hello) as control:
+    with control:
+        prove(control, task["secret"], hello)
         control.settimeout(task["seconds"] + GREETING_SECONDS)
         reply = json.loads(receive_line(control))
     return {"transfers": reply["transfers"], "stop": reply["stop"]}
@@ -79,7 +82,7 @@ def _greet(task: Mapping[str, Any], hello: Mapping[str, Any]) -> dict[str, Any]:
 def _report_error(task: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     """Report that this host cannot receive files, so that the others do not wait for it."""
     text = describe_error(error, task["folder"])
-    _greet(task, {"host": task["host"], "error": text})
+    _greet(reach(task["addresses"], task["port"]), task, {"host": task["host"], "error": text})
     return {"error": text}
 
 
