@@ -4,14 +4,13 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 import click
 
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.value_types import SECONDS
-from ddlrun.doctor.diagnosis import render_record
+from ddlrun.doctor.diagnosis import DiagnosisRecord, render_record
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import PastRunState, find_run, read_past_run
@@ -60,7 +59,7 @@ def _is_running(folder: str) -> bool:
     return past is not None and past.state in (PastRunState.RUNNING, PastRunState.UNKNOWN)
 
 
-def _examine(files: RunDir, interval: float) -> Mapping[str, Any]:
+def _examine(files: RunDir, interval: float) -> DiagnosisRecord:
     """Request an examination, and return its record. Raises InputError or UnreachableError."""
     request = secrets.token_hex(8)
     try:
@@ -77,10 +76,10 @@ def _examine(files: RunDir, interval: float) -> Mapping[str, Any]:
     raise UnreachableError(f"run {os.path.basename(files.path)}: its ddlrun did not reply in {seconds:g} s")
 
 
-def _read(files: RunDir) -> Mapping[str, Any] | None:
+def _read(files: RunDir) -> DiagnosisRecord | None:
     """Return the record of the last examination; None if there is none."""
     try:
         with open(files.diagnosis, encoding="utf-8") as file:
-            return dict(json.load(file))
+            return cast("DiagnosisRecord", dict(json.load(file)))
     except (OSError, ValueError):
         return None

@@ -3,11 +3,11 @@
 import json
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypedDict
 
 from ddlrun.plan.run_dir import rank_log
+from ddlrun.runs.events import EventRecord
 
 # The part of a log that is shown.
 LOG_BYTES = 1 << 16
@@ -54,12 +54,12 @@ def read_events(path: str) -> list[RunEvent]:
     return events[-MOST_EVENTS:]
 
 
-def describe_event(record: Mapping[str, Any]) -> str:
+def describe_event(record: EventRecord) -> str:
     """Return the text of an event; an empty one where charts have no mark for it."""
     attempt = re.search(RESTART, record["run_dir"])
     if record["event"] == "start" and attempt:
         return f"restart {attempt[1]}"
-    if record["event"] == "stall":
+    if record["event"] == "stall" and record["verdict"] is not None:
         return f"stall: {record['verdict']['text']}"
     if record["event"] != "end" or record["state"] != "failed":
         return ""

@@ -1,7 +1,7 @@
 """The diagnosis of a job: one look or several at its ranks, and the verdict; its record as JSON."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple, TypedDict
 
 from ddlrun.doctor.position import Activity, Position, locate_rank
 from ddlrun.doctor.progress import has_progressed, is_computing, mark_stays
@@ -203,6 +203,6 @@ def _record_position(position: Position) -> PositionRecord:
     }
 
 
-def render_record(record: Mapping[str, Any]) -> str:
-    """Return the lines that a terminal shows of a record. Raises KeyError or TypeError if it is something else."""
+def render_record(record: DiagnosisRecord) -> str:
+    """Return the lines that a terminal shows of a record."""
     return f"{record['sentence']}\n\n{record['states']}\n"
