@@ -1,89 +1,56 @@
 """Options of other launchers (horovodrun, torchrun, mpirun, ...): translated, or rejected with a remedy."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import click
 
-from ddlrun.cli import srun_options, torchrun_options
+from ddlrun.cli import mpirun_options, srun_options, torchrun_options
 from ddlrun.cli.argv import match_option, options_by_name
 from ddlrun.cli.torchrun_options import ELASTIC, Words
 from ddlrun.errors import InputError
+from ddlrun.wording import did_you_mean
 
-PLACEMENT = "ddlrun plans the placement; use --topology, --bind, --rankfile, and see ddlrun show placement"
 # Foreign option -> option of ddlrun with the same value.
 RENAMED = {
     **srun_options.RENAMED,
+    **mpirun_options.RENAMED,
     **torchrun_options.RENAMED,
-    "-hostfile": "--hostfile", "--machinefile": "--hostfile", "-machinefile": "--hostfile", "-host": "--host",
-    "--npernode": "--accelerators", "-npernode": "--accelerators", "--slots-per-host": "--accelerators",
-    "--num-gpus": "--accelerators", "--num-nodes": "--nnodes",
-    "-output-filename": "--output-filename", "-rankfile": "--rankfile", "-rf": "--rankfile", "--rf": "--rankfile",
-    "--network-interfaces": "--network-interface",
+    "--slots-per-host": "--accelerators", "--network-interfaces": "--network-interface",
 }  # fmt: skip
 # Foreign switch -> words for ddlrun; none where ddlrun does the same without an option.
 SWITCHES: dict[str, Words] = {
     **srun_options.SWITCHES,
+    **mpirun_options.SWITCHES,
     **torchrun_options.SWITCHES,
     **dict.fromkeys(torchrun_options.SWITCHES_WITHOUT_EFFECT, ()),
     **dict.fromkeys(("--mpi", "--use-mpi", "--disable-cache", "--gloo", "--use-gloo"), ()),
-    **dict.fromkeys(("--oversubscribe", "-oversubscribe"), ("--overload",)),
-    "-tag-output": ("--tag-output",), "-q": ("--quiet",), "-quiet": ("--quiet",),
-    "-prefix-timestamp": ("--timestamp-output",), "--prefix-output-with-timestamp": ("--timestamp-output",),
-    "-timestamp-output": ("--timestamp-output",), "--log-without-timestamp": ("--no-log-with-timestamp",),
-    "-allow-run-as-root": ("--allow-run-as-root",),
-    "--pernode": ("--accelerators", "1"), "-pernode": ("--accelerators", "1"),
+    "--prefix-output-with-timestamp": ("--timestamp-output",), "--log-without-timestamp": ("--no-log-with-timestamp",),
 }  # fmt: skip
 # Foreign option without an equivalent -> reason and remedy.
 UNSUPPORTED = {
     **srun_options.UNSUPPORTED,
+    **mpirun_options.UNSUPPORTED,
     **torchrun_options.UNSUPPORTED,
     **dict.fromkeys(
         ("--min-np", "--max-np", "--min-num-proc", "--max-num-proc", "--host-discovery-script", "--elastic-timeout",
          "--reset-limit", "--blacklist-cooldown-range"), ELASTIC),
-    **dict.fromkeys(
-        ("--rank-by", "-rank-by", "--binding-args", "--cpus-per-proc", "--cpu-set",
-         "--report-bindings", "-report-bindings", "--display-map", "-display-map"), PLACEMENT),
     "--jsrun": "ddlrun starts ranks with mpirun; leave the option out",
-    **dict.fromkeys(("-wdir", "--wdir", "-wd"), "ranks start in the current folder; cd there first"),
-    "-c": "use -np N for the number of ranks (mpirun), or --cores-per-rank N for their cores (srun)",
-    "--debug": "use --verbose for all reasons and the command, and ddlrun show for parts of a plan",
-    "-N": "use --accelerators N for ranks per host, or -H HOST,HOST for hosts",
+    **dict.fromkeys(("--check-build", "-cb"), "ddlrun check --check-build shows it"),
 }  # fmt: skip
-MCA = ("--mca", "-mca", "--gmca", "-gmca", "--prtemca", "-prtemca", "--pmixmca", "-pmixmca")
-BINDINGS = {
-    "none": "none", "core": "core", "hwthread": "core", "numa": "numa", "socket": "package", "package": "package",
-}  # fmt: skip
-
-
-def _translate_bind(name: str, value: str) -> Words:
-    if value not in BINDINGS:
-        raise InputError(f"{name} {value}: unknown binding; write one of {', '.join(BINDINGS)}, or use --rankfile")
-    return "--bind", BINDINGS[value]
-
-
-def _translate_mapping(name: str, value: str) -> Words:
-    """Translate --map-by where it only names a number per host, or lets ranks share cores. Raises InputError."""
-    policy, _, modifiers = value.partition(":")
-    per_host = re.fullmatch(r"ppr:([1-9][0-9]*):node", value)
-    if per_host is not None:
-        return "--accelerators", per_host[1]
-    if policy in ("", "slot", "core") and modifiers.lower() in ("oversubscribe", "overload-allowed"):
-        return ("--overload",)
-    raise InputError(f"{name} {value}: {PLACEMENT}")
-
-
+MCA = ("--mca", "--gmca", "--prtemca", "--pmixmca")
 # Foreign option -> function from its name and value to words for ddlrun.
 VALUES: dict[str, Callable[[str, str], Words]] = {
+    **mpirun_options.VALUES,
     **torchrun_options.VALUES,
     **dict.fromkeys(torchrun_options.WITHOUT_EFFECT.keys() - torchrun_options.VALUES.keys(), lambda _name, _value: ()),
-    **dict.fromkeys(("--bind-to", "-bind-to"), _translate_bind),
-    **dict.fromkeys(("--map-by", "-map-by"), _translate_mapping),
 }  # fmt: skip
 FOREIGN = frozenset((*MCA, *RENAMED, *SWITCHES, *UNSUPPORTED, *VALUES))
 OVER_MPI = "no effect: ddlrun starts Horovod over MPI"
 NOTES = dict.fromkeys(("--gloo", "--use-gloo"), OVER_MPI)
+# Dashes that editors write for -.
+DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{HORIZONTAL BAR}"
 
 
 class TranslatedArgv(NamedTuple):
@@ -114,9 +81,11 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
     options = options_by_name(params)
     foreign = FOREIGN - (options.keys() - VALUES.keys())
     rest, translated, notes = list(args), list[str](), list[str]()
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+    while rest and rest[0][:1] in ("-", *DASHES) and rest[0] not in ("-", "--"):
+        typed = _split_value(rest[0])[0]
+        rest[:1] = _respell(rest[0], options, foreign)
         match = None if rest[0].partition("=")[0] in foreign else match_option(rest[0], options)
-        step = _Translation(tuple(rest[: match.words]), match.words) if match else _translate_first(rest)
+        step = _Translation(tuple(rest[: match.words]), match.words) if match else _translate_first(rest, typed)
         if step is None:
             break
         translated += step.words
@@ -125,21 +94,50 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
     return TranslatedArgv([*translated, *rest], tuple(notes))
 
 
-def _translate_first(args: Sequence[str]) -> _Translation | None:
-    """Translate the foreign option that the words begin with; None where it is unknown, or lacks its value."""
+def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection[str]) -> list[str]:
+    """Return a word as click reads it: -np2 and -n=2 as two words, -timeout and --ssh_port with dashes.
+
+    Raises InputError for a dash that an editor has replaced, and for an unknown word that click would take for another
+    option with its value, such as -pathname for -p.
+    """
+    name, equals, value = word.partition("=")
+    if word[0] in DASHES:
+        typed = f"-{word[1:]}" if f"-{name[1:]}" in options else f"--{word.lstrip(DASHES)}"
+        raise InputError(f"{word}: its dash is not the one of the keyboard; write {typed}")
+    joined = re.fullmatch(r"(-np|-n|-p)([0-9]+)", word)
+    if joined is not None:
+        return [*joined.groups()]
+    known = {*options, *foreign}
+    long = f"--{name.lstrip('-')}"
+    with_one_dash = {*foreign, *mpirun_options.SHARED}
+    spelling = name
+    if name not in known and (long in with_one_dash or name.startswith("--")):
+        spelling = long if long in known else long.replace("_", "-")
+    if equals and spelling in options and not spelling.startswith("--"):
+        return [spelling, value]
+    if spelling not in known and word[:2] in ("-p", "-n") and len(word) > 2 and word[:2] in options:
+        hint = did_you_mean(long, (option for option in options if option.startswith("--")))
+        raise InputError(f"no such option {word}{hint}")
+    return [f"{spelling}{equals}{value}"]
+
+
+def _translate_first(args: Sequence[str], typed: str) -> _Translation | None:
+    """Translate the foreign option that the words begin with; None where it is unknown, or lacks its value.
+
+    `typed` is its name in messages.
+    """
     name, equals, joined = _split_value(args[0])
-    plain = name.replace("_", "-") if name.startswith("--") else name
-    if plain in MCA and len(args) > 2:
-        mpi_args = (f"--{plain.lstrip('-')}", args[1], args[2])
+    if name in MCA and len(args) > 2:
+        mpi_args = (name, args[1], args[2])
         return _Translation(tuple(word for mpi_arg in mpi_args for word in ("--mpiarg", mpi_arg)), 3)
-    if plain in SWITCHES and not equals:
-        return _Translation(SWITCHES[plain], 1, _find_note(name, plain, ""))
-    if plain in UNSUPPORTED:
-        raise InputError(f"{name}: {UNSUPPORTED[plain]}")
-    if (plain in RENAMED or plain in VALUES) and (equals or len(args) > 1):
+    if name in SWITCHES and not equals:
+        return _Translation(SWITCHES[name], 1, _find_note(typed, name, ""))
+    if name in UNSUPPORTED:
+        raise InputError(f"{typed}: {UNSUPPORTED[name]}")
+    if (name in RENAMED or name in VALUES) and (equals or len(args) > 1):
         value = joined if equals else args[1]
-        words = VALUES[plain](name, value) if plain in VALUES else (RENAMED[plain], value)
-        return _Translation(words, 1 if equals else 2, _find_note(name, plain, value))
+        words = VALUES[name](typed, value) if name in VALUES else (RENAMED[name], value)
+        return _Translation(words, 1 if equals else 2, _find_note(typed, name, value))
     return None
 
 
@@ -149,6 +147,6 @@ def _split_value(word: str) -> tuple[str, str, str]:
     return (letter[1], "=", letter[2]) if letter is not None else word.partition("=")
 
 
-def _find_note(name: str, plain: str, value: str) -> str | None:
-    note = NOTES.get(plain) or torchrun_options.find_note(plain, value)
-    return f"{name}: {note}" if note else None
+def _find_note(typed: str, name: str, value: str) -> str | None:
+    note = NOTES.get(name) or torchrun_options.find_note(name, value)
+    return f"{typed}: {note}" if note else None

@@ -1,4 +1,4 @@
-"""Options of torchrun and accelerate launch: translated, accepted with a note, or rejected with a remedy."""
+"""Options of torchrun, accelerate launch and deepspeed: translated, accepted with a note, or rejected with a remedy."""
 
 import re
 from collections.abc import Callable
@@ -14,10 +14,15 @@ RENDEZVOUS = "ddlrun sets MASTER_ADDR and MASTER_PORT for every rank; --env MAST
 RENAMED = {
     "--max-restarts": "--restarts", "--log-dir": "--output-filename", "--shutdown-timeout": "--grace",
     "--local-ranks-filter": "--local-ranks", "--num-processes": "-np", "--num-machines": "--nnodes",
+    "--num-gpus": "--accelerators", "--num-nodes": "--nnodes", "--enable-each-rank-log": "--output-filename",
+    "--mpirun-hostfile": "--hostfile", "--deepspeed-hostfile": "--hostfile",
 }  # fmt: skip
 # Switch -> words for ddlrun; none where ddlrun does the same without an option.
 SWITCHES: dict[str, Words] = {
-    "--standalone": (), "--no-python": (), "--multi-gpu": (), "--module": ("-m",),
+    "--standalone": (), "--no-python": (), "--multi-gpu": (), "--module": ("-m",), "--same-network": (),
+    **dict.fromkeys(("--enable-cpu-affinity", "--bind-cores-to-rank"), ()),  # ranks are bound
+    **dict.fromkeys(("--no-ssh-check", "--force-multi", "--save-pid", "--no-local-rank"), ()),
+    "--cpu": ("--env", "ACCELERATE_USE_CPU=true"),
     "--virtual-local-rank": ("--visible-gpus", "own", "--env", "LOCAL_RANK=0"),
 }  # fmt: skip
 # Option with a value that changes nothing -> reason, printed as a note.
@@ -38,6 +43,18 @@ UNSUPPORTED = {
     **dict.fromkeys(
         ("--duplicate-stdout-filters", "--duplicate-stderr-filters"),
         "ddlrun does not copy chosen lines; the run folder has a log per rank, to search with grep"),
+    **dict.fromkeys(
+        ("--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--use-parallelism-config", "--zero-stage",
+         "--deepspeed-config-file", "--gradient-clipping", "--offload-optimizer-device", "--offload-param-device"),
+        "accelerate launch alone has it; give Accelerator() a plug-in in the script, or its variables by --env"),
+    "--config_file": "accelerate's config file is not read; give its values as options (--config-file is ddlrun's own)",
+    **dict.fromkeys(
+        ("--include", "--deepspeed-inclusion-filter", "--deepspeed-exclusion-filter", "--gpu-ids"),
+        "name hosts with -H HOST,HOST, and GPUs of each host with CUDA_VISIBLE_DEVICES=0,1 before ddlrun"),
+    "--bind-core-list": "start ddlrun under taskset --cpu-list LIST: ranks are bound to these cores",
+    "--launcher-args": "use --mpi-args for mpirun, -p and -i for ssh",
+    **dict.fromkeys(("--elastic-training", "--min-elastic-nodes", "--max-elastic-nodes"), ELASTIC),
+    "--autotuning": "ddlrun tune measures the settings of ddlrun and Horovod; DeepSpeed's need its own launcher",
     "--logs-specs": "ddlrun takes no plug-in for logs; see --output-filename and --rank-logs",
 }  # fmt: skip
 # The modes of --numa-binding -> binding.
@@ -81,7 +98,10 @@ def translate_signals(_: str, value: str) -> Words:
 def translate_streams(name: str, value: str) -> Words:
     """Translate --redirects or --tee to nothing: every rank has a log in any case. Raises InputError."""
     if re.fullmatch(STREAMS, value) is None:
-        raise InputError(f"{name} {value}: write 0 to 3 for all local ranks, or LOCAL_RANK:0 to 3, such as 0:3,1:2")
+        time = "; a time limit is --timeout, as in --timeout 60m" if name == "-t" else ""
+        raise InputError(
+            f"{name} {value}: write 0 to 3 for all local ranks, or LOCAL_RANK:0 to 3, such as 0:3,1:2{time}"
+        )
     return ()
 
 
@@ -102,6 +122,11 @@ VALUES: dict[str, Callable[[str, str], Words]] = {
     "--nproc-per-node": translate_nproc_per_node, "--nnodes": translate_nnodes,
     "--numa-binding": translate_numa_binding, "--signals-to-handle": translate_signals,
     "--rdzv-id": translate_variable("TORCHELASTIC_RUN_ID"), "--role": translate_variable("ROLE_NAME"),
+    "--mixed-precision": translate_variable("ACCELERATE_MIXED_PRECISION"),
+    "--gradient-accumulation-steps": translate_variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
+    "--num-cpu-threads-per-process": translate_variable("OMP_NUM_THREADS"),
+    "--dynamo-backend": lambda _, value: ("--env", f"ACCELERATE_DYNAMO_BACKEND={value.upper()}"),
+    "--dynamo-mode": translate_variable("ACCELERATE_DYNAMO_MODE"),
     **dict.fromkeys(("--redirects", "-r", "--tee", "-t"), translate_streams),
     **dict.fromkeys(("--node-rank", "--machine-rank"), translate_node_rank),
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """What ranks find in their environment for each framework, and the options of other launchers."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -43,7 +44,7 @@ from ddlrun.environment.rendezvous_ports import FIRST, LAST, SCRIPT, choose_port
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.plan import START
 from ddlrun.topology import RankOrder
-from tests.conftest import launch_line
+from tests.conftest import MPIRUNS, launch_line
 from tests.support import needs
 from tests.support.shapes import machine, placement
 from tests.unit.test_settings import HOROVODS_OWN
@@ -390,6 +391,16 @@ def ours(*words: str) -> list[str]:
         ("--rdzv_backend=c10d --rdzv-endpoint h:1 --run-path --node_rank=0 --master_port 1 t", "t"),
         ("--oversubscribe --map-by :OVERSUBSCRIBE -map-by ppr:2:node t", "--overload --overload --accelerators 2 t"),
         ("--gloo t", "t"),
+        ("-npersocket 1 --bind-to core:overload-allowed t", "--accelerators package --bind core --overload t"),
+        ("--map-by node --rank-by slot -bynode t", "--rank-order ddl --rank-order host --rank-order ddl t"),
+        ("--map-by ppr:1:package -cpus-per-rank 2 t", "--accelerators package --cores-per-rank 2 t"),
+        ("--np 2 -timeout 60 -stdin 1 t", "-np 2 --timeout 60 --stdin-rank 1 t"),
+        ("-np2 -n=3 -H=a,b -p22 --ssh_port=5 t", "-np 2 -n 3 -H a,b -p 22 --ssh-port=5 t"),
+        ("--multi_gpu --num_processes 2 --num_machines 1 --machine_rank=0 t", "-np 2 --nnodes 1 t"),
+        ("--mixed_precision=bf16 --cpu t", "--env ACCELERATE_MIXED_PRECISION=bf16 --env ACCELERATE_USE_CPU=true t"),
+        ("--num_cpu_threads_per_process 4 --same_network t", "--env OMP_NUM_THREADS=4 t"),
+        ("--num_gpus 4 --num_nodes=2 --no_local_rank t", "--accelerators 4 --nnodes 2 t"),
+        ("-ppn 2 -hosts a,b -rr -bootstrap ssh t", "--accelerators 2 --host a,b --rank-order ddl --launcher ssh t"),
         ("--nproc-per-node=cpu --max-restarts 3 t.py", "--accelerators core --restarts 3 t.py"),
         ("-n 2 -host a,b -x A --allow-run-as-root t", "-n 2 --host a,b -x A --allow-run-as-root t"),
         ("-npernode 2 -hostfile f --bind-to socket t", "--accelerators 2 --hostfile f --bind package t"),
@@ -417,8 +428,22 @@ def test_other_launchers_words(theirs: str, expected: str) -> None:
         ("--duplicate_stdout_filters loss", "a log per rank, to search with grep"),
         ("--nnodes 1:4", "--restarts, --spare-hosts"),
         ("--min-np 2", "--min-topology"),
-        ("--map-by node", "--map-by node: ddlrun plans the placement"),
-        ("-pernode -map-by node", "-map-by node: ddlrun plans the placement"),
+        ("--map-by socket", "--map-by socket: ddlrun plans the placement"),
+        ("-pernode -map-by ppr:2:socket", "-map-by ppr:2:socket: write the number of ranks per host: --accelerators N"),
+        ("-npersocket 2", "-npersocket 2: write the number of ranks per host"),
+        ("-prefix /opt/openmpi", "-prefix: use --mpirun DIR/bin/mpirun for another Open MPI"),
+        ("-pathname x", "no such option -pathname"),
+        ("-display-map", "-display-map: ddlrun show placement"),
+        ("--stdin all", "--stdin all: one rank gets standard input: --stdin-rank N"),
+        ("-report-pid -", "-report-pid: an option of mpirun alone: pass it on in --mpi-args"),
+        ("--use_fsdp", "--use_fsdp: accelerate launch alone has it"),
+        ("--config_file a.yaml", "--config_file: accelerate's config file is not read"),
+        ("--machine_rank 1", "--machine_rank 1: ddlrun is started once for all hosts"),
+        ("--include h1@h2", "--include: name hosts with -H HOST,HOST"),
+        ("-t 10:00", "a time limit is --timeout"),
+        ("\N{EM DASH}np 2", "\N{EM DASH}np: its dash is not the one of the keyboard; write -np"),
+        ("\N{EN DASH}topology=2x1x1", "write --topology=2x1x1"),
+        ("\N{EM DASH}host a", "write --host"),
         ("--bind-to l3cache", "--bind-to l3cache: unknown binding; write one of none, core"),
         ("--jsrun", "with mpirun"),
         ("-N 2", "--accelerators N"),
@@ -474,6 +499,22 @@ def test_every_spelling_of_torchruns_options_is_taken_or_refused_with_the_reason
                 continue
             assert split_argv(words, launch_command.params, has_topology=False).rest == ("t.py",), words
     assert refused == {"--duplicate-stdout-filters", "--duplicate-stderr-filters", "--logs-specs"}
+
+
+TOPICS = "general debug output input mapping ranking binding devel compatibility launch dvm unsupported".split()
+
+
+def test_every_option_of_mpirun_is_taken_or_refused_with_the_reason() -> None:
+    mpirun = MPIRUNS[4]
+    texts = (subprocess.run([mpirun, "--help", topic], capture_output=True, text=True, check=False) for topic in TOPICS)
+    rows = re.findall(r"(?m)^ *(-[^ ]+)((?: <arg[0-9]>)*)", "".join(done.stdout for done in texts))
+    spellings = {(name, values.count("<")) for names, values in rows for name in names.split("|")}
+    assert len(spellings) > 100
+    for name, values in spellings - {("-h", 1), ("--help", 1), ("-v", 0)}:
+        words = [name, *["1"] * values, "t.py"]
+        with contextlib.suppress(InputError):  # the reason
+            translated = ours(*words)
+            assert split_argv(translated, launch_command.params, has_topology=False).rest == ("t.py",), words
 
 
 @given(st.lists(st.text(max_size=4) | st.sampled_from(["-np", "2", "--mca", "-m", "--nnodes", "--bind-to", "core"])))

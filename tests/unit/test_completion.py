@@ -202,7 +202,7 @@ def test_the_program_answers(home: Path) -> None:
 
 
 def test_the_program_prints_no_error(home: Path) -> None:
-    done = run(home, **query("launch", "--map-by", "node", "--mode", ""))
+    done = run(home, **query("launch", "--map-by", "socket", "--mode", ""))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
