@@ -39,8 +39,10 @@ class LineMerger:
         self._terminal = terminal
         self._owner: object = None
         """The owner of the line in which the next output begins; None: it begins a new line."""
-        self._open = self._rewritten = False
-        """Whether that line has text before the next output; whether it began with a carriage return, or ended so."""
+        self._open = False
+        """Whether that line has text before the next output."""
+        self._rewriters: set[object] = set()
+        """The owners whose last line began after a carriage return, or ended with one."""
 
     @property
     def inside_a_line(self) -> bool:
@@ -63,7 +65,10 @@ class LineMerger:
         kept = self._owner is None or same or not (self._open or self._terminal)
         end = b"" if kept else self.end_line()
         _, newline, last = block.rpartition(b"\n")
-        self._rewritten = not raw and (b"\r" in last or (same and self._rewritten and not newline))
+        if newline or raw:
+            self._rewriters.discard(owner)
+        if b"\r" in last and not raw:
+            self._rewriters.add(owner)
         self._open = not block.endswith((b"\n", b"\r"))
         self._owner = None if block.endswith(b"\n") else owner
         tagged = tag_lines(block, tag)
@@ -73,7 +78,7 @@ class LineMerger:
         """Return the bytes after which a new line begins."""
         owner, self._owner = self._owner, None
         self._open = False
-        if self._rewritten and self._terminal and owner is not None:
+        if owner in self._rewriters and self._terminal:
             return b"\r\x1b[K"
         return b"" if owner is None else b"\n"
 

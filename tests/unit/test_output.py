@@ -270,8 +270,8 @@ def test_last_words_in_view_need_no_repetition(later: str, in_view: bool) -> Non
 @pytest.mark.parametrize(
     ("terminal", "written"),
     [
-        (True, b"[0] 50%\r\r\x1b[K[1] a\n[0] 60%\r[0] 70%\r\x1b[K[0] b\n[0] 80%\r\r\x1b[K"),
-        (False, b"[0] 50%\r[1] a\n[0] 60%\r[0] 70%\n[0] b\n[0] 80%\r\n"),
+        (True, b"[0] 50%\r\r\x1b[K[1] a\n[0] 60%\r[0] 70%\r\x1b[K[0] b\n[0] 80%\r\x1b[K"),
+        (False, b"[0] 50%\r[1] a\n[0] 60%\r[0] 70%\n[0] b\n[0] 80%\n"),
     ],
 )
 def test_a_progress_bar_gives_way_on_a_terminal(terminal: bool, written: bytes) -> None:  # noqa: FBT001
@@ -283,7 +283,7 @@ def test_a_progress_bar_gives_way_on_a_terminal(terminal: bool, written: bytes) 
         lines.join(bar, b"60%\r", b"[0] "),
         lines.join(bar, b"70%", b"[0] "),
         lines.join(printed, b"b\n", b"[0] "),
-        lines.join(bar, b"80%\r", b"[0] "),
+        lines.join(bar, b"80%", b"[0] "),
         lines.end_line(),
     ]
     assert b"".join(pieces) == written
