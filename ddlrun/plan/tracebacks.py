@@ -39,7 +39,7 @@ COLLATERAL = (
     "remote process exit", "ncclRemoteError", "NCCL communicator was aborted", "Horovod has been shut down",
     "MPI_ERR_PROC_ABORTED", "MPI_ERR_PROC_FAILED", "MPI_ERR_INTERN", "Communication error with rank",
     "LostRankError", " is lost: ", "CoordinationServiceError", "Watchdog caught collective operation timeout",
-    "failed to pass monitoredBarrier", "Timed out waiting",
+    "failed to pass monitoredBarrier", "Timed out waiting", "Collective ops is aborted by",
 )  # fmt: skip
 
 

@@ -146,6 +146,7 @@ ddlrun.ddl.torch_backend.errors.GroupError: default group (2 ranks), rank 0: ran
 ddlrun.ddl.errors.LostRankError: 4 ranks: Connection timed out
 jax.errors.JaxRuntimeError: DEADLINE_EXCEEDED: timed out [type.googleapis.com/tensorflow.CoordinationServiceError='']
 horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of
+tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: Error reported from /job:worker
 mpi4py.MPI.Exception: MPI_ERR_PROC_ABORTED: operation failed because a remote peer has aborted
 MPIDI_OFI_handle_cq_error(788): Communication error with rank 1: Input/output error
 """
