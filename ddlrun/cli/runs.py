@@ -28,7 +28,7 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.runs.history import find_folder, run_names
+from ddlrun.runs.history import attempt_names, find_folder, run_names
 from ddlrun.runs.leftovers import remove_leftovers
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
@@ -244,7 +244,9 @@ def _clean(
 
 def _find_processes(hosts: str | None, runs: Sequence[Run], options: Options) -> tuple[Processes, Failures]:
     """Return the processes of all runs on each host, and the replies of hosts that failed."""
-    return find_processes(_choose_hosts(hosts, runs, options), _target(options))
+    state = state_folder(os.environ)
+    names = [name for run in run_names(state) for name in attempt_names(f"{state}/runs/{run}")]
+    return find_processes(_choose_hosts(hosts, runs, options), _target(options), names)
 
 
 def _choose_hosts(hosts: str | None, runs: Sequence[Run], options: Options) -> Sequence[str]:

@@ -14,6 +14,7 @@ from ddlrun.rank.connection import LauncherSocket, connect
 from ddlrun.rank.execution import complain
 from ddlrun.rank.keeper import Keeper
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
+from ddlrun.rank.run_mark import mark_process
 from ddlrun.rank.signals import SignalQueue
 
 TYPE_CHECKING = False
@@ -38,6 +39,7 @@ def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Call
     """
     connected = _connect(channel, settings)
     os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
+    mark_process(os.environ.get("DDLRUN_RUN", ""))
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()

@@ -6,6 +6,7 @@ import os
 
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.process_stat import ProcessStat, read_stat
+from ddlrun.rank.run_mark import LIMIT, mark_of
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))
 BUBBLEWRAP = "bwrap"
@@ -98,16 +99,21 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def kill_run(run_id: str) -> None:
-    """Kill every process on this host with the run's id in its environment, except keepers, mpirun and daemons."""
+    """Kill every process on this host with the run's id or its mark, except keepers, mpirun and daemons."""
     variable = f"DDLRUN_RUN={run_id}".encode()
     for pid, stat in list_processes().items():
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                belongs = run_id != "" and variable in file.read().split(b"\0")
-            if belongs and stat.name not in LAUNCHERS and START not in read_command(pid):
+                belongs = variable in file.read().split(b"\0") or _has_mark(pid, run_id)
+            if belongs and run_id and stat.name not in LAUNCHERS and START not in read_command(pid):
                 os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
+
+
+def _has_mark(pid: int, run_id: str) -> bool:
+    lines = read_lines(f"/proc/{pid}/limits")
+    return any(line.startswith(LIMIT) and str(mark_of(run_id)) in line.split() for line in lines)
 
 
 def read_command(pid: int) -> list[str]:

@@ -148,6 +148,12 @@ def attempt_folders(folder: str) -> Iterator[str]:
         yield from (f"{folder}/{name}" for name in names)
 
 
+def attempt_names(folder: str) -> list[str]:
+    """Return the names of a run and its restarts, given its folder."""
+    name = os.path.basename(folder)
+    return [path.replace(folder, name).replace("/restart", "") for path in attempt_folders(folder)]
+
+
 def restart_folder(folder: str) -> str:
     """Return the folder of the restart that follows a run or a restart.
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.rank.leftovers import SCRIPT
 from ddlrun.rank.process_stat import STOPPED
+from ddlrun.rank.run_mark import FIRST, LIMIT, mark_of
 from ddlrun.remote.probe import ProbeTarget, run_scripts
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.names import NAME
@@ -14,29 +15,43 @@ from ddlrun.runs.names import NAME
 INIT = 1
 # The last line of a reply that is complete.
 COMPLETE = "@end"
-# One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have.
+# One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have. A process without the name of
+# its run has the run's mark.
 LIST = r"""
-grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ | while IFS= read -r file; do
-  pid=${file#/proc/}
-  pid=${pid%/environ}
+field() {
+  tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | sed -n "s/^$1=//p" | head -n 1
+}
+status() {
+  sed -n "s/^$1:[^0-9A-Z]*\([0-9A-Z]*\).*/\1/p" "/proc/$pid/status" 2>/dev/null
+}
+{
+  grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ
+  grep -lsazE 'LIMIT +FIRST' /proc/[0-9]*/limits
+} | sed 's,^/proc/,,; s,/.*,,' | sort -u | while IFS= read -r pid; do
   [ -O "/proc/$pid" ] || continue
-  run=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_RUN=//p')
-  rank=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^\(OMPI_COMM_WORLD\|DDLRUN\)_RANK=//p' |
-    head -n 1)
-  ddlrun=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_PID=//p')
-  parent=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status" 2>/dev/null)
-  state=$(sed -n 's/^State:[^A-Z]*\(.\).*/\1/p' "/proc/$pid/status" 2>/dev/null)
+  run=$(field DDLRUN_RUN)
+  mark=$(sed -n 's/^LIMIT *\([0-9]*\).*/\1/p' "/proc/$pid/limits" 2>/dev/null)
+  rank=$(field '\(OMPI_COMM_WORLD\|DDLRUN\)_RANK')
+  ddlrun=$(field DDLRUN_PID)
+  parent=$(status PPid)
+  state=$(status State)
+  [ "$state" != Z ] || continue
   command=$(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)
-  echo "@process $pid ${parent:-0} ${state:--} ${run:--} ${rank:--} ${ddlrun:--} $command"
+  echo "@process $pid ${parent:-0} ${state:--} ${run:-${mark:--}} ${rank:--} ${ddlrun:--} $command"
 done
 echo @end
-"""
-END = r"""
+""".replace("LIMIT", LIMIT).replace("FIRST", str(FIRST)[:8])
+END = (
+    r"""
+files() {
+  grep -lsazE '^DDLRUN_RUN=(RUNS)$' /proc/[0-9]*/environ
+  grep -lsazE 'LIMIT +(MARKS) ' /proc/[0-9]*/limits
+}
 list() {
-  for environ in $(grep -lsazE '^DDLRUN_RUN=(RUNS)$' /proc/[0-9]*/environ); do
-    environ=${environ%/environ}
-    [ ! -O "$environ" ] || echo "${environ#/proc/}"
-  done
+  for file in $(files); do
+    process=${file%/*}
+    [ ! -O "$process" ] || grep -qs '^State:.*Z' "$process/status" || echo "${process#/proc/}"
+  done | sort -u
 }
 count=0
 pids=$(list)
@@ -55,7 +70,10 @@ while [ -n "$(list)" ] && [ $count -lt EXIT_TENTHS ]; do
 done
 LEFTOVERS
 echo @end
-""".replace("LEFTOVERS", SCRIPT).replace("EXIT_TENTHS", "20")
+""".replace("LEFTOVERS", SCRIPT)
+    .replace("EXIT_TENTHS", "20")
+    .replace("LIMIT", LIMIT)
+)
 
 
 class OrphanProcess(NamedTuple):
@@ -88,20 +106,22 @@ class OrphanProcess(NamedTuple):
         return " -I -S " in self.command and any(script in self.command for script in scripts)
 
 
-def parse_processes(text: str) -> list[OrphanProcess]:
-    """Parse the output of LIST.
+def parse_processes(text: str, names: Iterable[str] = ()) -> list[OrphanProcess]:
+    """Parse the output of LIST; without the name of its run, a process counts if its mark is that of one of `names`.
 
     >>> parse_processes("@process 7 1 S 20261121-tokarumi 0 - sleep 9")[0].command
     'sleep 9'
     """
     processes = []
+    by_mark = {str(mark_of(name)): name for name in names}
     for line in text.splitlines():
-        if match := re.fullmatch(rf"@process ([0-9]+) ([0-9]+) (\S) ({NAME}) ([0-9]+|-) ([0-9]+|-) ?(.*)", line):
+        match = re.fullmatch(rf"@process ([0-9]+) ([0-9]+) (\S) ({NAME}|[0-9]+) ([0-9]+|-) ([0-9]+|-) ?(.*)", line)
+        if match and (by_mark.get(match[4]) or not match[4].isdigit()):
             process = OrphanProcess(
                 pid=int(match[1]),
                 parent=int(match[2]),
                 stopped=match[3] == STOPPED,
-                run=match[4],
+                run=by_mark.get(match[4], match[4]),
                 rank=_parse_number(match[5]),
                 ddlrun=_parse_number(match[6]),
                 command=match[7].strip(),
@@ -115,11 +135,11 @@ def _parse_number(word: str) -> int | None:
 
 
 def find_processes(
-    hosts: Sequence[str], reach: ProbeTarget
+    hosts: Sequence[str], reach: ProbeTarget, names: Sequence[str]
 ) -> tuple[dict[str, list[OrphanProcess]], dict[str, FinishedProcess]]:
-    """Return each host's processes of all runs, and the replies of hosts that failed."""
+    """Return each host's processes of all runs, and the replies of hosts that failed; see `parse_processes`."""
     replies, failed = run_complete(dict.fromkeys(hosts, LIST), reach)
-    return {name: omit_guards(parse_processes(replies[name].out)) for name in hosts if name in replies}, failed
+    return {name: omit_guards(parse_processes(replies[name].out, names)) for name in hosts if name in replies}, failed
 
 
 def omit_guards(processes: Sequence[OrphanProcess]) -> list[OrphanProcess]:
@@ -167,7 +187,9 @@ def end_runs(
         malformed = [name for name in names if not re.fullmatch(NAME, name)]
         if malformed:
             raise InputError(f"run {malformed[0]!r}: no such name; ddlrun ps lists them")
-        scripts[host] = END.replace("RUNS", "|".join(names)).replace("GRACE", str(int(grace)))
+        marks = "|".join(str(mark_of(name)) for name in names)
+        script = END.replace("RUNS", "|".join(names)).replace("MARKS", marks)
+        scripts[host] = script.replace("GRACE", str(int(grace)))
     replies, failed = run_complete(scripts, reach)
     return {name: replies[name].out.count("@ended ") for name in scripts if name in replies}, failed
 

@@ -84,6 +84,9 @@ FAULTS = {
     "a killed keeper with hidden processes": (
         "SIGKILL to a keeper while mpirun's daemon there is stopped; its program runs `env -i setsid sleep 3600`"
     ),
+    "a keeper and a guard that are killed with hidden processes": (
+        "SIGKILL to a keeper and its guard at once; the program runs `env -i setsid sleep 3600`"
+    ),
     "a blocked port of the keepers": "a firewall drops what a host sends to the keepers' port",
     "a daemon that cannot call home": "a firewall drops what mpirun's daemon sends to mpirun, `--start-timeout 5`",
     "an agent that is stopped at its start": "the agent of a host is stopped at its start, `--start-timeout 5`",

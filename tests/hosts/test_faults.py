@@ -320,6 +320,24 @@ def test_a_killed_keeper_with_hidden_processes(cluster: Cluster, mpirun: str, tm
 
 @pytest.mark.extra
 @pytest.mark.openmpi(5)
+@pytest.mark.own
+def test_a_keeper_and_a_guard_that_are_killed_with_hidden_processes(
+    cluster: Cluster, mpirun: str, tmp_path: Path
+) -> None:
+    hidden = ("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & echo started; sleep 3600")
+    with Job(cluster, mpirun, tmp_path, *hidden) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        victims = (keeper, *children(keeper))
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in victims:
+                os.kill(pid, number)
+        code, _, err = job.end()
+    assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
 def test_a_blocked_port_of_the_keepers(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, *STAY) as job, cluster.blocked("h3", wait_until(job.port, job.show)):
         code, _, err = job.end()
