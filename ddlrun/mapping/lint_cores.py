@@ -93,7 +93,7 @@ def _check_reading(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machi
     cores = cores_of(ranges, machine)
     uncertain = next((part.package for part in ranges if part.package is not None), None)
     if machine.packages_uncertain and uncertain is not None:
-        correction = _correction(cores, machine)
+        correction = _correction(cores, machine, "ddlrun gen-rankfile --open-mpi 4 or 5 writes a file for one version")
         yield _finding(LintCode.PACKAGES_UNCERTAIN, entry, machine, package=uncertain, correction=correction)
         return
     meant = pus_of(cores)
@@ -107,12 +107,14 @@ def _check_reading(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machi
         yield _finding(_COMMA_CODES[as_meant], entry, machine, slot=entry.slot)
         return
     misread = next(part for part in ranges if read_slots([part], machine, 5) != pus_of(cores_of([part], machine)))
-    yield _misread(entry, misread.package, machine, _correction(cores, machine))
+    other = "launch it with Open MPI 4.1: no slot text suits both versions"
+    yield _misread(entry, misread.package, machine, _correction(cores, machine, other))
 
 
-def _correction(cores: Sequence[Core], machine: Machine) -> str:
+def _correction(cores: Sequence[Core], machine: Machine, other: str) -> str:
+    """Return the remedy: the slot text for both majors, or `other` where there is none."""
     text = render_slots(cores, machine)
-    return f"write slot={text}" if text else "launch it with Open MPI 4.1: no slot text suits both versions"
+    return f"write slot={text}" if text else other
 
 
 def _misread(entry: RankEntry, package: int | None, machine: Machine, correction: str) -> LintFinding:

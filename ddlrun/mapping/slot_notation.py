@@ -21,15 +21,13 @@ def render_slots(
     Of these, it is the first one of up to `most` characters, or the shortest. None: there is no such notation.
     """
     meant = pus_of(cores)
-    for readers in (BOTH_MAJORS, majors):
-        texts = [
-            render_ranges(ranges)
-            for ranges in _notations(cores, machine)
-            if all(read_slots(ranges, machine, major) == meant for major in readers)
-        ]
-        if texts:
-            return next((text for text in texts if len(text) <= most), min(texts, key=len))
-    return None
+    texts = [
+        render_ranges(ranges)
+        for readers in (BOTH_MAJORS, majors)
+        for ranges in _notations(cores, machine)
+        if all(read_slots(ranges, machine, major) == meant for major in readers)
+    ]
+    return next((text for text in texts if len(text) <= most), min(texts, key=len, default=None))
 
 
 def no_notation(machine: Machine) -> str:
