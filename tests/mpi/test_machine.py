@@ -72,6 +72,20 @@ def test_gpus_and_rdma_devices() -> None:
     assert machine.rdma_devices == ("mlx5_0",)
 
 
+def test_a_gpu_of_a_node_that_spans_packages_is_near_its_local_cpus() -> None:
+    cpus = "".join(
+        f"cpu/cpu{cpu}/topology/core_siblings_list:{cpu}\ncpu/cpu{cpu}/topology/thread_siblings_list:{cpu}\n"
+        for cpu in range(2)
+    )
+    gpus = "".join(
+        f"0000:{bus}:00.0/vendor:0x10de\n0000:{bus}:00.0/class:0x030200\n0000:{bus}:00.0/numa_node:0\n"
+        f"0000:{bus}:00.0/local_cpulist:{local}\n"
+        for bus, local in {"17": "1", "41": "0-1"}.items()
+    )
+    machine = parse_sysfs(f"{cpus}node/online:0\nnode/node0/cpulist:0-1\n{gpus}ddlrun:end\n", "h")
+    assert [(gpu.package, gpu.numa_node) for gpu in machine.gpus] == [(1, 0), (None, 0)]
+
+
 def test_a_gpu_without_a_numa_node_is_near_its_local_cpus() -> None:
     """A package that a cpuset hides is nobody's, and CPUs of several packages are no place."""
     cpus = "".join(
