@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun import __version__
+from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.secrets import REDACTED, redact, redact_words
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.process_managers.openmpi import Mpirun, TransportChoice
+from ddlrun.rank.command_line import pack_arguments
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.plan.records import (
@@ -76,9 +78,26 @@ class Plan(NamedTuple):
     @property
     def program(self) -> tuple[str, ...]:
         """The user's own program and its arguments."""
-        start = next(index for index, word in enumerate(self.argv) if word.endswith(START))  # it may have travelled
-        words = self.argv[start + 1 :]
+        words = self.argv[self._start + 1 :]
         return tuple(word[1:] if word and not word.strip(":") else word for word in words)
+
+    @property
+    def _start(self) -> int:
+        """The index of START in the command."""
+        return next(index for index, word in enumerate(self.argv) if word.endswith(START))  # it may have travelled
+
+    def short_command(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the command as mpirun can run it, and the arguments that then travel in variables.
+
+        Open MPI joins all arguments in one variable of each rank, for which Linux takes 128 KiB.
+        """
+        size = len(" ".join(self.program).encode(errors="surrogateescape"))
+        if self.mpirun.major is None or size <= MOST_CHARACTERS:
+            return self.argv, {}
+        arguments = pack_arguments(self.program[1:])
+        options = (word for name in arguments for word in ("-x", name))
+        keeper = self._start - 3  # Python and its options -I and -S
+        return (*self.argv[:keeper], *options, *self.argv[keeper : self._start + 2]), arguments
 
     @property
     def printed_program(self) -> tuple[str, ...]:

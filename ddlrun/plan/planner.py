@@ -1,6 +1,7 @@
 """The planner: from settings, survey and placement to the Plan, without looking anything up."""
 
 import sys
+from collections.abc import Mapping
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.machine import MachineNoteCode
@@ -23,8 +24,11 @@ from ddlrun.process_managers.openmpi import (
     find_transport_choice,
     parse_site_excludes,
 )
+from ddlrun.rank.command_line import WRAPPERS
 from ddlrun.wording import counted
 
+# Linux's limit for a variable or an argument, with the byte at its end.
+MOST_BYTES = 1 << 17
 # https://github.com/open-mpi/ompi/issues/13521; measured with 5.0.11
 UNSAFE_SPAWNS = (
     "MPI_Comm_spawn over several hosts sometimes crashes the mpirun of Open MPI 5.0: take Open MPI 4.1 (--mpirun), or "
@@ -63,6 +67,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
     job = PlacedJob(settings, survey, placed.placement)
     transport = _choose_transport(job)
     environment = plan_environment(job, transport, ports)
+    _check_lengths(environment.variables)
     if settings.mpi.spawn_slots and job.major is None:
         raise InputError(
             f"--spawn-slots: {survey.installation.mpirun.manager.title} has no such option; see --mpi-args"
@@ -99,6 +104,18 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         own_address=survey.own_address,
         spawn_slots=settings.mpi.spawn_slots,
     )
+
+
+def _check_lengths(variables: Mapping[str, str]) -> None:
+    """Raise InputError for a variable that is too long for Linux."""
+    for name, value in variables.items():
+        size = len(f"{name}={value}".encode(errors="surrogateescape"))
+        if size >= MOST_BYTES:
+            what = "the arguments of --wrap, and of programs after ':'" if name == WRAPPERS else name
+            raise InputError(
+                f"{what}: {size} characters are too long, Linux takes {MOST_BYTES - 1} for a variable with its name; "
+                "write them into a file, and pass its name"
+            )
 
 
 def _terminal_note(settings: Settings) -> tuple[str, ...]:

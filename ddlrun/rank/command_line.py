@@ -1,11 +1,40 @@
-"""The command line of a rank: its program, behind the wrappers that the user has for the rank."""
+"""The command line of a rank: its program, behind the wrappers that the user has for the rank, and long arguments."""
 
 from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 WRAPPERS = "DDLRUN_WRAPPERS"
 """The variable with the wrappers: a JSON list of objects with the keys of `wrap`."""
+
+ARGUMENTS = "DDLRUN_ARGUMENTS_"
+"""The beginning of the variables with the arguments that are too long for mpirun: parts of a JSON list, numbered."""
+PART = 100_000
+
+
+def pack_arguments(words: Iterable[str]) -> dict[str, str]:
+    """Return the variables with the arguments of a program. Their bytes are the same in every locale."""
+    import json  # noqa: PLC0415 - for such arguments alone
+
+    text = json.dumps([os.fsencode(word).decode("latin-1") for word in words])
+    parts = (text[start : start + PART] for start in range(0, len(text), PART))
+    return {f"{ARGUMENTS}{number}": part for number, part in enumerate(parts)}
+
+
+def add_arguments(program: list[str]) -> list[str]:
+    """Return the program with the arguments that came in variables, which are removed."""
+    parts: list[str] = []
+    while (part := os.environ.pop(f"{ARGUMENTS}{len(parts)}", None)) is not None:
+        parts.append(part)
+    if not parts:
+        return program
+    import json  # noqa: PLC0415 - for such arguments alone
+
+    return [*program, *(os.fsdecode(word.encode("latin-1")) for word in json.loads("".join(parts)))]
 
 
 def wrap(program: list[str], rank: int, local_rank: int) -> list[str]:

@@ -8,7 +8,7 @@ from ddlrun.errors import PreflightError
 from ddlrun.rank import protocol
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.binding import bind_rank
-from ddlrun.rank.command_line import wrap
+from ddlrun.rank.command_line import add_arguments, wrap
 from ddlrun.rank.execution import become, complain
 from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
@@ -50,7 +50,7 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     host = os.uname().nodename
     label = f"rank {rank} on {host}"
     problems += [f"{label}: {problem}" for problem in set_framework_variables(rank, local_rank, size)]
-    argv = wrap(argv, rank, local_rank)
+    argv = wrap(add_arguments(argv), rank, local_rank)
     places = _enter_shipped()
     if places is not None:
         argv = [places.place(word) for word in argv]

@@ -53,7 +53,8 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         record_run(plan, environ),
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
-        command = MpirunCommand(plan.argv, {**environ, **session}, folder)
+        argv, arguments = plan.short_command()
+        command = MpirunCommand(argv, {**environ, **session, **arguments}, folder)
         return run_job(command, options, job, plan.run_dir, guard)
 
 

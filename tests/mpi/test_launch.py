@@ -1,5 +1,6 @@
 """Real launches on this machine under both Open MPI majors."""
 
+import hashlib
 import json
 import os
 import signal
@@ -362,6 +363,25 @@ def test_output_comes_while_the_job_runs(line: list[str]) -> None:
         assert job.stdout.readline() == b"now\n"
         job.terminate()
     assert job.returncode == 143
+
+
+def test_arguments_of_any_length_reach_the_ranks(line: list[str]) -> None:
+    script = "import hashlib, os, sys; print(hashlib.md5(b'-'.join(map(os.fsencode, sys.argv))).hexdigest(), *"
+    script += "(name for name in os.environ if 'ARGUMENTS' in name))"
+    words = [*(b"%05d \xff'\"\n\\" % number for number in range(20_000)), b":", b"", b"x" * 120_000]
+    argv = [*map(os.fsencode, [*line, "--quiet", "-np", "2", sys.executable, "-c", script]), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    digest = hashlib.md5(b"-".join([b"-c", *words])).hexdigest()  # noqa: S324 - for a comparison
+    assert (done.stdout.split(), done.stderr) == ([digest] * 2, "")
+
+
+@pytest.mark.openmpi(5)
+def test_a_variable_that_is_too_long_is_an_error_before_the_start(launch: Launch, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"env: {{LONG: {'x' * 140_000}}}\n")
+    done = launch("--config-file", str(config), "-np", "1", "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ddlrun: error: LONG: 140005 characters are too long, Linux takes 131071")
 
 
 def test_standard_input_reaches_rank_0_with_its_end(launch: Launch) -> None:
