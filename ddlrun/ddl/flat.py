@@ -54,15 +54,44 @@ def as_numpy(x: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
     return view, view.dtype.name
 
 
+def view_bytes(tensor: Any) -> NDArray[Any]:  # noqa: ANN401
+    """Return the memory of a contiguous tensor on the CPU as flat bytes."""
+    return _view_memory(tensor, np.dtype(np.uint8), (tensor.numel() * tensor.element_size(),))
+
+
 def _view_tensor(tensor: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
-    is_bfloat16 = str(tensor.dtype) == "torch.bfloat16"
+    name = str(tensor.dtype).removeprefix("torch.")
     try:
-        view = (_view_as_int16(tensor) if is_bfloat16 else tensor).numpy()
+        dtype = np.dtype("uint16" if name == "bfloat16" else name)
+        strides = None if tensor.is_contiguous() else tuple(step * dtype.itemsize for step in tensor.stride())
+        return _view_memory(tensor, dtype, tuple(tensor.shape), strides), name
     except (TypeError, RuntimeError) as error:
         raise InputError(
             f"tensor of {tensor.dtype}, {tensor.layout}: {error}; make it a dense one of another type"
         ) from error
-    return (view.view(np.uint16), "bfloat16") if is_bfloat16 else (view, view.dtype.name)
+
+
+def _view_memory(
+    tensor: Any,  # noqa: ANN401
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+) -> NDArray[Any]:
+    place = tensor.data_ptr()
+    if not tensor.numel():
+        return np.empty(shape, dtype)
+    if not place or dtype.kind not in "biufc" or tensor.is_conj() or tensor.is_neg():
+        raise TypeError("its memory is not that of its elements")
+    return np.asarray(_TensorMemory(tensor, {
+        "version": 3, "data": (place, False), "typestr": dtype.str, "shape": shape, "strides": strides,
+    }))  # fmt: skip
+
+
+class _TensorMemory:
+    """The memory of a tensor, which numpy keeps. `tensor.numpy()` would forbid torch to resize the tensor."""
+
+    def __init__(self, tensor: Any, interface: dict[str, Any]) -> None:  # noqa: ANN401
+        self.tensor, self.__array_interface__ = tensor, interface
 
 
 def _view_ndarray(x: NDArray[Any]) -> tuple[NDArray[Any], str]:
@@ -73,9 +102,3 @@ def _view_ndarray(x: NDArray[Any]) -> tuple[NDArray[Any], str]:
         raise InputError(f"ndarray of {content}; cast to float32")
     x = x.view(np.ndarray)  # np.matrix would stay two-dimensional
     return (x.view(np.uint16), "bfloat16") if x.dtype.name == "bfloat16" else (x, x.dtype.name)
-
-
-def _view_as_int16(tensor: Any) -> Any:  # noqa: ANN401
-    import torch  # noqa: PLC0415 - loaded already, as there is a tensor
-
-    return tensor.view(torch.int16)

@@ -16,13 +16,14 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlrun.ddl.torch import TopK, top_k_hook
 
 # The limit of groups whose rank 2 is late. Busy cores delay no other rank by as much.
 LIMIT = timedelta(seconds=10)
+untyped: Any = dist  # its stubs lack what is used here
 # The names of PyTorch 2.13, or the older ones.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -98,8 +99,12 @@ def pairs(rank: int, size: int) -> Any:
         sources = [dist.recv(received, tag=5) for _ in range(1, size)]
         yield "any source", sorted(sources)
         yield "from the last source", received[:1] - sources[-1]
+        works: list[Any] = [dist.irecv(received, tag=6), dist.irecv(received, 1, tag=7)]
+        yield "sources", [(work.wait(), work._source_rank())[1] for work in works]  # noqa: SLF001 - as torch calls it
     else:
         dist.send(full(200_000, rank), 0, tag=5)
+        for tag in (6, 7) if rank == 1 else ():
+            dist.send(full(200_000, rank), 0, tag=tag)
     ends = dist.new_group([0, size - 1])
     if rank in {0, size - 1}:
         some = full(2, rank + 1)
@@ -130,6 +135,12 @@ def training(rank: int, size: int) -> Any:
     model = network()
     fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
     yield "fsdp", train(model, rank)
+    yield "resized", train(FullyShardedDataParallel(network(), device_id=torch.device("cpu")), rank)
+    compiled: Any = torch.compile(DistributedDataParallel(network()), backend="aot_eager")
+    yield "compiled", train(compiled, rank)
+    halves: Any = DistributedDataParallel(network())
+    halves._register_builtin_comm_hook(untyped.BuiltinCommHookType.FP16_COMPRESS)  # noqa: SLF001 - it has no public name
+    yield "float16", train(halves, rank)
     hooks: list[Any] = [(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook), (TopK(0.1), top_k_hook)]
     for hook in hooks:
         parallel = DistributedDataParallel(network())
@@ -166,7 +177,9 @@ def error_from(call: Any) -> str:
 def late(rank: int) -> Any:
     """Yield the errors of ranks 0 and 1 at timeouts, all of which run at once, in groups whose rank 2 calls nothing."""
     group, trained, pair = (dist.new_group(backend="ddl", timeout=LIMIT) for _ in range(3))
-    ends = dist.new_group([0, 2], backend="ddl", timeout=LIMIT)
+    ends = dist.new_group([0, 2], backend="ddl")
+    if rank == 0:
+        dist.distributed_c10d._set_pg_timeout(LIMIT, ends)  # noqa: SLF001 - it has no public name
     model = DistributedDataParallel(network(), process_group=trained)
     dist.barrier()
     if rank < 2:
@@ -190,7 +203,6 @@ def wrong(rank: int, size: int) -> Any:
     yield "length", error_from(lambda: dist.all_gather([torch.ones(2)], torch.ones(2)))
     yield "size", error_from(lambda: dist.all_gather([torch.ones(3)] * size, torch.ones(2)))
     yield "rows", error_from(lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)))
-    untyped: Any = dist  # its stubs lack the operations
     no = untyped.ReduceOp
     yield "bits", error_from(lambda: dist.all_reduce(torch.ones(2), no.BAND))
     yield "average", error_from(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), no.AVG))

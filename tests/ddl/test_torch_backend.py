@@ -29,6 +29,7 @@ import torch
 from ddlrun.ddl.torch_backend.errors import GroupError
 from ddlrun.ddl.torch_backend.progress_thread import ProgressThread
 from ddlrun.ddl.torch_backend.works import Call
+from tests.ddl import conformance
 
 RANKS = Path(__file__).parent / "backend_ranks.py"
 DEVICE_RANKS = Path(__file__).parent / "device_ranks.py"
@@ -43,7 +44,7 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
         ends = started_alone(3, str(RANKS), str(port), PYTHONPATH=f"{HOOK}:{ROOT}")
     assert [(end.returncode, end.stderr) for end in ends if end.returncode] == []
     outputs = [end.stdout.splitlines() for end in ends]
-    assert [lines[-1] for lines in outputs] == [f"{count} results, of which differ: []" for count in (27, 24, 25)]
+    assert [lines[-1] for lines in outputs] == [f"{count} results, of which differ: []" for count in (31, 27, 28)]
     assert [line.split(": ")[3] for line in outputs[2][:3]] == [
         "invalid output tensor list at index 0",
         "invalid tensor size at index 0",
@@ -74,6 +75,15 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
         "absent: GroupError: group 7 (3 ranks), rank 1: rank 2 did not arrive within 10 s",
     ]
     assert all(line.startswith("[rank") for end in ends for line in end.stderr.splitlines()), ends
+
+
+def test_every_operation_has_the_results_of_gloo_for_every_type_shape_and_group_size() -> None:
+    signs = conformance.run(3)
+    assert {case: found for case, found in signs.items() if set(found) - set("=+.")} == {}
+    assert {case for case, found in signs.items() if "=" in found} >= {
+        ("allreduce AVG", "complex64"),
+        ("gather", "bool"),
+    }
 
 
 def test_a_collective_that_is_completed_by_the_start_of_another_one_is_noticed() -> None:

@@ -6,6 +6,7 @@ Import `ddlrun.ddl.torch` first, which registers it.
 from __future__ import annotations
 
 import os
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
@@ -30,6 +31,22 @@ def register() -> None:
     """Register the backend for tensors on the CPU. A second call does nothing."""
     if not hasattr(distributed.Backend, NAME.upper()):
         distributed.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
+        _accept_timeouts(distributed.distributed_c10d)
+
+
+def _accept_timeouts(c10d: Any) -> None:  # noqa: ANN401 - torch's module
+    """Let torch's function for the timeout of a group, which knows gloo and NCCL alone, set that of ours."""
+    set_of_others = c10d._set_pg_timeout  # noqa: SLF001 - it has no public name
+
+    @wraps(set_of_others)
+    def set_timeout(timeout: timedelta, group: Any = None) -> None:  # noqa: ANN401 - a ProcessGroup
+        group = c10d._get_default_group() if group is None else group  # noqa: SLF001
+        if isinstance(group, DdlProcessGroup):
+            group.set_timeout(timeout)
+        else:
+            set_of_others(timeout, group)
+
+    c10d._set_pg_timeout = set_timeout  # noqa: SLF001
 
 
 def _make_group(options: Any, backend_options: Any) -> DdlProcessGroup:  # noqa: ANN401 - DistributedBackendOptions

@@ -187,8 +187,9 @@ class GroupCollectives:
     @cached_property
     def _host_ranks(self) -> int:
         """The size of the first dimension if that is inside the hosts and others are not, otherwise 1."""
-        first, *others = self._grid().dimensions
-        return len(first.peers) if others and len({self._hosts[peer] for peer in first.peers}) == 1 else 1
+        dimensions = self._grid().dimensions  # none in a group of one rank
+        inside = dimensions[0].peers if len(dimensions) > 1 else ()
+        return len(inside) if len({self._hosts[peer] for peer in inside}) == 1 else 1
 
     def _steps(self, kind: type[BlockChunk]) -> Callable[[int, str], tuple[ScheduleStep, ...]]:
         """Return the schedule of a reduce-scatter or an allgather; its chunks have one or two lengths."""

@@ -82,6 +82,8 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
         """Let all works fail, and close the connections."""
         self._thread.abort()
 
-    def _submit(self, call: Call, start: Start, done: Callable[[], None]) -> FutureWork:
-        """Hand a work to the thread; return what torch waits for."""
-        return FutureWork(self._thread.submit(call, start, done))
+    def _submit(
+        self, call: Call, start: Start, done: Callable[[], None], source: Callable[[], int] | None = None
+    ) -> FutureWork:
+        """Hand a work to the thread; return what torch waits for. `source` is as in FutureWork."""
+        return FutureWork(self._thread.submit(call, start, done), call.result, source)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import distributed as torch_distributed
 
+from ddlrun.ddl.torch_backend.compilation import uncompiled
 from ddlrun.ddl.torch_backend.errors import ArgumentError, GroupError
 from ddlrun.ddl.torch_backend.group_base import NAME, GroupBase
 
@@ -65,12 +66,19 @@ class OtherDevices(GroupBase):
             return self
         return self._group_for(device)._get_backend(device)  # noqa: SLF001
 
+    @uncompiled
     def barrier(self, opts: Any = None) -> Any:  # noqa: ANN401
         """Complete when all members have called it. The options may name a device, whose backend is then used."""
         device = None if opts is None else opts.device
         if device is not None and device.type in self._other_backends():
             return self._group_for(device).barrier(opts)
         return super().barrier(opts)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time limit of the calls that follow."""
+        self._thread.seconds = timeout.total_seconds()
+        if self._other is not None:
+            c10d._set_pg_timeout(timeout, self._other)  # noqa: SLF001
 
     def shutdown(self) -> None:
         """Complete what is in progress and close the connections."""
@@ -129,7 +137,7 @@ class OtherDevices(GroupBase):
 def by_device(group: type[Group]) -> type[Group]:
     """Make the methods of a class pass calls with tensors on other devices to the group for these."""
     for name in METHODS:
-        setattr(group, name, _dispatch(name, getattr(group, name)))
+        setattr(group, name, uncompiled(_dispatch(name, getattr(group, name))))
     return group
 
 

@@ -16,7 +16,7 @@ from ddlrun.ddl.torch_backend.messages import AnySource
 from ddlrun.ddl.torch_backend.monitored_barrier import MonitoredBarrier
 from ddlrun.ddl.torch_backend.other_devices import OtherDevices, by_device
 from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
-from ddlrun.ddl.torch_backend.works import AnySourceWork, Call
+from ddlrun.ddl.torch_backend.works import Call
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -40,13 +40,13 @@ class DdlProcessGroup(OtherDevices, CopyingGroup):
         """Receive a tensor from a member."""
         memory, number = self._message("recv", tensors, peer, tag), self._job.number(peer)
         call = Call(f"recv with tag {tag}", tensors, missing=f"rank {number} had not sent it")
-        return self._submit(call, partial(self._messages.receive, memory, peer, tag), memory.write_back)
+        return self._submit(call, partial(self._messages.receive, memory, peer, tag), memory.write_back, lambda: peer)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:  # noqa: ANN401
         """Receive a tensor from the member whose message is here first."""
         start = AnySource(self._messages, self._message("recv", tensors, 0, tag), tag)
         call = Call(f"recv from any rank with tag {tag}", tensors, missing="no rank had sent it")
-        return AnySourceWork(self._thread.submit(call, start, start.write_back), start)
+        return self._submit(call, start, start.write_back, lambda: start.source)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002
         """Return when all members have called it.

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddlrun.ddl.flat import as_numpy
+from ddlrun.ddl.flat import as_numpy, view_bytes
 from ddlrun.ddl.torch_backend.errors import ArgumentError
+from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,17 +23,21 @@ class TensorBytes:
         if tensor.layout != torch.strided:
             raise ArgumentError(f"backend ddl: unsupported layout {tensor.layout}; only allreduce takes sparse tensors")
         self._tensor = tensor.detach()
-        self._whole = self._tensor.contiguous()
+        self._whole = self._tensor.resolve_conj().resolve_neg().contiguous()
 
     @property
     def bytes(self) -> Any:  # noqa: ANN401 - a numpy array of uint8
         """The bytes as a flat array."""
-        return self._whole.reshape(-1).view(torch.uint8).numpy()
+        return view_bytes(self._whole)
 
     @property
     def elements(self) -> tuple[Any, str]:
-        """The elements as a flat numpy array, and the name of their dtype."""
-        return as_numpy(self._whole.reshape(-1))
+        """The elements as a flat numpy array, and the name of their dtype. Raises ArgumentError."""
+        try:
+            array, dtype = as_numpy(self._whole)
+        except InputError as error:
+            raise ArgumentError(*error.problems) from error
+        return array.reshape(-1), dtype
 
     def write_back(self) -> None:
         """Copy the bytes to the tensor if they are a copy."""

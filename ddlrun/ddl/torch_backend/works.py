@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ddlrun.ddl.torch_backend.compilation import uncompiled
 from ddlrun.ddl.torch_backend.errors import GroupError
 
 if TYPE_CHECKING:
@@ -15,8 +18,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch.futures import Future
-
-    from ddlrun.ddl.torch_backend.messages import AnySource
 
 C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - the class of works is not public
 
@@ -73,10 +74,12 @@ class Exclusive:
 class FutureWork(C10D.Work):  # type: ignore[misc]
     """A work with a future. Unlike that of torch's own class, its `wait` raises the error of the future."""
 
-    def __init__(self, future: torch.futures.Future[Any]) -> None:
+    def __init__(self, future: Future[Any], result: Any, source: Callable[[], int] | None = None) -> None:  # noqa: ANN401
+        """Take a future, its later value, and for a received message what returns its sender, -1 if not yet known."""
         super().__init__()
-        self._future = future
+        self._future, self._result, self._source = future, result, source
 
+    @uncompiled
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the work is complete.
 
@@ -89,14 +92,17 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
         self._future.wait()
         return True
 
+    @uncompiled
     def is_completed(self) -> bool:
         """Return True if the work is complete, or has failed."""
         return self._future.done()
 
+    @uncompiled
     def is_success(self) -> bool:
         """Return True if the work is complete and has not failed."""
         return self._future.done() and self.exception() is None
 
+    @uncompiled
     def exception(self) -> Exception | None:
         """Return the error of a work that is complete, or None."""
         try:
@@ -105,14 +111,17 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
             return error
         return None
 
+    @uncompiled
     def synchronize(self) -> None:
         """Return when the work is complete."""
         self._future.wait()
 
+    @uncompiled
     def result(self) -> Any:  # noqa: ANN401
         """Return the tensors of a work that is complete."""
         return self._future.value()
 
+    @uncompiled
     def get_future(self) -> torch.futures.Future[Any]:
         """Return the future of the tensors.
 
@@ -126,7 +135,18 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
             threading.Thread(target=complete.set_result, args=(None,), name=CALLBACKS, daemon=True).start()
 
         self._future.add_done_callback(run_callbacks)
-        return complete.then(lambda _complete: self._future.value())
+        future: torch.futures.Future[Any] = complete.then(lambda _complete: self._future.value())
+        # DDP's own hook for float16 is C++, where a list of Python's is no value.
+        is_from_python = "get_future" in sys._getframe(1).f_code.co_names  # noqa: SLF001
+        if not is_from_python and _is_one_half(self._result):
+            future = _list_future()(future, self._result)
+        return future
+
+    @uncompiled
+    def _source_rank(self) -> int:
+        return int(super()._source_rank()) if self._source is None else self._source()
+
+    source_rank = _source_rank
 
     def _is_done_within(self, seconds: float) -> bool:
         done = threading.Event()
@@ -134,17 +154,24 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
         return done.wait(seconds)
 
 
-class AnySourceWork(FutureWork):
-    """A message from any member."""
+def _is_one_half(result: Any) -> bool:  # noqa: ANN401
+    return isinstance(result, list) and len(result) == 1 and getattr(result[0], "dtype", None) is torch.float16
 
-    def __init__(self, future: torch.futures.Future[Any], start: AnySource) -> None:
-        super().__init__(future)
-        self._start = start
 
-    def _source_rank(self) -> int:
-        return self._start.source
+@cache
+def _list_future() -> Any:  # noqa: ANN401
+    """Return a function that returns a future with a value of C++: a list of tensors, after another future.
 
-    source_rank = _source_rank
+    Callbacks of such a future run in torch's pool of threads, where they must not wait for other works.
+    """
+    return torch.jit.CompilationUnit("""
+        def value(complete: Future[int], result: List[Tensor]):
+            torch.jit.wait(complete)
+            return result
+
+        def start(complete: Future[int], result: List[Tensor]):
+            return torch.jit.fork(value, complete, result)
+    """).start
 
 
 @atexit.register
