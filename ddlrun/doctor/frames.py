@@ -7,7 +7,8 @@ from ddlrun.doctor.records import Frame
 
 # Part of a path -> the library that communicates in it.
 COMMUNICATION = (
-    (r"/torch/distributed/|/torch/nn/parallel/distributed\.py$", "torch.distributed"),
+    (r"/torch/(distributed|futures)/|/torch/nn/parallel/distributed\.py$", "torch.distributed"),
+    (r"/jax/experimental/multihost_utils\.py$", "JAX"),
     (r"mpi4py/|(^|/)libmpi[^/]*\.so|(^|/)MPI\.[^/]*\.so$", "MPI"),
     (r"/horovod/", "Horovod"),
     (r"/ddlrun/ddl/", "ddlrun.ddl"),

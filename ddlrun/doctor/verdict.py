@@ -204,13 +204,13 @@ def _are_in_one_operation(waiting: Sequence[Group]) -> bool:
 
 
 def _find_odd(waiting: Sequence[Group]) -> list[Group]:
-    """Return the groups that differ: those behind in the sequence of collectives, otherwise the smaller ones."""
+    """Return the groups that differ: those behind in the sequence of collectives, or else from more than half."""
     known = [group.position.collective for group in waiting]
     numbers = [0 if collective is None else collective.number for collective in known]
     if 0 < min(numbers) < max(numbers):
         return [group for group, number in zip(waiting, numbers, strict=True) if number == min(numbers)]
-    most = len(waiting[0].ranks)
-    return [group for group in waiting if len(group.ranks) < most]
+    most, *others = waiting
+    return others if len(most.ranks) > len(_all_ranks(others)) else []
 
 
 def _find_cut_off(look: JobLook) -> tuple[tuple[int, ...], str] | None:

@@ -17,6 +17,11 @@ C10D = f"{TORCH}/distributed/distributed_c10d.py"
 Frames = list[tuple[str, str, int, str]]
 ITEM: Frames = [("step", "/home/u/train.py", 5, "loss.item()")]
 BARRIER: Frames = [("PMPI_Barrier", "/lib/libmpi.so.40", 0, ""), ("Barrier", MPI, 0, "")]
+FUTURE: Frames = [
+    ("Future.wait", f"{TORCH}/futures/__init__.py", 80, ""),
+    ("FutureWork.wait", "/env/lib/python3.11/site-packages/ddlrun/ddl/torch_backend/works.py", 89, ""),
+]
+JAX = "/env/lib/python3.11/site-packages/jax/experimental/multihost_utils.py"
 MAIN = ("<module>", "/home/u/train.py", 41, "comm.Barrier()")
 ALL_REDUCE: Frames = [
     ("all_reduce", C10D, 3000, "work.wait()"),
@@ -58,6 +63,14 @@ LOOPING = report(process([own(37, "while True:")], "R"))
 POSITIONS = [
     (WAITING, Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
     (report(process(ALL_REDUCE, call="futex")), Activity.COMMUNICATES, "waits in all_reduce (train.py:41)"),
+    (
+        report(process([*FUTURE, *ALL_REDUCE], call="futex")), Activity.COMMUNICATES,
+        "waits in all_reduce (train.py:41)",
+    ),
+    (
+        report(process([("process_allgather", JAX, 159, ""), own(17, "mu.process_allgather(x)")], call="futex")),
+        Activity.COMMUNICATES, "waits in process_allgather (train.py:17)",
+    ),
     (
         report(process([own(9, "loss.backward()")], call="futex")),
         Activity.WAITS, "waits in futex (step, train.py:9: loss.backward())",
@@ -154,6 +167,11 @@ VERDICTS = [
     (
         look(WAITING, WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (2,),
         "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in gather (train.py:44)",
+    ),
+    (
+        look(WAITING, GATHER, WAITING, in_all_reduce(None)), HangFinding.DIFFERENT_CALLS, (),
+        ("ranks 0 and 2 wait in Barrier (train.py:41); rank 1 waits in gather (train.py:44); "
+         "rank 3 waits in all_reduce (train.py:41)"),
     ),
     (
         look(WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (),
