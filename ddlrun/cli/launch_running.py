@@ -25,6 +25,7 @@ from ddlrun.runs.names import restart_name
 from ddlrun.runs.registry import forget_run, lock_registry, write_record
 from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import (
+    ELSEWHERE,
     link_last_run,
     make_output_folder,
     state_folder,
@@ -139,7 +140,8 @@ def _show_plan(settings: Settings, plan: Plan) -> None:
     for note in notes:
         click.echo(f"ddlrun: note: {note}", err=True)
     click.echo(render_plan(plan, shown_command(plan), full=verbose), nl=False, err=True)
-    click.echo(f"run: {plan.run_id}", err=True)
+    elsewhere = f" in {plan.run_dir.path}" if plan.run_dir.path.startswith(ELSEWHERE) else ""
+    click.echo(f"run: {plan.run_id}{elsewhere}", err=True)
 
 
 def _end_orphans(hosts: Iterable[str], settings: Settings) -> Mapping[str, FinishedProcess]:

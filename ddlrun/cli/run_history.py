@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # for the annotations alone
 
 MOST_RUNS = 20
 LONGEST_HOSTS = 24
+HEADER = ("RUN", "STARTED", "STATE", "DURATION", "RANKS", "HOSTS", "PROGRAM")
+LESS_IMPORTANT = ("HOSTS", "STARTED", "RANKS", "DURATION")
+LEAST_PROGRAM = 10
 LONGEST_PROGRAM = 60
 # The program of the ranks of ddlrun.run.
 CALL = "ddlrun.api.call"
@@ -44,11 +47,23 @@ def command(number: int, *, all_runs: bool, as_json: bool) -> None:
 
 
 def render_history(history: Sequence[PastRun], columns: int | None = None) -> str:
-    """Render runs as a table, whose lines are cut after a number of columns."""
+    """Render runs as a table. In few columns the program remains, and less important cells are left out."""
     if not history:
         return "no runs\n"
-    header = ("RUN", "STARTED", "STATE", "DURATION", "RANKS", "HOSTS", "PROGRAM")
-    return "".join(f"{line[: columns or None]}\n" for line in left_aligned([header, *map(_row, history)]))
+    rows = [HEADER, *map(_row, history)]
+    lines = left_aligned(_fit(rows, columns) if columns else rows)
+    return "".join(f"{line[: columns or None]}\n" for line in lines)
+
+
+def _fit(rows: Sequence[tuple[str, ...]], columns: int) -> Sequence[tuple[str, ...]]:
+    """Return rows without as many of the less important cells as leaves room for the programs."""
+    for name in LESS_IMPORTANT:
+        others = [(*row[:-1], "p" * LEAST_PROGRAM) for row in rows]
+        if max(map(len, left_aligned(others))) <= columns:
+            break
+        place = rows[0].index(name)
+        rows = [(*row[:place], *row[place + 1 :]) for row in rows]
+    return rows
 
 
 def _row(past: PastRun) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ import json
 import os
 import sys
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +24,9 @@ if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.monitor.records import SlownessRecord, TopRecord
 
 REFRESH_SECONDS = 1.0
+MOST_KEYS = 64
+# q, Escape, Ctrl-D, and the end of the terminal.
+QUIT = (b"q", b"\x1b", b"\x04", b"")
 # Lines that are not for ranks: those above and below them.
 OTHER_LINES = 14
 # Of a terminal that does not know its size, such as a serial console.
@@ -40,7 +44,7 @@ def command(run: str | None, *, once: bool, as_json: bool) -> None:
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
-    The ranks in trouble come first. Ctrl-C ends ddlrun top, and so does the end of the run.
+    The ranks in trouble come first. q or Ctrl-C ends ddlrun top, and so does the end of the run.
     """
     folder = find_run_folder(run)
     history = History()
@@ -58,15 +62,16 @@ def _show(folder: str, history: History, reader: MetricsReader) -> None:
     """Show the samples as they arrive, until the run or the user ends this."""
     sys.stdout.write(BEGIN)
     try:
-        while True:
-            rows = os.get_terminal_size(1).lines or DEFAULT_LINES
-            lines = [line + REST_OF_LINE for line in render(folder, history, max(1, rows - OTHER_LINES))[: rows - 1]]
-            sys.stdout.write(HOME + "\n".join(lines) + REST_OF_SCREEN)
-            sys.stdout.flush()
-            if not may_run(folder):
-                return
-            time.sleep(REFRESH_SECONDS)
-            history.add(reader.read())
+        with _keys() as wait_for_q:
+            while True:
+                columns, rows = os.get_terminal_size(1)
+                lines = render(folder, history, max(1, (rows or DEFAULT_LINES) - OTHER_LINES), columns or COLUMNS)
+                shown = [line + REST_OF_LINE for line in lines[: (rows or DEFAULT_LINES) - 1]]
+                sys.stdout.write(HOME + "\n".join(shown) + REST_OF_SCREEN)
+                sys.stdout.flush()
+                if not may_run(folder) or wait_for_q():
+                    return
+                history.add(reader.read())
     except KeyboardInterrupt:
         return
     finally:
@@ -74,8 +79,37 @@ def _show(folder: str, history: History, reader: MetricsReader) -> None:
         sys.stdout.flush()
 
 
-def render(folder: str, history: History, most_rows: int | None = None) -> list[str]:
-    """Return the lines to show of a run."""
+def _wait() -> bool:
+    time.sleep(REFRESH_SECONDS)
+    return False
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[], bool]]:
+    """Provide a function that waits for the next refresh, or returns True at once when the user types q."""
+    import select  # noqa: PLC0415 - for a terminal alone
+    import termios  # noqa: PLC0415
+    import tty  # noqa: PLC0415
+
+    if not os.isatty(0) or os.tcgetpgrp(0) != os.getpgrp():  # in the background, it would be stopped
+        yield _wait
+        return
+
+    def wait_for_q() -> bool:
+        ready, _, _ = select.select([0], [], [], REFRESH_SECONDS)
+        return bool(ready) and os.read(0, MOST_KEYS).lower() in QUIT
+
+    before = termios.tcgetattr(0)
+    tty.setcbreak(0)
+    try:
+        yield wait_for_q
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+def render(folder: str, history: History, most_rows: int | None = None, columns: int = COLUMNS) -> list[str]:
+    """Return the lines to show of a run, up to some columns wide."""
+    columns = min(columns, COLUMNS)
     past = read_past_run(folder)
     name, state = (os.path.basename(folder), "starting") if past is None else (past.run.run, past.state.value)
     if not history.time:
@@ -83,14 +117,15 @@ def render(folder: str, history: History, most_rows: int | None = None) -> list[
     findings = diagnose(history)
     seconds = "" if past is None else f", {history.time - past.run.started:.0f} s after its start"
     head = [f"{name}: {state}{seconds}", f"limit: {summarize(history, findings)}"]
-    return [line[:COLUMNS] for line in _wrap(head)] + render_table(history, findings, most_rows)
+    lines = [*_wrap(head, columns), *render_table(history, findings, most_rows)]
+    return [line[:columns] for line in lines]
 
 
-def _wrap(lines: list[str]) -> list[str]:
+def _wrap(lines: list[str], columns: int) -> list[str]:
     """Return lines, with the part of each that is too long on a line of its own."""
     import textwrap  # noqa: PLC0415 - for the table alone
 
-    return [part for line in lines for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ")]
+    return [part for line in lines for part in textwrap.wrap(line, columns, subsequent_indent="  ")]
 
 
 def render_json(folder: str, history: History) -> str:

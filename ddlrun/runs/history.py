@@ -1,5 +1,6 @@
 """Past and present runs: found by their names, listed, and removed."""
 
+import itertools
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from ddlrun.plan import Plan
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.names import LAST, NAME, choose_name
 from ddlrun.runs.registry import Run, describe_run, parse_run
-from ddlrun.runs.store import run_folders, write_private
+from ddlrun.runs.store import is_writable, reserve_outcome, run_folders, run_paths, write_private
 
 
 class PastRunState(Enum):
@@ -71,6 +72,7 @@ def write_start(plan: Plan, arguments: Sequence[str], state: str) -> None:
             "working_folder": os.getcwd(),
         }
         write_private(plan.run_dir.start, [json.dumps(record), "\n"])
+    reserve_outcome(plan.run_dir)
     with suppress(OSError):
         if find_folder(plan.run_id, state) is None:
             os.makedirs(f"{state}/runs", mode=0o700, exist_ok=True)
@@ -102,26 +104,26 @@ def find_folder(text: str, state: str) -> str | None:
 
     Raises InputError where several runs have this beginning.
     """
-    above = f"{state}/runs"
-    names = sorted(os.listdir(above)) if os.path.isdir(above) else []
+    paths = run_paths(state)
+    names = sorted(paths)
     name = choose_name(text, names)
     if name is not None:
-        return os.path.realpath(f"{above}/{name}")
+        return os.path.realpath(paths[name])
     first, _, attempt = text.rpartition("-")
     name = choose_name(first, names) if first and attempt.isdigit() else None
-    folder = os.path.realpath(f"{above}/{name}/restart-{attempt}")
+    folder = os.path.realpath(f"{paths.get(str(name))}/restart-{attempt}")
     return folder if name is not None and os.path.isdir(folder) else None
 
 
 def run_names(state: str) -> list[str]:
     """Return the names of the runs in a state folder, the latest first."""
-    return [os.path.basename(path) for path in newest_first(f"{state}/runs")]
+    return list(newest_first(state))
 
 
 def _last_folder(state: str) -> str:
     """Return the folder of the run that was started last. Raises InputError where there is none."""
     last = os.path.realpath(f"{state}/last")
-    folders = [last] if os.path.exists(RunDir(last).plan) else run_folders(state)
+    folders = [last] if os.path.exists(RunDir(last).plan) and is_writable(state) else run_folders(state)
     if not folders:
         raise InputError("no run was started here; name the folder of one")
     return folders[-1]
@@ -132,12 +134,13 @@ def read_history(state: str, most: int | None = None) -> list[PastRun]:
 
     Args:
         state: The state folder.
-        most: The number of runs, without their restarts; None: all.
+        most: The number of runs and restarts; None: all.
     """
     folders = run_folders(state)[::-1]
     folders = [folder for folder in folders if not re.fullmatch(r"restart-[0-9]+", os.path.basename(folder))]
-    runs = (read_past_run(folder) for base in folders[:most] for folder in attempt_folders(base))
-    return sorted((run for run in runs if run is not None), key=lambda past: past.run.started, reverse=True)
+    attempts = ([*filter(None, map(read_past_run, attempt_folders(base)))] for base in folders)
+    runs = [run for known in itertools.islice(filter(None, attempts), most) for run in known]
+    return sorted(runs, key=lambda past: past.run.started, reverse=True)[:most]
 
 
 def attempt_folders(folder: str) -> Iterator[str]:
@@ -199,11 +202,10 @@ def _final_code(outcome: Mapping[str, Any]) -> int | None:
     return shift_own_code(code, outcome.get("exit_code_base", 0)) if is_own and code is not None else code
 
 
-def newest_first(above: str) -> list[str]:
-    """Return the folders of runs and links to them."""
-    names = os.listdir(above) if os.path.isdir(above) else []
-    paths = [f"{above}/{name}" for name in names if re.fullmatch(NAME, name)]
-    return sorted(paths, key=written_at, reverse=True)
+def newest_first(state: str) -> dict[str, str]:
+    """Return the folders of runs and links to them by name, the latest first."""
+    paths = {name: path for name, path in run_paths(state).items() if re.fullmatch(NAME, name)}
+    return {name: paths[name] for name in sorted(paths, key=lambda name: written_at(paths[name]), reverse=True)}
 
 
 def written_at(path: str) -> float:

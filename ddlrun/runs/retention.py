@@ -23,7 +23,7 @@ def remove_old_runs(state: str, retention: Retention) -> int:
     if retention.runs is None and retention.days is None:
         return 0
     removed = 0
-    for index, path in enumerate(newest_first(f"{state}/runs")):
+    for index, path in enumerate(newest_first(state).values()):
         too_many = retention.runs is not None and index >= retention.runs
         if (too_many or _is_older(path, retention.days)) and _has_ended(path):
             _remove(path)

@@ -1,5 +1,6 @@
 """The folder of a run: its plan is written before the start, its outcome at the end."""
 
+import errno
 import itertools
 import json
 import os
@@ -20,6 +21,13 @@ from ddlrun.runs.names import NAME, new_name
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.runs.binding_record import BindingRecord, BindingsRecord
+
+
+# The beginning of the folders of runs where the state folder is not writable.
+ELSEWHERE = "/tmp/ddlrun-run-"  # noqa: S108 - other users' folders are left out
+# What is reserved for the outcome on a disk that becomes full.
+RESERVED_BYTES = 1 << 16
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def state_folder(environ: Mapping[str, str]) -> str:
@@ -43,14 +51,34 @@ def choose_run_name(folder: str | None, environ: Mapping[str, str]) -> str:
 
 
 def default_run_dir(name: str, environ: Mapping[str, str]) -> RunDir:
-    """Return the folder of a run in the state folder, or in $TMPDIR if the state folder cannot be written."""
+    """Return the folder of a run in the state folder, or in /tmp if the state folder cannot be written."""
     state = state_folder(environ)
+    return RunDir(f"{state}/runs/{name}" if is_writable(state) else ELSEWHERE + name)
+
+
+def is_writable(state: str) -> bool:
+    """Return True for a state folder in which this user may make folders."""
     above = state
     while not os.path.exists(above) and above not in ("", "/"):
         above = os.path.dirname(above)
-    if os.path.isdir(above) and os.access(above, os.W_OK):
-        return RunDir(f"{state}/runs/{name}")
-    return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-run-{name}")  # noqa: S108
+    return os.path.isdir(above) and os.access(above, os.W_OK)
+
+
+def run_paths(state: str) -> dict[str, str]:
+    """Return the folders of runs, and links to them, by name; those in /tmp if the state folder is not writable."""
+    above = f"{state}/runs"
+    paths = {name: f"{above}/{name}" for name in (os.listdir(above) if os.path.isdir(above) else ())}
+    if not is_writable(state):
+        with os.scandir(os.path.dirname(ELSEWHERE)) as entries:
+            own = (entry for entry in entries if entry.path.startswith(ELSEWHERE) and _is_own(entry))
+            paths |= {entry.path.removeprefix(ELSEWHERE): entry.path for entry in own}
+    return paths
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # it has just been removed
+        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    return False
 
 
 def write_run_dir(plan: Plan, check: str | None = None) -> None:
@@ -67,6 +95,12 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     if others:
         problem = f"it has {', '.join(others)}, which a run would overwrite"
         raise InputError(f"run folder {files.path}: {problem}; name another with --run-dir")
+    here = os.getcwd()
+    if f"{here}/".startswith(f"{os.path.realpath(files.path).rstrip('/')}/") and os.listdir(files.path):
+        raise InputError(
+            f"run folder {files.path}: it holds the current folder, and the run would add its files to yours; name a "
+            "new one, such as --run-dir ./run"
+        )
     topology = plan.placement.topology
     hosts = (
         Host(host.name, topology.local_size(index) + plan.spawn_slots)
@@ -82,7 +116,8 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
             write_private(files.check, [check])
         write_private(files.plan, [json.dumps({**plan.as_dict(), "written": time.time()}), "\n"])
     except OSError as error:
-        raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
+        remedy = "remove the folders of old runs: ddlrun clean --keep-runs 10, or " if error.errno in DISK_FULL else ""
+        raise InputError(f"run folder {files.path}: {error.strerror}; {remedy}name another with --run-dir") from error
 
 
 def check_rank_file(plan: Plan) -> None:
@@ -140,6 +175,16 @@ def write_private(path: str, blocks: Iterable[str]) -> None:
         raise
 
 
+def reserve_outcome(files: RunDir) -> None:
+    """Take the place of the outcome on the disk, in the file that `write_private` replaces; errors are ignored."""
+    with suppress(OSError):
+        file = os.open(f"{files.outcome}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(file, 0, RESERVED_BYTES)
+        finally:
+            os.close(file)
+
+
 def append_private(path: str, line: str) -> None:
     """Append a line to a file that only its user can read; a full disk is ignored."""
     with suppress(OSError):
@@ -153,8 +198,9 @@ def append_private(path: str, line: str) -> None:
 def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
     """Write the ranks' bindings and the outcome to the run folder; a full disk is ignored."""
     with suppress(OSError):
-        write_private(plan.run_dir.binding, [json.dumps(bindings(bound, plan.placement.topology.size)), "\n"])
         write_private(plan.run_dir.outcome, [json.dumps(outcome.as_dict()), "\n"])
+    with suppress(OSError):
+        write_private(plan.run_dir.binding, [json.dumps(bindings(bound, plan.placement.topology.size)), "\n"])
 
 
 BOUND_FIELDS = ("rank", "host", "cpus", "planned", "gpus", "problem")
@@ -229,10 +275,8 @@ def link_last_run(plan: Plan, environ: Mapping[str, str]) -> None:
 
 def run_folders(state: str) -> list[str]:
     """Return the run folders in a state folder, and that of the last run, oldest first."""
-    above = f"{state}/runs"
-    folders = [f"{above}/{name}" for name in (os.listdir(above) if os.path.isdir(above) else ())]
     written: dict[str, float] = {}
-    for folder in map(os.path.realpath, (*folders, f"{state}/last")):
+    for folder in map(os.path.realpath, (*run_paths(state).values(), f"{state}/last")):
         with suppress(OSError):
             written[folder] = os.path.getmtime(RunDir(folder).plan)
     return sorted(written, key=lambda folder: written[folder])

@@ -376,6 +376,14 @@ def test_a_secret_is_in_no_file_of_the_run(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o700
 
 
+def test_a_run_adds_no_files_to_those_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    for folder, name in ((tmp_path, "."), (tmp_path / "below", "..")):
+        done = ddlrun("launch", "--dry-run", "--run-dir", name, "-np", "1", "true", cwd=folder)
+        assert (done.returncode, "it holds the current folder" in done.stderr) == (2, True)
+    assert ddlrun("launch", "--dry-run", "--run-dir", ".", "-np", "1", "true", cwd=tmp_path / "below").returncode == 0
+
+
 def test_a_secret_on_the_command_line_has_a_note() -> None:
     words = ("--env", "MY_TOKEN=hush", "-x", "A_KEY=hush", "-x", "PATH", "true")
     done = ddlrun("launch", "--dry-run", "-np", "1", *words)

@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.cli.run_history import render_history
 from ddlrun.cli.run_table import render_runs
 from ddlrun.errors import InputError
+from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.rank import leftovers
 from ddlrun.rank.run_mark import mark_of
@@ -31,7 +33,15 @@ from ddlrun.runs.log_files import Source, rank_sources, seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
 from ddlrun.runs.orphans import LIST, end_runs, orphans, parse_processes
 from ddlrun.runs.retention import remove_old_runs
-from ddlrun.runs.store import state_folder
+from ddlrun.runs.store import (
+    ELSEWHERE,
+    RESERVED_BYTES,
+    default_run_dir,
+    reserve_outcome,
+    run_folders,
+    state_folder,
+    write_private,
+)
 from tests.support.processes import command_line, mark, see_only
 from tests.support.run_folders import make_run
 from tests.support.waiting import wait_until
@@ -122,8 +132,43 @@ def test_the_history_has_states(tmp_path: Path) -> None:
     table = render_history(history).splitlines()
     assert table[0].split() == ["RUN", "STARTED", "STATE", "DURATION", "RANKS", "HOSTS", "PROGRAM"]
     assert re.search(r"20261120-b  .*  failed \(3\)   2m05s     4      n\[1-2\]  train.py$", table[4])
-    assert {len(line) for line in render_history(history, 40).splitlines()} == {40}
+    narrow = render_history(history, 40).splitlines()
+    assert narrow[0].split() == ["RUN", "STATE", "PROGRAM"]
+    assert max(map(len, narrow)) <= 40
     assert render_history([]) == "no runs\n"
+
+
+def test_the_latest_runs_are_counted_as_they_are_shown(tmp_path: Path) -> None:
+    for age, name in enumerate("cba"):
+        make_run(tmp_path, f"20261120-{name}", age=age)
+    (tmp_path / "runs/20261120-c/run.json").unlink()
+    restart = make_run(tmp_path / "other", "20261120-b-1", age=0.5)
+    restart.rename(tmp_path / "runs/20261120-b/restart-1")
+    names = [past.run.run for past in read_history(str(tmp_path))]
+    assert names == ["20261120-b-1", "20261120-b", "20261120-a"]
+    assert [[past.run.run for past in read_history(str(tmp_path), most)] for most in (1, 2)] == [names[:1], names[:2]]
+
+
+def test_runs_in_tmp_are_found_where_the_state_folder_is_not_writable() -> None:
+    name = f"20261120-{os.getpid()}"
+    folder = Path(ELSEWHERE + name)
+    try:
+        (folder / "restart-1").mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+        assert default_run_dir(name, {"XDG_STATE_HOME": "/proc/sys"}).path == str(folder)
+        assert find_run(name, "/proc/sys/ddlrun") == str(folder)
+        assert find_run(f"{name}-1", "/proc/sys/ddlrun") == f"{folder}/restart-1"
+        assert str(folder) in run_folders("/proc/sys/ddlrun")
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_outcome_has_its_place_on_the_disk(tmp_path: Path) -> None:
+    files = RunDir(str(tmp_path))
+    reserve_outcome(files)
+    assert os.stat(f"{files.outcome}.new").st_blocks * 512 >= RESERVED_BYTES
+    write_private(files.outcome, ["{}"])
+    assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
 
 
 def test_old_runs_are_removed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ddlrun.cli.top import render
 from ddlrun.monitor.diagnosis import diagnose
 from ddlrun.monitor.gauges import GAUGES
 from ddlrun.monitor.history import History
@@ -82,16 +83,22 @@ def test_top_prints_json(state: Path) -> None:
     assert [rank["ranks"] for rank in record["ranks"]] == ["1", "0"]
 
 
-def test_top_follows_the_run_at_a_terminal(state: Path) -> None:
+@pytest.mark.parametrize("key", ["\x03", "q"])
+def test_top_follows_the_run_at_a_terminal(key: str, state: Path) -> None:
     environ = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm", "PS1": "ready "}
     with shell_at_terminal(["sh", "-i"], environ, state) as terminal:
         terminal.resize(30, 80)
         terminal.send(f"{' '.join(DDLRUN)} top\n")
         terminal.wait_for(r"limit: rank 1 on .*\n(.*\n)+1 ")
-        terminal.send("\x03")
+        terminal.send(key)
         terminal.wait_for("ready")
         terminal.send("echo code $?\n")
         terminal.wait_for("code 0")
+
+
+def test_top_does_not_wrap_in_few_columns(state: Path, history: History) -> None:
+    folder = str(state / "ddlrun/runs/20261122-tokarumi")
+    assert max(map(len, render(folder, history, columns=40))) <= 40
 
 
 def test_top_at_a_terminal_that_does_not_know_its_size(state: Path) -> None:
