@@ -26,6 +26,8 @@ CHAINS = (
 )
 # The line before a traceback that does not end the process.
 HARMLESS = re.compile(r"Exception (?:ignored|in thread)|Error in \S+:$|--- Logging error ---")
+# How a process ends that crashes in its threads or at its end, perhaps after a traceback.
+CRASH = re.compile(r"Fatal Python error: |terminate called ")
 # Lines before the one that names the exception: the frames of Python, loguru and rich, and their headings.
 FRAME = re.compile(rf'$|\s|> File|[│╭╰>|+]|.*{HEADER}|[Uu]sage: |.*RemoteTraceback:|"""')
 # Warnings and notes in the log format of C++ libraries, which may be of another time.
@@ -85,6 +87,7 @@ def _last_chain(lines: list[str]) -> list[int]:
     """Return the indexes of the first lines of the last failure, and of the tracebacks that are chained to it."""
     starts = [index for index, line in enumerate(lines) if BEGINNING.fullmatch(line)]
     starts = [index for index in starts if not (index and HARMLESS.search(lines[index - 1]))] or starts
+    starts = [index for index in starts if index == starts[0] or not CRASH.match(lines[index])]
     first = len(starts) - 1
     while first > 0 and any(line.endswith(CHAINS) for line in lines[starts[first - 1] : starts[first]]):
         first -= 1

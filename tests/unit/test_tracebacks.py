@@ -117,6 +117,13 @@ def test_other_failures_are_found(text: str, message: str) -> None:
         assert find_beginning(f"noise\n{written}".encode()) == len("noise\n")
 
 
+@pytest.mark.parametrize("crash", ["terminate called without an active exception", "Fatal Python error: Aborted"])
+def test_a_crash_after_a_traceback_is_not_the_cause(crash: str) -> None:
+    failure = find_failure(f"noise\n{prefixed(f'{TRACEBACK}ValueError: no')}\n{crash}\n")
+    assert failure is not None
+    assert (failure.message, failure.lines[-1]) == ("ValueError: no", crash)
+
+
 def test_text_without_a_failure() -> None:
     for text in ("", "epoch 1\n50%\r60%\n", '{"at": "Traceback (most recent call last): a"}\n', "see File x, line 3\n"):
         assert find_failure(text) is None
