@@ -52,7 +52,8 @@ def _seats(placement: Placement, visible_gpus: str) -> str:
     for cpus in (True, False):  # where hosts differ much, the CPUs are left out: they only serve to check the binding
         texts = {
             id(seats): ";".join(
-                _seat_text(seats, seat, machine, visible_gpus, cpus=cpus) + _memory_text(seat, placement.policy)
+                f"{placement.threads_of(seat)}@{_seat_text(seats, seat, machine, visible_gpus, cpus=cpus)}"
+                f"{_memory_text(seat, placement.policy)}"
                 for seat in seats
             )
             for _, machine, seats in groups
@@ -93,7 +94,7 @@ def _seat_text(
 ) -> str:
     indexes = [pu.os_index for core in seat.cores for pu in core.pus] if machine.measured and cpus else []
     gpus = _visible(seats, seat, machine, visible_gpus)
-    return f"{seat.threads}@{cpu_list(indexes)}@{gpus}@{','.join(seat.nics)}"
+    return f"{cpu_list(indexes)}@{gpus}@{','.join(seat.nics)}"
 
 
 def _memory_text(seat: LocalRankPlacement, policy: PlacementPolicy) -> str:

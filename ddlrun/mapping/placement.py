@@ -35,6 +35,12 @@ class Placement(NamedTuple):
     bindings: tuple[tuple[LocalRankPlacement, ...], ...]
     """The local ranks of each host."""
     policy: PlacementPolicy = DEFAULT_POLICY
+    threads: int | None = None
+    """The number of OpenMP threads that the user has set for every rank."""
+
+    def threads_of(self, seat: LocalRankPlacement) -> int:
+        """Return the number of OpenMP threads of a rank with this place."""
+        return self.threads or seat.threads
 
     def by_host(self) -> Iterator[PlacedRank]:
         """Yield all ranks, host by host, rank 0 first."""

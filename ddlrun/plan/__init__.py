@@ -211,6 +211,6 @@ def _rank_dicts(placement: Placement) -> Iterator["PlannedRankRecord"]:
             "gpu": seat.gpu.number if seat.gpu else None,
             "gpu_address": seat.gpu.pci_address if seat.gpu else None,
             "nics": list(seat.nics),
-            "threads": seat.threads,
+            "threads": placement.threads_of(seat),
             "memory_nodes": list(seat.memory_nodes),
         }

@@ -9,9 +9,17 @@ from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.wrappers import render_wrappers
 from ddlrun.rank.settings import CONTAINER, SHIPPED
 from ddlrun.topology import JobTopology, UnequalTopology, ddl_topology, parse_topology
+from ddlrun.wording import counted
 
 # The user's own settings of thread binding, which the plan does not read.
 THREAD_BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")
+# Variables with a number of threads: OpenMP's, and those of libraries that prefer their own.
+THREADS = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",
+)  # fmt: skip
+# Numbers with more digits are no numbers of threads.
+MOST_DIGITS = 9
 # --bind-threads, --no-bind-threads, and neither.
 BIND_THREADS: Mapping[bool | None, Mapping[str, str]] = {
     True: {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}, False: {"OMP_PROC_BIND": "false"}, None: {},
@@ -52,7 +60,11 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
         variables["DDLRUN_STRICT_BINDING"] = "1"
     notes = [f"{name}: left as you set it" for name in chosen]
     notes += [f"{name} is set: OpenMP binds threads as it says" for name in THREAD_BINDING if name in job.inherited]
-    warnings = [*_replaced_options(job, variables), *(_unbound(job, variables) if bind_themselves else ())]
+    warnings = [
+        *_replaced_options(job, variables),
+        *_many_threads(job),
+        *(_unbound(job, variables) if bind_themselves else ()),
+    ]
     return Contribution(variables, tuple(notes), tuple(warnings))
 
 
@@ -100,6 +112,25 @@ def plan_default_variables(job: PlacedJob, mode: str) -> Contribution:
         return Contribution(variables)
     _check_ddl_options(job.inherited["DDL_OPTIONS"], job.placement.topology)
     return Contribution(variables, ("DDL_OPTIONS: left as you set it",))
+
+
+def set_threads(value: str) -> int | None:
+    """Return the number of threads that a variable sets; None where it sets none. Of nested regions, the outer counts.
+
+    >>> set_threads("4"), set_threads("3,2"), set_threads(""), set_threads("0")
+    (4, 3, None, None)
+    """
+    number = value.partition(",")[0].strip()
+    return int(number) or None if number.isdecimal() and len(number) < MOST_DIGITS else None
+
+
+def _many_threads(job: PlacedJob) -> Iterator[str]:
+    """Yield a warning for each variable of the user's that gives ranks more threads than they have cores for."""
+    fewest = min(seat.threads for _, _, seats in job.placement.groups() for seat in seats)
+    for name in THREADS:
+        number = set_threads(job.environ.get(name, ""))
+        if number is not None and number > fewest:
+            yield f"{name}={number}, as you set it: ranks have cores for {counted(fewest, 'thread')}"
 
 
 def thread_note(job: PlacedJob) -> str:

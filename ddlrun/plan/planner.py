@@ -9,6 +9,7 @@ from ddlrun.mapping.placement_notes import placement_notes, unchecked_notes
 from ddlrun.network.variables import tcp_variables
 from ddlrun.plan import START, Plan, pack_word
 from ddlrun.plan.job_placement import JobPlacement, place_job, rankfile_warnings
+from ddlrun.plan.job_variables import set_threads
 from ddlrun.plan.placed_job import PlacedJob
 from ddlrun.plan.rank_environment import plan_environment
 from ddlrun.plan.settings import Settings
@@ -45,7 +46,8 @@ def place_surveyed(settings: Settings, survey: Survey) -> JobPlacement:
     if without_cores and major == 5:
         note = MachineNoteCode.CORES_ARE_THREADS.value
         raise PreflightError(f"host {without_cores[0]}: {note}; take Open MPI 4.1 (--mpirun)")
-    return placed
+    threads = set_threads(PlacedJob(settings, survey, placed.placement).environ.get("OMP_NUM_THREADS", ""))
+    return placed._replace(placement=placed.placement._replace(threads=threads))
 
 
 def _check_ranks(settings: Settings, size: int) -> None:

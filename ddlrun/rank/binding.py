@@ -27,7 +27,7 @@ def bind_rank(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
     if planned is None:
         return "", []
     host = os.uname().nodename
-    results = (_bind_cpus(planned), _select_gpus(planned), set_memory_policy(planned.memory))
+    results = (_bind_cpus(planned), _select_gpus(planned), set_memory_policy(planned.memory), _check_threads(planned))
     problems = [problem for problem in results if problem]
     os.environ.update(binding_values(os.environ, planned, host=host, rank=rank, size=size))
     gpus = os.environ.get(VISIBLE_GPUS.get(planned.vendor, ""), "") if planned.gpus else ""
@@ -131,6 +131,14 @@ def _bind_cpus(planned: RankBinding) -> str | None:
     else:
         cause = "the host changed since it was probed, or an MCA setting binds otherwise"
     return f"bound to CPUs {_render_cpus(granted)}, planned {_render_cpus(planned.cpus)}; {cause}"
+
+
+def _check_threads(planned: RankBinding) -> str | None:
+    """Return the difference from the plan where this host's own environment has another number of threads."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    if not value or value.split(",")[0].strip() == str(planned.threads):
+        return None
+    return f"OMP_NUM_THREADS={value} in its environment, planned {planned.threads}"
 
 
 def _select_gpus(planned: RankBinding) -> str | None:

@@ -70,7 +70,7 @@ def _rows(
         nodes = [cpu_list(seat.memory_nodes)] if memory else []
         yield (
             str(seat.local_rank), render_ranks(ranks), ",".join(map(str, packages)),
-            render_cores(seat.cores), *gpu, *nodes, str(seat.threads),
+            render_cores(seat.cores), *gpu, *nodes, str(placement.threads_of(seat)),
         )  # fmt: skip
     if len(seats) > MOST_ROWS:
         yield (f"... {len(seats) - MOST_ROWS} more",)

@@ -304,9 +304,13 @@ def test_any_words_and_any_values_arrive_as_they_are(mpirun: str, words: list[st
     assert json.loads(done.stdout) == [words, variables]
 
 
-def test_threads_that_the_user_set_stay(launch: Launch) -> None:
-    environ = {**os.environ, "OMP_NUM_THREADS": "7"}
-    assert {rank["threads"] for rank in told(launch("-np", "2", "python3", "-c", TELL, env=environ))} == {"7"}
+def test_threads_that_the_user_set_stay_and_are_shown(launch: Launch, tmp_path: Path) -> None:
+    done = launch("-np", "2", "python3", "-c", TELL, env={**os.environ, "OMP_NUM_THREADS": "700,2"})
+    assert {rank["threads"] for rank in told(done)} == {"700,2"}
+    assert "ddlrun: note: OMP_NUM_THREADS=700, as you set it: ranks have cores for " in done.stderr
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert [rank["threads"] for rank in plan["ranks"]] == [700, 700]
+    assert "planned" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,12 @@ def test_a_rank_keeps_to_the_hardware_threads_of_its_seat() -> None:
     assert "a cgroup or taskset on that host leaves it fewer" in wider.stderr
 
 
+def test_threads_of_a_hosts_own_environment_are_a_difference_from_the_plan() -> None:
+    other = started("2@@@", "os.environ['OMP_NUM_THREADS']", OMP_NUM_THREADS="5")
+    assert (other.stdout, "OMP_NUM_THREADS=5 in its environment, planned 2" in other.stderr) == ("5\n", True)
+    assert started("2@@@", "1", OMP_NUM_THREADS="2,4").stderr == ""
+
+
 def test_near_nics() -> None:
     shown = "os.environ['NCCL_IB_HCA'], os.environ['UCX_NET_DEVICES']"
     seats = "1@@@mlx5_0;1@@@mlx5_1,mlx5_2"
