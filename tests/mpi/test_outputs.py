@@ -13,6 +13,7 @@ import pytest
 
 from ddlrun.cli.show import VIEWS
 from ddlrun.report.bench import render_bench
+from ddlrun.report.progress import progress
 from ddlrun.report.tune import render_tune
 from tests.conftest import OWN, launch_line
 from tests.support.json_schemas import NAMES, read_schema, unsaid, validate, validate_run_folder
@@ -94,6 +95,7 @@ import os, sys, time
 def wait(path):
     while not os.path.exists(path):
         time.sleep(0.02)
+print("started", flush=True)
 wait(sys.argv[1])
 sys.exit(3 * int(os.environ["RANK"]))
 """
@@ -139,6 +141,25 @@ def test_text_and_json_have_the_same_values(folder: Path, schema: str, line: str
     document = json.loads(without_names(json_form.stdout))
     validate(document, schema)
     assert unsaid(document, without_names(text_form.stdout + text_form.stderr), *LEFT_OUT.get(schema, "").split()) == []
+
+
+def test_metrics_and_logs_have_what_the_run_has(folder: Path) -> None:
+    samples = json.loads(run(folder, "top", "--json").stdout)
+    metrics = run(folder, "metrics").stdout
+    left_out = (
+        "run_dir limit findings time *.time *.seconds ranks.size ranks.age ranks.cores ranks.processes ranks.running"
+    )
+    assert unsaid(samples, metrics, *left_out.split(), "ranks.state", "ranks.function") == []
+    assert sorted(run(folder, "logs").stdout.splitlines()) == [
+        f"[{rank}@{os.uname().nodename}] started" for rank in (0, 1)
+    ]
+
+
+def test_progress_of_a_measurement_is_rendered(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(shown=True) as show:
+        show("links", None)
+        show("allreduce p 8 B", 0.5)
+    assert capsys.readouterr().out == ""
 
 
 def without_names(text: str) -> str:
