@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 FOLDER: Final = "/dev/shm"  # noqa: S108 - the libraries' own choice
 # The beginnings of names: of MPICH, Intel MPI, Open MPI 5.0 and 4.1, and NCCL.
 NAMES: Final = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.", "nccl-")
-# Where a container has the host's shared memory, but sees its own processes alone, everything counts as used.
+# Files are listed before their users, so that none that was made meanwhile counts as unused. Where a container has the
+# host's shared memory, but sees its own processes alone, nothing is removed.
 SCRIPT: Final = r"""
-used() {
-  case $(readlink /proc/self/ns/ipc),$(readlink /proc/self/ns/pid) in
-    "ipc:[4026531839],pid:[4026531836]") ;;
-    "ipc:[4026531839],"*) return 0 ;;
-  esac
-  grep -qsF -- " $1" /proc/[0-9]*/maps || ls -l /proc/[0-9]*/fd 2>/dev/null | grep -qF -- "-> $1"
-}
+set -- FILES
+in_use=$({ cat /proc/[0-9]*/maps; ls -l /proc/[0-9]*/fd; } 2>/dev/null |
+  grep -aF -e /dev/shm/ -e /ompi. -e /prted. -e /ddlrun-)
 remove() {
-  [ -O "$1" ] && [ ! -L "$1" ] && ! used "$1" || return 0
+  [ -O "$1" ] && [ ! -L "$1" ] && ! printf '%s\n' "$in_use" | grep -qaF -- " $1" || return 0
   echo "@left $1"
   [ -n "$only_list" ] || rm -rf -- "$1"
 }
-for path in FILES; do
+case $(readlink /proc/self/ns/ipc),$(readlink /proc/self/ns/pid) in
+  "ipc:[4026531839],pid:[4026531836]") ;;
+  "ipc:[4026531839],"*) remove() { :; } ;;
+esac
+for path; do
   [ ! -f "$path" ] || remove "$path"
 done
 """.replace("FILES", " ".join(f"{FOLDER}/{name}*" for name in NAMES))
