@@ -1,6 +1,7 @@
 """ddlrun check: check all hosts before a job starts."""
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -71,6 +72,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     """
     if options["ship"] and options["as_json"]:
         raise InputError("--ship prints no JSON; leave out --ship or --json")
+    if options["script"] and not os.path.isfile(options["script"]) and shutil.which(options["script"]) is None:
+        raise InputError(f"--script {options['script']}: no such file here; name a script or program by its path")
     host_list, launcher = read_job_hosts(hosts, options)
     check_distinct(host_list, os.uname().nodename)
     choice = ManagerRequest(options["process_manager"], options["mpirun"], (sys.executable,))

@@ -1,6 +1,7 @@
 """Values of options from config files and environment variables, each with its source and its place."""
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,11 +11,19 @@ import click
 from ddlrun.cli.inputs import read_text
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import NAMED_FILE, PROJECT_FILE, USER_FILE, VARIABLE
+from ddlrun.wording import did_you_mean
 
 PROJECT_NAME = "ddlrun.yaml"
 # The word of --config-file without which the user's and the project's files are read.
 NO_FILES = "none"
 CONFIGURATION = "ddlrun.configuration"
+# Variables that may be those of options; the others that a user may set, or that an outer job has set.
+VARIABLES = r"DDLRUN_(?!DDL_|LMS)[A-Z0-9_]+"
+OTHER_VARIABLES = (
+    "DDLRUN_CONFIG_FILE", "DDLRUN_EXIT_CODE_BASE", "DDLRUN_CHECK_WORLD", "DDLRUN_FAN_OUT", "DDLRUN_RACKS",
+    "DDLRUN_RESTART", "DDLRUN_RUN_DIR", "DDLRUN_SHIPPED", "DDLRUN_SPARE_CPUS", "DDLRUN_IFNAMES", "DDLRUN_RANK",
+    "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE", "DDLRUN_COMPLETE",
+)  # fmt: skip
 # Options of commands other than launch, show and submit that have values from here, too: how hosts are reached.
 SHARED = frozenset(
     ("ssh_port", "ssh_identity_file", "scheduler", "launcher", "mpirun", "network", "network_interface", "tcp")
@@ -78,7 +87,9 @@ def apply_configuration(ctx: click.Context, named: str | None = None, only: froz
         values |= entries.values
     variables = _read_variables(ctx.command.get_params(ctx), environ)
     values |= variables.values
-    if only is not None:
+    if only is None:
+        _note_unknown_variables(ctx, environ)
+    else:
         values = {name: value for name, value in values.items() if name in only}
     paths = tuple(file.path for file in files)
     ctx.meta[CONFIGURATION] = Configuration(paths, values, (*assignments, *variables.assignments))
@@ -166,6 +177,30 @@ def _read_variables(params: Iterable[click.Parameter], environ: Mapping[str, str
         elif value is not None:
             values[str(option.name)] = OptionValue(value, VARIABLE, variable)
     return Configuration((), values, tuple(assignments))
+
+
+def _note_unknown_variables(ctx: click.Context, environ: Mapping[str, str]) -> None:
+    """Print a note on each variable that begins as ddlrun's own do, but is of no option of any command."""
+    own = [variable_of(option) for option in ctx.command.params if isinstance(option, click.Option)]
+    names = [name for name in environ if re.fullmatch(VARIABLES, name) and name not in (*OTHER_VARIABLES, *own)]
+    group = ctx.find_root().command
+    if not names or not isinstance(group, click.Group):
+        return
+    commands = [group.get_command(ctx, name) for name in group.list_commands(ctx)]
+    params = [param for command in (*commands, ctx.command) if command is not None for param in command.params]
+    options = [option for option in params if isinstance(option, click.Option)]
+    synonyms = {
+        f"ddlrun_{name.strip('-').lower()}": variable
+        for option in options
+        if (variable := variable_of(option)) is not None
+        for name in option.opts
+    }
+    known = {*synonyms.values(), *OTHER_VARIABLES}
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, map(str.lower, known), synonyms)
+            hint = re.sub("ddlrun_[a-z_]+", lambda match: match[0].upper(), hint)
+            click.echo(f"ddlrun: note: {name} has no effect: there is no such variable{hint}", err=True)
 
 
 def _parse_variable(option: click.Parameter, variable: str, text: str) -> Any:  # noqa: ANN401 - an option's value

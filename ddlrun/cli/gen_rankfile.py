@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.cli.inputs import SSH, find_job, load_machines, machines_of, reach, read_hosts, read_preset, ssh_launcher
+from ddlrun.cli.inputs import (
+    find_job,
+    load_machines,
+    machines_of,
+    probe_here,
+    reach,
+    read_hosts,
+    read_preset,
+    ssh_launcher,
+)
 from ddlrun.cli.options import (
     ORDER_HELP,
     Sections,
@@ -98,7 +107,9 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
     machines = _read_machines(host_list, options)
     placement = place(shape, host_list, machines, RankOrder(rank_order), policy)
     majors = (int(options["open_mpi"]),) if options["open_mpi"] else BOTH_MAJORS
-    blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}", majors)
+    assumed = "" if stated or options["machine"] else f", assuming {machines[host_list.names[0]]}"
+    title = f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}, ranks in {rank_order} order{assumed}"
+    blocks = render(placement, title, majors)
     for note in (*_assumptions(placement, stated=stated, preset=options["machine"]), *_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if output is None:
@@ -163,7 +174,4 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
         return probe(hosts, reach(ssh_launcher(options)))
     if options["load"]:
         return load_machines(options["load"], hosts)
-    machine = read_preset(options["machine"] or ASSUMED_PRESET)
-    if machine is None:
-        machine = probe(read_hosts("localhost", None), reach(SSH))["localhost"]
-    return machines_of(hosts, machine)
+    return machines_of(hosts, read_preset(options["machine"] or ASSUMED_PRESET) or probe_here())

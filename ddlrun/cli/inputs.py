@@ -248,6 +248,11 @@ def check_named_gpus(machines: Mapping[str, Machine], launcher: AgentLauncher) -
     )
 
 
+def probe_here() -> Machine:
+    """Return the machine of this host."""
+    return probe(read_hosts(None, None), reach(SSH))["localhost"]
+
+
 def read_machines(
     hosts: HostList,
     machine: str | None,
@@ -261,6 +266,9 @@ def read_machines(
     if load:
         return load_machines(load, hosts)
     described = read_preset(machine) if machine else None
+    own_name = os.uname().nodename
+    if machine and described is None and not all(is_local(name, own_name) for name in hosts.names):
+        described = probe_here()
     if described is not None:
         return machines_of(hosts, described)
     machines = probe(hosts, reach(launcher, variables=variables))

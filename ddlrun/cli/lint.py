@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_launcher
+from ddlrun.cli.inputs import load_machines, probe_here, reach, read_preset, read_rankfile, ssh_launcher
 from ddlrun.cli.options import Sections, argument, load_option, machine_option, option, probe_option, ssh_options
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.value_types import COUNT, Choice
@@ -108,8 +108,7 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
         machines = load_machines(options["load"], hosts)
         _print_notes(machines)
     elif options["machine"]:  # local
-        here = probe(HostList((Host("localhost"),), "this machine"), reach(SSH))["localhost"]
-        machines = dict.fromkeys(names, here)
+        machines = dict.fromkeys(names, probe_here())
     else:
         machines = probe(hosts, reach(ssh_launcher(options)))
     return machines.get

@@ -49,6 +49,8 @@ class Sections(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse with former names of options replaced; a mistyped name is reported with the nearest one."""
         params = self.get_params(ctx)
+        if args[:1] in (["-h"], ["--help"]) and "--help-all" not in args:
+            args = args[:1]  # whatever follows
         by_itself = any(param.name == "config_file" for param in params)  # that option applies the configuration
         if not (by_itself or ctx.resilient_parsing or {"-h", "--help"} & set(args)):
             apply_configuration(ctx, only=SHARED)

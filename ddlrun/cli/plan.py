@@ -129,7 +129,8 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     network, and the cost of a wrong rank order. The time of a step and the efficiency need --compute.
 
     HOSTS is a list such as n[01-06], or @HOSTFILE; default: the hosts of the current scheduler job, or this host. To
-    plan a cluster that does not exist, describe it: --topology 4x8x2, or --host-count 16 --gpus-per-host 4.
+    plan a cluster that does not exist, describe it: --topology 4x8x2 --links nvlink3,8x200gbe,2:1, or
+    --host-count 16 --gpus-per-host 4 --links 100gbe.
     """
     if options["overlap"] and not options["compute"]:
         raise InputError(f"--overlap {options['overlap']:g} is a share of the computing time; give --compute TIME")

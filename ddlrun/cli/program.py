@@ -16,10 +16,12 @@ MISTAKES = {
 }
 # The name of a Python interpreter, whose first argument is a script.
 PYTHON = r"python[0-9.]*"
+# Files that a Python interpreter runs: source, bytecode and archives.
+PYTHON_FILES = (".py", ".pyc", ".pyz")
 
 
 def read_program(script: str, args: tuple[str, ...], *, is_module: bool, in_image: bool = False) -> tuple[str, ...]:
-    """Return the command line of each rank. Raises InputError where a .py file does not exist.
+    """Return the command line of each rank. Raises InputError for a file that does not exist or cannot be executed.
 
     With `in_image`, the Python is that of a container's image, and the script may be in there.
     """
@@ -29,13 +31,37 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool, in_imag
     if is_module:
         _check_module(script)
         return (python, "-m", script, *args)
-    if os.path.isfile(script):
-        if "/" not in script and not script.endswith(".py"):
-            _check_exists(script, "the file in this folder is ./{0}")
-        return (python, script, *args) if script.endswith(".py") else (script, *args)
-    if not in_image:
+    runs_in_python = script.endswith(PYTHON_FILES) or os.path.isfile(f"{script}/__main__.py")
+    if os.path.isfile(script) and not runs_in_python:
+        if "/" not in script:
+            own = f"./{script}"
+            _check_exists(script, f"the file in this folder is {own}" if os.access(own, os.X_OK) else _remedy(own))
+        elif not in_image:
+            _check_executable(script)
+    elif not in_image and not os.path.isfile(script):
         _check_missing(script, args)
-    return (python, script, *args) if script.endswith(".py") else (script, *args)
+    return (python, script, *args) if runs_in_python else (script, *args)
+
+
+def _check_executable(path: str) -> None:
+    """Raise InputError for a file that cannot be executed, or whose interpreter has a name that ends in CR."""
+    if not os.access(path, os.X_OK):
+        raise InputError(f"{path!r} is not executable; {_remedy(path)}")
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256)
+    except OSError:  # who may execute a file need not be able to read it
+        return
+    if line.startswith(b"#!") and line.endswith(b"\r\n"):
+        raise InputError(f"{path!r} has lines that end in CR LF, with which it cannot start: sed -i 's/\\r$//' {path}")
+
+
+def _remedy(path: str) -> str:
+    """Return the remedy for a file that is not executable."""
+    if path.endswith(".ipynb"):
+        return f"convert the notebook, jupyter nbconvert --to script {path}, or call ddlrun.run in it"
+    shell = "sh" if path.endswith(".sh") else "INTERPRETER"
+    return f"chmod +x {path}, or name what runs it: {shell} {path}"
 
 
 def _check_missing(script: str, args: tuple[str, ...]) -> None:
@@ -43,14 +69,23 @@ def _check_missing(script: str, args: tuple[str, ...]) -> None:
     remedy = next((remedy for pattern, remedy in MISTAKES.items() if re.search(pattern, script)), None)
     if remedy is not None:
         _check_exists(script, remedy)
-    if script.endswith(".py"):
+    ranks = re.fullmatch(r"(.+\.py):(\d+)", script)
+    if ranks is not None and os.path.isfile(ranks[1]):
+        raise InputError(f"script {script!r} does not exist; write -np {ranks[2]} {ranks[1]} for {ranks[2]} ranks")
+    if script.endswith(PYTHON_FILES):
         _check_script(script)
-    if os.path.isdir(script) and ("/" in script or script in (".", "..")):
-        raise InputError(f"{script!r} is a folder; name the script or program in it")
+    if os.path.isdir(script) and not os.path.isfile(f"{script}/__main__.py"):
+        folder = f"{script!r} is a folder; name the script or program in it"
+        if "/" in script or script in (".", ".."):
+            raise InputError(folder)
+        _check_exists(script, folder)
     if os.path.isfile(f"{script}.py"):
         _check_exists(script, "did you mean {0}.py?")
-    if re.fullmatch(PYTHON, os.path.basename(script)) and args and args[0].endswith(".py"):
-        _check_script(args[0])
+    if args and args[0].endswith(".py"):
+        if re.fullmatch(PYTHON, os.path.basename(script)):
+            _check_script(args[0])
+        elif os.path.isfile(args[0]) and "/" not in script:
+            _check_exists(script, "hosts are one word: -H HOST,{0}")
 
 
 def _check_script(script: str) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ddlrun.cli.job_hosts import Options
 from ddlrun.errors import InputError
+from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:
     from ddlrun.ship.request import ShipRequest, ShipSource
@@ -72,7 +73,7 @@ def _data_sources(paths: tuple[str, ...]) -> "list[ShipSource]":
 
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
-        raise InputError(*(f"--ship: {path} does not exist" for path in missing))
+        raise InputError(*(f"--ship: {path} does not exist{did_you_mean(path, ('code', 'env'))}" for path in missing))
     above = [path for path in paths if is_inside(os.getcwd(), os.path.abspath(path))]
     if above:
         raise InputError(

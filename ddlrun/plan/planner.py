@@ -1,10 +1,13 @@
 """The planner: from settings, survey and placement to the Plan, without looking anything up."""
 
+import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.machine import MachineNoteCode
+from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes, unchecked_notes
 from ddlrun.network.variables import tcp_variables
 from ddlrun.plan import START, Plan, pack_word
@@ -30,6 +33,12 @@ from ddlrun.wording import counted
 
 # Linux's limit for a variable or an argument, with the byte at its end.
 MOST_BYTES = 1 << 17
+# Programs and modules that start the processes of a job, and those that do so with a command.
+LAUNCHERS = frozenset(
+    "mpirun mpiexec mpiexec.hydra orterun prterun srun jsrun aprun horovodrun torchrun deepspeed torch.distributed.run "
+    "torch.distributed.launch accelerate.commands.launch".split()
+)
+LAUNCHER_COMMANDS = frozenset((("accelerate", "launch"), ("ddlrun", "launch"), ("flux", "run")))
 # https://github.com/open-mpi/ompi/issues/13521; measured with 5.0.11
 UNSAFE_SPAWNS = (
     "MPI_Comm_spawn over several hosts sometimes crashes the mpirun of Open MPI 5.0: take Open MPI 4.1 (--mpirun), or "
@@ -96,6 +105,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
             *unchecked_notes(survey.machines),
             *environment.warnings,
             *([UNSAFE_SPAWNS] if unsafe_spawns else []),
+            *_nested_launchers(settings, placed.placement),
             *_terminal_note(settings),
         ),
         rankfile=rankfile.text if rankfile else None,
@@ -118,6 +128,28 @@ def _check_lengths(variables: Mapping[str, str]) -> None:
                 f"{what}: {size} characters are too long, Linux takes {MOST_BYTES - 1} for a variable with its name; "
                 "write them into a file, and pass its name"
             )
+
+
+def nested_launcher(program: Sequence[str]) -> str | None:
+    """Return the launcher, such as mpirun or torchrun, that a command line starts; None where it starts none.
+
+    >>> nested_launcher(("mpirun", "-np", "2", "a.out")), nested_launcher(("python3", "-m", "http.server"))
+    ('mpirun', None)
+    """
+    words = [os.path.basename(program[0]), *program[1:4]]
+    if re.fullmatch(r"python[0-9.]*", words[0]):
+        words = [os.path.basename(word) for word in words[1:] if word != "-m"]
+    is_launcher = words[:1] and (words[0] in LAUNCHERS or tuple(words[:2]) in LAUNCHER_COMMANDS)
+    return words[0] if is_launcher else None
+
+
+def _nested_launchers(settings: Settings, placement: Placement) -> tuple[str, ...]:
+    """Return a warning where several ranks of a host each start a launcher; one per host is a usual way to use it."""
+    name, ranks = nested_launcher(settings.job.program), placement.topology.largest
+    if name is None or ranks == 1:
+        return ()
+    started = f"{counted(ranks, 'rank')} per host start {name}, which starts processes of its own for each"
+    return (f"{started}: leave {name} out, or start it once per host: --accelerators 1",)
 
 
 def _terminal_note(settings: Settings) -> tuple[str, ...]:

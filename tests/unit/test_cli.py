@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ddlrun.cli import group
+from ddlrun.plan.planner import nested_launcher
 from tests.support import needs
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]
@@ -405,6 +407,44 @@ def test_variables_of_the_user_stay() -> None:
     clash = ddlrun("launch", "-np", "1", "true", DDL_OPTIONS="-mode b:4x2")
     assert clash.returncode == 2
     assert "DDL_OPTIONS says 4x2, but the topology is 1x1x1" in clash.stderr
+
+
+def test_a_rank_file_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, title in (
+        (["2x2", "h1,h2"], "ranks in ddl order, assuming 2 packages x 10 cores, SMT8, 4 GPUs"),
+        (["2x2", "h1,h2", "--machine", "dgx1", "--rank-order", "host"], "ranks in host order"),
+    ):
+        group.main(["gen-rankfile", *words], prog_name="ddlrun", standalone_mode=False)
+        assert capsys.readouterr().out.splitlines()[0].endswith(f": ddlrun gen-rankfile 2x2x1, {title}")
+
+
+@pytest.mark.parametrize(
+    ("program", "launcher"),
+    [
+        ("mpirun -np 2 python x.py", "mpirun"),
+        ("/opt/bin/torchrun x.py", "torchrun"),
+        ("accelerate launch x.py", "accelerate"),
+        ("accelerate env", None),
+        ("python -m torch.distributed.run x.py", "torch.distributed.run"),
+        ("python3.11 -m ddlrun launch x.py", "ddlrun"),
+        ("/usr/bin/python /opt/bin/deepspeed x.py", "deepspeed"),
+        ("python -m http.server", None),
+        ("python", None),
+        ("python mpirun_log.py", None),
+    ],
+)
+def test_launchers_inside_a_launch(program: str, launcher: str | None) -> None:
+    assert nested_launcher(program.split()) == launcher
+
+
+def test_several_launchers_per_host_give_a_note(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").symlink_to("/bin/true")
+    for ranks in ("1", "2"):
+        done = ddlrun("launch", "--process-manager", "ddlrun", "-np", ranks, "--overload", f"{tmp_path}/torchrun")
+        note = (
+            "ddlrun: note: 2 ranks per host start torchrun, which starts processes of its own for each: leave torchrun"
+        )
+        assert (done.returncode, note in done.stderr) == (0, ranks == "2"), done.stderr
 
 
 def test_an_exported_ddl_options_is_replaced_by_mode_with_a_note() -> None:

@@ -18,6 +18,7 @@ from ddlrun.cli.launch_help import USUAL_OPTIONS
 from ddlrun.cli.option_names import SYNONYMS
 from ddlrun.cli.option_notes import find_misplaced
 from ddlrun.cli.options import Option
+from ddlrun.cli.program import read_program
 from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, Time, WholeNumber
 from ddlrun.errors import DdlrunError
 from docs.reference.tables import DOCS, read_table
@@ -123,8 +124,83 @@ def test_a_quoted_command_line_is_several_words(tmp_path: Path, monkeypatch: pyt
     assert "leave the quotes out, as in ddlrun launch python train.py" in answer("launch", "python train.py")
     assert answer("launch", "trian.py").endswith("(did you mean train.py?)")
     assert answer("launch", "train").endswith("there is no program 'train'; did you mean train.py?")
-    (tmp_path / "no-such-program").touch()
+    (tmp_path / "no-such-program").touch(0o755)
     assert answer("launch", "no-such-program").endswith("the file in this folder is ./no-such-program")
+
+
+# File -> its text, and whether it is executable.
+PROGRAMS = {
+    "run.sh": ("#!/bin/sh\necho\n", False),
+    "dos.sh": ("#!/bin/sh\r\necho\r\n", True),
+    "notes.ipynb": ("{}", False),
+    "train.py": ("", False),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("launch ./run.sh", "'./run.sh' is not executable; chmod +x ./run.sh, or name what runs it: sh ./run.sh"),
+        ("launch run.sh", "there is no program 'run.sh'; chmod +x ./run.sh, or name what runs it: sh ./run.sh"),
+        ("launch ./dos.sh", "has lines that end in CR LF, with which it cannot start: sed -i 's/\\r$//' ./dos.sh"),
+        ("launch dos.sh", "the file in this folder is ./dos.sh"),
+        ("launch ./notes.ipynb", "jupyter nbconvert --to script ./notes.ipynb, or call ddlrun.run in it"),
+        ("launch notes.ipynb", "jupyter nbconvert --to script ./notes.ipynb"),
+        ("launch folder", "'folder' is a folder; name the script or program in it"),
+        ("launch ./folder", "'./folder' is a folder"),
+        ("launch no.pyc", "script 'no.pyc' does not exist"),
+        ("launch train.py:2", "script 'train.py:2' does not exist; write -np 2 train.py for 2 ranks"),
+        ("launch -H h1 h2 train.py", "there is no program 'h2'; hosts are one word: -H HOST,h2"),
+        ("launch \N{EM DASH}np 2 train.py", "its dash is not the one of the keyboard; write -np"),
+        ("launch --ship cod train.py", "--ship: cod does not exist (did you mean code?)"),
+        ("check --script no.py", "--script no.py: no such file here"),
+        ("check --script folder", "--script folder: no such file here"),
+    ],
+)
+def test_files_that_cannot_be_launched(words: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, (text, executable) in PROGRAMS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755 if executable else 0o644)
+    assert part in answer(*words.split())
+
+
+def test_bytecode_and_folders_with_a_main_module_run_under_this_python(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").touch()
+    (tmp_path / "app.pyc").touch()
+    (tmp_path / "dos.py").write_text("#!/usr/bin/env python3\r\nprint()\r\n")
+    for name in ("app", "app.pyc", "dos.py"):
+        words = (sys.executable, f"{tmp_path}/{name}", "1")
+        assert read_program(words[1], ("1",), is_module=False) == words
+
+
+def test_help_before_a_broken_line_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["launch", "--help", "-np"], ["show", "-h", "--x"], ["check", "--help", "--nonsense"]):
+        group.main(words, prog_name="ddlrun", standalone_mode=False)
+        assert capsys.readouterr().out.startswith(f"Usage: ddlrun {words[0]} ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("DDLRUN_NP", " (did you mean DDLRUN_NUM_PROC?)"),
+        ("DDLRUN_BND", " (did you mean DDLRUN_BIND?)"),
+        ("DDLRUN_QQQQQQQQ", ""),
+        ("DDLRUN_BIND", None),
+        ("DDLRUN_DDL_TUNING", None),
+        ("DDLRUN_FAN_OUT", None),
+        ("DDLRUN_PARTITION", None),  # that of an option of another command
+    ],
+)
+def test_the_note_on_a_variable_of_no_option(
+    variable: str, hint: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "none")
+    group.main(["show", "hosts", "--machine", "dgx1"], prog_name="ddlrun", standalone_mode=False)
+    note = f"ddlrun: note: {variable} has no effect: there is no such variable{hint}\n"
+    assert (note in capsys.readouterr().err) == (hint is not None)
 
 
 def test_an_empty_script_is_refused() -> None:

@@ -33,6 +33,11 @@ def test_each_stage_as_text_and_as_json(stage: str) -> None:
     assert json.loads(as_json.stdout)
 
 
+def test_the_machine_of_this_host_stands_for_all_hosts() -> None:
+    done = show("hosts", "-H", "no-such-host-1.invalid:1,no-such-host-2.invalid:1", "--machine", "local")
+    assert (done.returncode, done.stdout.count("  rack 0  ")) == (0, 2), done.stderr
+
+
 def test_the_variables_of_chosen_ranks() -> None:
     text = show("env", *JOB, "--ranks", "5,7", "-x", "NOT_SET", MYVAR="1", SSH_TTY="here")
     assert text.stderr == "ddlrun: note: -x NOT_SET: the variable is not set\n"
