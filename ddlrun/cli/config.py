@@ -9,9 +9,11 @@ import click
 from ddlrun.cli.configuration import find_configuration
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import Option, Sections, argument, option
+from ddlrun.cli.profile_store import stored_profiles
 from ddlrun.cli.read_settings import source_of
 from ddlrun.cli.value_types import Choice
 from ddlrun.environment.secrets import redact
+from ddlrun.hosts import fold
 from ddlrun.plan.precedence import DEFAULT
 
 LAUNCH_OPTIONS = tuple(
@@ -38,6 +40,8 @@ class ConfigRecord(TypedDict):
     files: list[str]
     """The config files, each of which overrides those before it."""
     options: list[OptionRecord]
+    profiles: list[str]
+    """The hosts and files of the profiles of ddlrun tune that --profile auto uses there."""
     env: list[str]
     """Variables of the ranks from these files and DDLRUN_ENV; secret values are <redacted>."""
 
@@ -78,11 +82,13 @@ def command(ctx: click.Context, /, what: str, *, show_all: bool, as_json: bool, 
     configuration = find_configuration(ctx)
     records = [record for record in _options(ctx) if show_all or record["source"] != DEFAULT]
     variables = [_redact_assignment(word) for word in configuration.assignments]
+    profiles = list(_describe_profiles()) if ctx.params["profile"] == "auto" else []
     if as_json:
         record: ConfigRecord = {
             "schema": "urn:ddlrun:config-show:1",
             "files": list(configuration.files),
             "options": records,
+            "profiles": profiles,
             "env": variables,
         }
         click.echo(json.dumps(record, indent=2))
@@ -92,7 +98,14 @@ def command(ctx: click.Context, /, what: str, *, show_all: bool, as_json: bool, 
     ]
     rows += [("--env", word, "env of a config file, or DDLRUN_ENV") for word in variables]
     click.echo("".join(f"config file {path}\n" for path in configuration.files), nl=False)
+    click.echo("".join(f"--profile auto: {line}\n" for line in profiles), nl=False)
     click.echo("".join(_render_rows(rows)) or "every option has ddlrun's default: see --all\n", nl=False)
+
+
+def _describe_profiles() -> Iterator[str]:
+    """Yield a line per stored profile: where it is used, and its file."""
+    for path, profile in stored_profiles():
+        yield f"{profile} on {fold(profile.hosts)}, {profile.topology}: {path}"
 
 
 def _options(ctx: click.Context) -> Iterator[OptionRecord]:

@@ -1,11 +1,12 @@
 """Store of tuning profiles: written by tune, read by launch and plan."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ddlrun.cli.inputs import read_text
 from ddlrun.errors import InputError
-from ddlrun.plan.tuning_profile import Profiles, file_name, parse_profiles
+from ddlrun.plan.tuning_profile import Profile, Profiles, file_name, parse_profiles
 from ddlrun.remote.probe import is_local
 from ddlrun.runs.store import state_folder
 
@@ -29,6 +30,15 @@ def read_profiles(source: str, hosts: Sequence[str]) -> Profiles:
     except InputError as error:
         return Profiles(note=f"{error}; going on without it")
     return Profiles(tuple(profile for profile in profiles if profile.hosts == names))
+
+
+def stored_profiles() -> Iterator[tuple[str, Profile]]:
+    """Yield the profiles that tune has stored, each with its file; damaged files are left out."""
+    folder = profile_folder()
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        path = f"{folder}/{name}"
+        with suppress(InputError):
+            yield from ((path, profile) for profile in parse_profiles(read_text(path, "profile"), path))
 
 
 def profile_names(hosts: Sequence[str]) -> tuple[str, ...]:

@@ -141,6 +141,26 @@ def test_what_hosts_have_said_is_text(hostile: DashboardServer) -> None:
         assert page.console == []
 
 
+@pytest.mark.extra
+def test_axes_are_round_colours_stay_and_rows_are_low(hostile: DashboardServer) -> None:
+    if not find_browser():
+        needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
+    with Browser(hostile.url) as page:
+        wait_for(lambda: page.evaluate(ROWS) == ["1", "0"])
+        assert page.evaluate("[100, 103.2, 1000, 1234, 790].map(roundUp)") == [100, 120, 1000, 1600, 800]
+        keys = "[...document.querySelectorAll('#rank-chart li')].map((key) => [key.textContent, key.className])"
+        colours = f"Object.fromEntries({keys})"
+        before = page.evaluate(colours)
+        assert before == {"rank 0": "s0", "rank 1": "s1"}
+        page.evaluate("latest.order.reverse(); show()")
+        assert page.evaluate(colours) == before
+        page.set_view(390)
+        page.evaluate("latest.findings[0][1] = 'word '.repeat(40); show()")
+        lines = "getComputedStyle(document.querySelector('#rows td')).lineHeight"
+        height = page.evaluate("document.querySelector('#rows [data-rank=\"1\"]').offsetHeight")
+        assert height < 2 * float(page.evaluate(lines)[:-2])
+
+
 def fetch(url: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(url) as reply:  # noqa: S310 - our own server

@@ -16,6 +16,8 @@ from ddlrun.cli.configuration import ConfigFile, find_files, variable_of
 from ddlrun.cli.launch import command as launch
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, NAMED_FILE, OPTION_SOURCES, PROJECT_FILE, USER_FILE, VARIABLE
+from ddlrun.plan.tuning_profile import Profile, render_profiles
+from ddlrun.topology import Topology
 from tests.conftest import MPIRUNS
 from tests.support.json_schemas import validate
 
@@ -83,6 +85,22 @@ def test_the_text_of_config_show(folder: Path) -> None:
     assert ["--timeout", "300", "the command line"] in rows
     assert [row[1] for row in rows if row[0] == "--env"] == ["A=1", "B=1", "B=2", "MY_TOKEN=<redacted>", "C=x"]
     assert run("config", "show", "--config-file", "none").stdout == "every option has ddlrun's default: see --all\n"
+
+
+def test_config_show_names_the_profiles_of_tune(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    profile = Profile(
+        hosts=("h1", "h2"), topology=Topology((2, 1, 2)), major=5, mode="c", tuning="bucket=16M", horovod={}, gradient=1000,
+        seconds=1.0, default_seconds=2.0, date="2026-11-22",
+    )  # fmt: skip
+    path = folder / "ddlrun/profiles/a.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(render_profiles([profile]))
+    line = f"--profile auto: profile of 2026-11-22 for gradients of 1 kB on h[1-2], 2x1x2: {path}\n"
+    assert line in run("config", "show").stdout
+    assert "profile of" not in run("config", "show", "--profile", "none").stdout
+    (folder / "ddlrun/profiles/b.json").write_text("{")
+    assert line in run("config", "show").stdout
 
 
 def test_variables_of_all_files_reach_the_ranks(folder: Path) -> None:

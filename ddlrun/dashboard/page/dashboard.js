@@ -2,7 +2,7 @@
 // The page of a run. What hosts and ranks have said reaches the document only as text, never as HTML.
 const MOST_POINTS = 600, MOST_LINES = 30, MOST_ROWS = 200, MOST_KEYS = 8, COLOURS = 5;
 const WIDTH = 480, HEIGHT = 200, LEFT = 80, BOTTOM = 26, TOP = 8;
-const NEAR_SECONDS = 60;
+const NEAR_SECONDS = 60, STEPS = [1, 1.2, 1.6, 2, 3, 4, 6, 8, 10];
 const RETRY_MS = 2000, LOG_MS = 2000;
 const STATES = {R: "runs", S: "waits", D: "blocked", T: "stopped", t: "debugged", Z: "ended", I: "idle"};
 const METRICS = {
@@ -175,23 +175,33 @@ function updateCell(button, name, top, causes) {
 function showCharts(names) {
   const shown = names.filter((name) => ranks.has(name)).slice(0, MOST_LINES);
   if (chosen !== null && ranks.has(chosen) && !shown.includes(chosen)) shown.push(chosen);
-  const lines = shown.map((name) => [`rank ${name}`, ranks.get(name), metric.value, chosen !== null && name !== chosen]);
+  const lines = shown.map((name) => [`rank ${name}`, ranks.get(name), metric.value, rankColour(name), chosen !== null && name !== chosen]);
   chart(byId("rank-chart"), `Ranks: ${metric.title}`, metric.unit, lines);
   const series = [...new Set(names.map(hostOf))].filter((host) => hosts.has(host)).slice(0, MOST_LINES).map((host) => [host, hosts.get(host)]);
-  const each = (value) => series.map(([host, points]) => [host, points, value, false]);
+  const each = (value) => series.map(([host, points]) => [host, points, value, hostColour(host), false]);
   chart(byId("cpu-chart"), "Hosts: CPU", "%", each((sample) => 100 * sample.cpu / Math.max(1, sample.cores)));
   chart(byId("memory-chart"), "Hosts: memory in use", "B", each((sample) => sample.memory - sample.available));
   const hot = series.map(([host, points]) => [host, points.filter((sample) => sample.temperature !== null)]).filter(([, points]) => points.length);
-  chart(byId("gpu-chart"), "Hosts: temperature of the hottest GPU", "°C", hot.map(([host, points]) => [host, points, (sample) => sample.temperature, false]));
+  chart(byId("gpu-chart"), "Hosts: temperature of the hottest GPU", "°C", hot.map(([host, points]) => [host, points, (sample) => sample.temperature, hostColour(host), false]));
   chart(byId("network-chart"), "Hosts: network, both directions", "B/s", each((sample) => sample.received + sample.sent));
 }
+
+// The end of an axis: its half is round, too.
+function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * STEPS.find((step) => step * power >= value);
+}
+
+// The colour of a rank or host stays the same in whatever order the lines come.
+const rankColour = (name) => parseInt(name) % COLOURS;
+const hostColour = (host) => [...hosts.keys()].indexOf(host) % COLOURS;
 
 function chart(figure, title, unit, lines) {
   const points = lines.flatMap(([, samples]) => [samples[0], samples.at(-1)]);
   const [first, end] = [Math.min(...points.map((sample) => sample.time)), Math.max(...points.map((sample) => sample.time))];
   const marks = latest.events.map((event, index) => [event, index + 1]).filter(([{time}]) => time > first - NEAR_SECONDS && time < end + NEAR_SECONDS);
   const from = Math.min(first, ...marks.map(([{time}]) => time)), to = Math.max(end, ...marks.map(([{time}]) => time));
-  const top = Math.max(unit.startsWith("B") ? 1000 : 100, ...lines.flatMap(([, samples, value]) => samples.map(value)));
+  const top = roundUp(Math.max(unit.startsWith("B") ? 1000 : 100, ...lines.flatMap(([, samples, value]) => samples.map(value))));
   const x = (time) => LEFT + (WIDTH - LEFT - 4) * (to > from ? (time - from) / (to - from) : 1);
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);
   const svg = draw("svg", {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title});
@@ -203,9 +213,9 @@ function chart(figure, title, unit, lines) {
     svg.append(draw("text", {x: LEFT, y: HEIGHT - 6}, `-${Math.round(to - from)} s`));
     svg.append(draw("text", {x: WIDTH - 4, y: HEIGHT - 6, "text-anchor": "end"}, new Date(1000 * to).toLocaleTimeString()));
   }
-  lines.forEach(([name, samples, value, back], index) => {
+  lines.forEach(([name, samples, value, colour, back]) => {
     const line = draw("polyline", {
-      class: `s${index % COLOURS}${back ? " back" : ""}`,
+      class: `s${colour}${back ? " back" : ""}`,
       points: samples.map((sample) => `${x(sample.time).toFixed(1)},${y(value(sample)).toFixed(1)}`).join(" "),
     });
     line.append(draw("title", {}, name));
@@ -220,7 +230,7 @@ function chart(figure, title, unit, lines) {
     svg.append(mark);
   }
   const keys = make("ul", "", "keys");
-  keys.append(...lines.slice(0, MOST_KEYS).map(([name], index) => make("li", name, `s${index % COLOURS}`)));
+  keys.append(...lines.slice(0, MOST_KEYS).map(([name, , , colour]) => make("li", name, `s${colour}`)));
   if (lines.length > MOST_KEYS) keys.append(make("span", `and ${lines.length - MOST_KEYS} more`));
   figure.replaceChildren(make("h3", title), svg, lines.length ? keys : make("p", "no samples", "dim"));
 }
