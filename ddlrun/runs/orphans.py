@@ -34,6 +34,7 @@ status() {
   rank=$(field '\(OMPI_COMM_WORLD\|DDLRUN\)_RANK')
   ddlrun=$(field DDLRUN_PID)
   parent=$(status PPid)
+  case $(cat "/proc/$parent/comm" 2>/dev/null) in systemd) parent=1 ;; esac  # a user's own, which adopts processes
   state=$(status State)
   [ "$state" != Z ] || continue
   command=$(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)

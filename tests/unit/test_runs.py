@@ -232,6 +232,20 @@ def test_a_marked_process_without_an_environment_is_found_and_ended(tmp_path: Pa
         assert (replies, hidden.wait()) == (({"localhost": 1}, {}), -signal.SIGKILL)
 
 
+def test_a_users_systemd_is_no_parent() -> None:
+    """It adopts processes as that of the system does."""
+    name = f"20261123-{os.getpid()}"
+    script = f"echo systemd >/proc/$$/comm; DDLRUN_RUN={name} sleep 300 & echo $!; read line; kill $!"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        wait_until(lambda: command_line(child).startswith("sleep"))
+        listed = subprocess.run(["sh", "-c", LIST], capture_output=True, text=True, check=True).stdout
+        parents = [process.parent for process in parse_processes(listed) if process.pid == child]
+        parent.communicate("\n")
+    assert parents == [1]
+
+
 AGENT = "@process 7 {parent} {state} 20261123-tokarumi - - python -I -S /x/ddlrun/agent/start.py --agent\n"
 
 
