@@ -216,7 +216,7 @@ def _choose_network(
     if len(addresses) < 2:
         return None, []
     try:
-        known = {ip for own in facts.values() for host in facts for ip in own.names.get(host, ())}
+        known = {ip for own in facts.values() for name in own.names.keys() & facts.keys() for ip in own.names[name]}
         network = choose_network(addresses, request.network, request.interfaces, known)
     except PreflightError as error:
         values = {"problem": str(error)}
