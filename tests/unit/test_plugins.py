@@ -82,6 +82,13 @@ def test_the_exit_code_of_a_rank(installed: Path, tmp_path: Path) -> None:
     assert "ddlrun: exit code 9; logs: " in done.stderr
 
 
+def test_a_process_manager_that_fails_is_named(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "toyrun").write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo toyrun 1.0\nexit 37\n')
+    (tmp_path / "toyrun").chmod(0o755)
+    done = ddlrun(installed, "launch", "--mpirun", f"{tmp_path}/toyrun", "--overload", "-np", "2", "true", cwd=tmp_path)
+    assert re.search("ddlrun: failed after .*: toyrun ended with 37\n", done.stderr), done.stderr
+
+
 def test_the_process_manager_rejects_a_job(installed: Path, tmp_path: Path) -> None:
     words = ["launch", "--mpirun", "toyrun", "--dry-run", "--machine", "dgx1", "-H", "n1,n2", "true"]
     done = ddlrun(installed, *words, cwd=tmp_path)
