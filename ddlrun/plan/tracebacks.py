@@ -10,26 +10,29 @@ MOST_TRACEBACK_LINES = 60
 HEADER = r"(?<!Original )(?<!\| )Traceback \(most recent call last\)"
 # The first line of a failure. PyTorch puts `[rank1]: ` before each line; a progress bar may stand before the first.
 BEGINNING = re.compile(
-    rf"(?P<before>.*?)(?:(?:  \+ Exception Group )?{HEADER}:|[╭+][─-]+ {HEADER} [─-]+[╮+]|[\w.]+RemoteTraceback:)\s*"
+    rf"(?P<before>.*?)(?:(?:  \+ Exception Group |\S{{1,99}} {{9,}})?{HEADER}:?|[╭+][─-]+ {HEADER} [─-]+[╮+]"
+    r"|[\w.]{1,99}RemoteTraceback:)\s*"
     r'|(?P<torch>\[rank\d+\]: )?(?:  File ".*", line \d+|[Uu]sage: .*|\S*python[\d.]*: .*|Fatal Python error: .*'
     r"|terminate called .*)"
 )
-# Words of each such line, for a search that is quick in other output.
-MAY_BEGIN = re.compile(
-    rb'most recent call last|RemoteTraceback|  File "|sage: |python[\d.]*: |Fatal Python error|terminate called'
-)
+# Words of such lines, by which other output is passed over quickly.
+WORDS = (
+    "most recent call last", "RemoteTraceback", '  File "', "sage: ", "Fatal Python", "terminate called",
+    ": No module", ": can't open file", ": Error while finding module",
+)  # fmt: skip
 # The ends of lines between the tracebacks of chained exceptions; the quotes end that of another process.
 CHAINS = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
+    "terminated with the following error:",
     '"""',
 )
 # The line before a traceback that does not end the process.
 HARMLESS = re.compile(r"Exception (?:ignored|in thread)|Error in \S+:$|--- Logging error ---")
 # How a process ends that crashes in its threads or at its end, perhaps after a traceback.
 CRASH = re.compile(r"Fatal Python error: |terminate called ")
-# Lines before the one that names the exception: the frames of Python, loguru and rich, and their headings.
-FRAME = re.compile(rf'$|\s|> File|[│╭╰>|+]|.*{HEADER}|[Uu]sage: |.*RemoteTraceback:|"""')
+# Lines before the one that names the exception: the frames of Python, loguru, rich and IPython, and their headings.
+FRAME = re.compile(rf'$|\s|(?:> )?File |-*> |[│╭╰|+]|.*{HEADER}|[Uu]sage: |Try |.*RemoteTraceback:|"""')
 # Warnings and notes in the log format of C++ libraries, which may be of another time.
 LOG_LINE = re.compile(r"(?:\[rank\d+\]:)?\[?[IW]\d{4} ")
 # The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.
@@ -67,7 +70,7 @@ def find_failure(text: str) -> Failure | None:
     if not chain:
         return None
     start = chain[0]
-    match = BEGINNING.fullmatch(lines[start])
+    match = _match_beginning(lines[start])
     before = "" if match is None else match["before"] or match["torch"] or ""
     prefix = _repeated(before, lines[start + 1 : start + 2])
     block = [line.removeprefix(prefix) for line in (lines[start][len(before) :], *lines[start + 1 :])]
@@ -83,9 +86,13 @@ def plain_lines(text: str) -> list[str]:
     return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
 
 
+def _match_beginning(line: str) -> re.Match[str] | None:
+    return BEGINNING.fullmatch(line) if any(word in line for word in WORDS) else None
+
+
 def _last_chain(lines: list[str]) -> list[int]:
     """Return the indexes of the first lines of the last failure, and of the tracebacks that are chained to it."""
-    starts = [index for index, line in enumerate(lines) if BEGINNING.fullmatch(line)]
+    starts = [index for index, line in enumerate(lines) if _match_beginning(line)]
     starts = [index for index in starts if not (index and HARMLESS.search(lines[index - 1]))] or starts
     starts = [index for index in starts if index == starts[0] or not CRASH.match(lines[index])]
     first = len(starts) - 1
@@ -103,8 +110,8 @@ def _repeated(before: str, following: list[str]) -> str:
 def find_beginning(lines: bytes) -> int | None:
     """Return the offset of the line with which the first failure in some lines begins; None without any."""
     offset = 0
-    for line in re.split(rb"(?<=[\r\n])", lines) if MAY_BEGIN.search(lines) else ():
-        if BEGINNING.fullmatch(re.sub(COLOUR, "", line.decode(errors="replace")).rstrip("\r\n")):
+    for line in re.split(rb"(?<=[\r\n])", lines) if any(word.encode() in lines for word in WORDS) else ():
+        if _match_beginning(re.sub(COLOUR, "", line.decode(errors="replace")).rstrip("\r\n")):
             return offset
         offset += len(line)
     return None

@@ -83,6 +83,18 @@ JAX = f"""{TRACEBACK}TypeError: add got incompatible shapes for broadcasting: (3
 --------------------
 For simplicity, JAX has removed its internal frames from the traceback of the following exception.
 """
+SPAWN = f"""{TRACEBACK}torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 1 terminated with the following error:
+{TRACEBACK}ValueError: no
+"""
+IPYTHON = """ValueError                                Traceback (most recent call last)
+File ~/t.py:3, in step()
+      2 def step():
+----> 3     raise ValueError("no")
+
+ValueError: no
+"""
 ASCII_BOX = """+--------------------- Traceback (most recent call last) ----------------------+
 | /home/me/t.py:5 in <module>                                                  |
 +------------------------------------------------------------------------------+
@@ -96,6 +108,10 @@ ValueError: no
         (GROUP, "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)"),
         (LOADER, "ValueError: Caught ValueError in DataLoader worker process 0."),
         (LOGURU, "ValueError: no"),
+        (SPAWN, "ValueError: no"),
+        (IPYTHON, "ValueError: no"),
+        ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: Missing option '--lr'.\n",
+         "Error: Missing option '--lr'."),
         (JAX, "TypeError: add got incompatible shapes for broadcasting: (3,), (4,)."),
         (ASCII_BOX, "ValueError: no"),
         ('  File "t.py", line 2\n    def f(\n         ^\nSyntaxError: \'(\' was never closed\n',
