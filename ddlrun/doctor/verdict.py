@@ -227,10 +227,11 @@ def _find_cut_off(look: JobLook) -> tuple[tuple[int, ...], str] | None:
 
 
 def _judge_without_waiting(others: Sequence[Group]) -> HangVerdict:
-    """Return the verdict where no rank waits for another."""
+    """Return the verdict where no rank is known to wait for another; one that waits for something unknown may do so."""
     if not others:
         return HangVerdict(HangFinding.UNKNOWN, (), "no rank could be examined")
     free = (Activity.RUNS, Activity.IMPORTS, Activity.SLEEPS, Activity.FINALIZES, Activity.UNKNOWN)
     blocked = [group for group in others if group.position.activity not in free]
     finding = HangFinding.BLOCKED if blocked else HangFinding.RUNNING
-    return HangVerdict(finding, _all_ranks(blocked), _sentence(others))
+    known = [group for group in blocked if group.position.activity is not Activity.WAITS]
+    return HangVerdict(finding, _all_ranks(known), _sentence(others))

@@ -158,6 +158,8 @@ def in_all_reduce(number: int | None) -> RankReport:
 
 
 GATHER = report(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
+IN_JAX = report(process([own(13, "return float(f(x))")], call="futex"))
+SLEEPING = report(process([own(15, "sleep(9)")], call="sleep"))
 CUT = (("10.0.0.1", "10.0.0.3"),), (("10.0.0.2", "10.0.0.3"),), (("10.0.0.3", "10.0.0.1"), ("10.0.0.3", "10.0.0.2"))
 VERDICTS = [
     (
@@ -208,6 +210,10 @@ VERDICTS = [
     (
         look(WAITING, None, reachable=False), HangFinding.SILENT_HOST, (1,),
         "rank 0 waits in Barrier (train.py:41); rank 1: no reply from h1, which is down, or its network is cut",
+    ),
+    (
+        look(IN_JAX, SLEEPING), HangFinding.BLOCKED, (),
+        "rank 0 waits in futex (step, train.py:13: return float(f(x))); rank 1 sleeps (step, train.py:15: sleep(9))",
     ),
     (look(LOOPING, LOOPING), HangFinding.RUNNING, (), "ranks 0 and 1 are in step (train.py:37): while True:"),
     (look(0, 0), HangFinding.UNKNOWN, (), "no rank could be examined"),
