@@ -90,7 +90,8 @@ def test_the_text_of_config_show(folder: Path) -> None:
 def test_config_show_names_the_profiles_of_tune(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     profile = Profile(
-        hosts=("h1", "h2"), topology=Topology((2, 1, 2)), major=5, mode="c", tuning="bucket=16M", horovod={}, gradient=1000,
+        hosts=("h1", "h2"), topology=Topology((2, 1, 2)), major=5, mode="c", tuning="bucket=16M", horovod={},
+        gradient=1000,
         seconds=1.0, default_seconds=2.0, date="2026-11-22",
     )  # fmt: skip
     path = folder / "ddlrun/profiles/a.json"
