@@ -12,7 +12,7 @@ from ddlrun.cli.options import Option, Sections, argument, option
 from ddlrun.cli.profile_store import stored_profiles
 from ddlrun.cli.read_settings import source_of
 from ddlrun.cli.value_types import Choice
-from ddlrun.environment.secrets import redact
+from ddlrun.environment.secrets import REDACTED, has_secret, redact
 from ddlrun.hosts import fold
 from ddlrun.plan.precedence import DEFAULT
 
@@ -119,6 +119,8 @@ def _options(ctx: click.Context) -> Iterator[OptionRecord]:
         value, source = ctx.params[name], source_of(ctx, name)
         place = values[name].place if name in values and values[name].source == source else None
         shown = [_redact_assignment(word) for word in value] if isinstance(value, tuple) else value
+        if isinstance(value, str) and has_secret(value):
+            shown = REDACTED
         yield {"option": _option_name(name, value), "value": shown, "source": source, "place": place}
 
 

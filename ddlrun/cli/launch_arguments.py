@@ -7,7 +7,7 @@ import click
 
 from ddlrun.cli.argv import SplitArgv, options_by_name, split_argv
 from ddlrun.cli.option_names import SYNONYMS
-from ddlrun.environment.secrets import REDACTED, redact, redact_words
+from ddlrun.environment.secrets import REDACTED, has_secret, redact, redact_words
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS
 from ddlrun.wording import did_you_mean
@@ -31,7 +31,7 @@ def strip_secrets(args: Sequence[str], params: Iterable[click.Parameter]) -> Wor
 
 def _strip_option(option: click.Option, words: Words) -> Words:
     if option.name not in VARIABLES:
-        return words
+        return (option.opts[0], REDACTED) if any(map(has_secret, words)) else words
     name, equals, value = _value(words).partition("=")
     return words if not equals else (option.opts[0], f"{name}={redact({name: value})[name]}")
 
@@ -73,9 +73,9 @@ def _kept_options(options: Options, replaced: set[str | None], given: set[str]) 
         name, _, value = _value(words).partition("=") if option.name in VARIABLES else ("", "", "")
         if option.name in replaced or (name and name in given):
             continue
-        if value == REDACTED:
-            remedy = f"add -x {name} or --env {name}=..."
-            raise InputError(f"the value of {name} was not stored, as it may be secret; {remedy}")
+        if REDACTED in (value, words[-1]):
+            remedy = f"add -x {name} or --env {name}=..." if name else "give it again"
+            raise InputError(f"the value of {name or option.opts[0]} was not stored, as it may be secret; {remedy}")
         yield from words
 
 

@@ -410,6 +410,11 @@ def test_the_words_of_another_launch(stored: str, changes: str, words: str) -> N
         ("a.py", "toka b.py", "'b.py': unexpected argument"),
         ("a.py", "--nope 3", "'--nope': ddlrun launch has no such option"),
         ("a.py", "toka -np", "'-np': the value of this option is missing"),
+        (
+            "--on-event <redacted> a.py",
+            "",
+            "the value of --on-event was not stored, as it may be secret; give it again",
+        ),
         ("a.py --token <redacted>", "", "an argument of the program was not stored, as it may be secret"),
         ("--env A_KEY=<redacted> a.py", "", "the value of A_KEY was not stored, as it may be secret; add -x A_KEY"),
     ],
@@ -423,3 +428,8 @@ def test_secrets_are_not_stored() -> None:
     words = ["--env", "TOKEN=a", "--env=B=1", "-xKEY=b", "-x", "C", "-np", "2", "a.py", "--env", "TOKEN=c"]
     stored = ("--env", "TOKEN=<redacted>", "--env", "B=1", "-x", "KEY=<redacted>", "-x", "C", "-np", "2")
     assert strip_secrets(words, launch.params) == (*stored, "a.py", "--env", "TOKEN=<redacted>")
+    hook = "https://hooks.slack.com/services/x"
+    for option in (("--on-event", hook), (f"--on-event={hook}",)):
+        assert strip_secrets([*option, "-H", "h1:4", "a.py"], launch.params) == (
+            "--on-event", "<redacted>", "-H", "h1:4", "a.py",
+        )  # fmt: skip
