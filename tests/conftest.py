@@ -107,6 +107,12 @@ def compiled_modules() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_variables() -> None:
+    """Keep the variable of the tests out of programs: ddlrun prints a note on DDLRUN_ variables of no option."""
+    os.environ.pop("DDLRUN_CAPTURES", None)
+
+
 # No test depends on its duration.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
