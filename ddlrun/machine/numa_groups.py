@@ -5,14 +5,14 @@ from collections.abc import Sequence
 Matrix = Sequence[Sequence[int]]
 
 
-def near_groups(distances: Matrix) -> list[frozenset[int]]:
-    """Return the groups of nodes that hwloc makes from their distances, smaller groups first; nodes count from 0.
+def near_groups(distances: Matrix) -> list[list[frozenset[int]]]:
+    """Return the levels of groups of nodes that hwloc makes from their distances, the inner first; nodes count from 0.
 
     Nodes connected by the smallest distance are a group, and so are the groups themselves, by the mean of
     their distances. There are none where the matrix is not symmetric, or a node is not nearest to itself.
 
     >>> near_groups([[10, 20, 16, 20], [20, 10, 20, 16], [16, 20, 10, 20], [20, 16, 20, 10]])
-    [frozenset({0, 2}), frozenset({1, 3})]
+    [[frozenset({0, 2}), frozenset({1, 3})]]
     """
     size = range(len(distances))
     pairs = [(first, second) for first in size for second in size if first < second]
@@ -21,14 +21,15 @@ def near_groups(distances: Matrix) -> list[frozenset[int]]:
         for first, second in pairs
     ):
         return []
-    groups: list[frozenset[int]] = []
+    levels: list[list[frozenset[int]]] = []
     level = [frozenset({node}) for node in size]
     while len(level) > 2:
         joined = _joined(distances)
         level = [frozenset().union(*(level[member] for member in members)) for members in joined]
         distances = [[_mean(distances, first, second) for second in joined] for first in joined]
-        groups += level
-    return groups
+        if level:
+            levels.append(level)
+    return levels
 
 
 def _joined(distances: Matrix) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Cores and packages numbered as hwloc numbers them: by the complete machine, from which forbidden CPUs are removed."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -142,6 +142,21 @@ def typed_sets(sets: CpuSets) -> list[TypedSet]:
     nodes = [*(sets.nodes[node] for node in sorted(sets.nodes)), *sets.memory_nodes.values()]
     inner = [*(("Core", cpus) for cpus in sets.cores), *(("Package", cpus) for cpus in sets.packages)]
     return [*inner, *sets.groups, *(("NUMANode", cpus) for cpus in nodes), *sets.near]
+
+
+def with_near(sets: CpuSets, levels: Iterable[Iterable[frozenset[int]]]) -> CpuSets:
+    """Return sets with the levels of groups of near nodes, up to the first one of which a group crosses an object.
+
+    hwloc makes no further groups then. Groups that have the CPUs of one node add nothing.
+    """
+    for depth, level in enumerate(levels):
+        groups = [frozenset[int]().union(*(sets.nodes.get(node, frozenset()) for node in nodes)) for nodes in level]
+        groups = [cpus for cpus in groups if cpus and cpus not in sets.nodes.values()]
+        sets = sets._replace(near=[*sets.near, *((f"Group {depth}", cpus) for cpus in groups)])
+        around = nested([cpus for _, cpus in typed_sets(sets)])
+        if not all(cpus in around[min(cpus)] for cpus in groups):
+            break
+    return sets
 
 
 def nested(groups: Sequence[Cpus]) -> Mapping[int, Sequence[Cpus]]:

@@ -1,13 +1,13 @@
 """Cores and NUMA nodes in the output of the /sys probe, numbered as hwloc numbers them there."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ddlrun.machine import Core, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import parse_cpu_list, parse_cpu_mask
 from ddlrun.machine.depths import count_threads, types_at_several_depths
 from ddlrun.machine.numa_groups import near_groups
-from ddlrun.machine.numbering import Allowed, Cpus, CpuSets, Numbering, TypedSet, number_cores
+from ddlrun.machine.numbering import Allowed, Cpus, CpuSets, Numbering, TypedSet, number_cores, with_near
 from ddlrun.machine.openmpi4 import number_alike, number_openmpi4_cores
 from ddlrun.machine.sysfs_script import ProbeOutput
 
@@ -40,15 +40,15 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     newer = [(kind, cpus) for name, kind in _NEWER_GROUPS.items() for cpus in _topology(files, name, online) - cores]
     known = [*(("Book", cpus) for cpus in _topology(files, "book_siblings", online)), *_caches(files, online)]
     apart = _apart(nodes)
-    near = [*_near_nodes(files, apart, ignored=frozenset(nodes) - apart.keys())]
-    sets = CpuSets(
+    near = _near_nodes(files, ignored=frozenset(nodes) - apart.keys())
+    without_near = CpuSets(
         cores=cores,
         packages=packages or {online},
         nodes=apart,
         groups=[*newer, *known],
         memory_nodes=_memory_nodes(files, nodes),
-        near=near,
     )
+    sets = with_near(without_near, near)
     allowed = _allowed(output)
     several = types_at_several_depths(sets, allowed)
     numa_nodes = parse_cpu_list(files["node/online"]) if "node/online" in files else frozenset(nodes)
@@ -58,7 +58,10 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     cgroup_2 = any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
     has_core_ids = ["@cpuinfo", "cores"] in output.records
     other_cores = number_openmpi4_cores(
-        _old_sets(sets._replace(nodes=nodes), known), allowed, cgroup_2=cgroup_2, has_core_ids=has_core_ids
+        _old_sets(without_near._replace(nodes=nodes, groups=known), near),
+        allowed,
+        cgroup_2=cgroup_2,
+        has_core_ids=has_core_ids,
     )
     packaged = bool(packages) and "Package" not in several
     if number_alike(numbering.cores, other_cores, packaged=packaged):
@@ -77,11 +80,11 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     )
 
 
-def _old_sets(sets: CpuSets, known: Sequence[TypedSet]) -> CpuSets:
+def _old_sets(sets: CpuSets, near: Iterable[Iterable[frozenset[int]]]) -> CpuSets:
     """Return the objects that hwloc 2.0 reads: of NUMA nodes that overlap the first, and then no distances."""
     nodes = _apart(sets.nodes)
-    near = sets.near if len(nodes) == len(sets.nodes) else ()
-    return sets._replace(nodes=nodes, groups=known, memory_nodes={}, near=near)
+    old = sets._replace(nodes=nodes, memory_nodes={})
+    return with_near(old, near) if len(nodes) == len(sets.nodes) else old
 
 
 def _index(path: str) -> int:
@@ -145,17 +148,16 @@ def _distances(files: Mapping[str, str]) -> dict[int, list[int]]:
     return {node: [int(distance) for distance in rows[node]] for node in sorted(rows)}
 
 
-def _near_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus], *, ignored: frozenset[int]) -> Iterator[TypedSet]:
-    """Yield the groups of NUMA nodes that hwloc makes from their distances, if they have the CPUs of several nodes."""
+def _near_nodes(files: Mapping[str, str], ignored: frozenset[int]) -> list[list[frozenset[int]]]:
+    """Return the levels of groups of NUMA nodes that hwloc makes from their distances."""
     distances = _distances(files)
     places = [place for place, number in enumerate(distances) if number not in ignored]
     numbers = [number for number in distances if number not in ignored]
     rows = [[distances[number][place] for place in places] for number in numbers]
-    groups = near_groups(rows) if numbers else []
-    for group in groups:
-        cpus = frozenset[int]().union(*(nodes.get(numbers[place], frozenset()) for place in group))
-        if cpus not in nodes.values():
-            yield f"Group {sum(other < group for other in groups)}", cpus
+    return [
+        [frozenset(numbers[place] for place in group) for group in level]
+        for level in (near_groups(rows) if rows else ())
+    ]
 
 
 def _memory_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus]) -> dict[int, Cpus]:

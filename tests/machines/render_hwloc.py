@@ -77,7 +77,11 @@ def _node_groups(facts: Facts) -> set[Cpus]:
     """Return the CPUs of NUMA nodes that need an object of their own, and those of groups of near nodes."""
     others = {facts.cpus, *facts.packages.values(), *facts.groups}
     nodes = [facts.nodes[node] for node in sorted(facts.nodes)]
-    near = {frozenset().union(*(nodes[place] for place in group)) for group in near_groups(facts.distances)}
+    near = {
+        frozenset().union(*(nodes[place] for place in group))
+        for level in near_groups(facts.distances)
+        for group in level
+    }
     return {cpus for cpus in {*nodes, *near} if cpus and cpus not in others}
 
 

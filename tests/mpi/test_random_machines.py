@@ -97,6 +97,21 @@ nodes: {0-2: 0-1 2-3 4-5, 250: ""}
 memory: 1024
 distances: [10 20 20 12, 20 10 11 20, 20 11 10 12, 12 20 12 10]
 """,
+    "a NUMA node that crosses caches, with others near to it": """\
+cores: 0 2 4 5 1 3
+nodes: {0-4: 0 2 4-5 1 3}
+memory: 1024
+distances: [10 12 12 22 22, 12 10 12 22 22, 12 12 10 22 22, 22 22 22 10 12, 22 22 22 12 10]
+caches: {3: "0,2,4 5 1,3"}
+""",
+    "pairs of near nodes, of which one crosses caches, and fours": """\
+cores: 0 2 4 5 1 3 7 9
+nodes: {0-7: 0 2 4 5 1 3 7 9}
+memory: 1024
+distances: [10 12 16 16 22 22 22 22, 12 10 16 16 22 22 22 22, 16 16 10 12 22 22 22 22, 16 16 12 10 22 22 22 22,
+            22 22 22 22 10 12 16 16, 22 22 22 22 12 10 16 16, 22 22 22 22 16 16 10 12, 22 22 22 22 16 16 12 10]
+caches: {3: "0,2,4 5 1,3,7,9"}
+""",
     "firmware that numbers the cores of two dies in turn": """\
 packages: 0-7
 cores: 0-7/1
