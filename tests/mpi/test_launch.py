@@ -335,13 +335,13 @@ def test_a_program_that_is_missing_or_not_executable(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "closed").mkdir(mode=0)
-    monkeypatch.setenv("PATH", f"{tmp_path}/closed:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{tmp_path}/closed:{os.environ['PATH']}:{tmp_path}")
     missing = launch("-np", "2", "no-such-program")
     assert missing.returncode == 127
     assert "cannot start 'no-such-program': No such file" in missing.stderr
     (tmp_path / "run").rename(tmp_path / "run1")
     (tmp_path / "plain").write_text("no program\n")
-    plain = launch("-np", "1", str(tmp_path / "plain"))
+    plain = launch("-np", "1", "plain")
     assert plain.returncode == 126
     (tmp_path / "closed").chmod(0o700)
 
