@@ -25,9 +25,11 @@ from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.ddl.tcp.connection import HEAD, Connection
 from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
+from ddlrun.ddl.tcp.handshake import KNOCK, Greeting
 from ddlrun.ddl.tcp.message import Completion
 from ddlrun.ddl.tcp.own_host import listen
 from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
+from ddlrun.ddl.tcp.poller import MOST_STRANGERS, READ, Poller
 from ddlrun.ddl.tcp.world import read_job
 from ddlrun.ddl.transport import LANE
 from ddlrun.errors import InputError, LostRankError
@@ -361,6 +363,50 @@ def test_an_end_without_the_secret_is_not_heard() -> None:
 
     with endpoints(2, [b"one", b"another"]) as made:
         assert together(made, call)[0] == "rank 0 of 2: rank 1 is lost: it does not know the secret of the job"
+
+
+def is_closed(file: socket.socket) -> bool:
+    try:
+        return not file.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.parametrize("knocks", [False, True])
+def test_strangers_are_limited_and_keep_no_rank_away(*, knocks: bool) -> None:
+    """The connection of rank 0 is the oldest one: it is closed, too, and the rank connects again."""
+    most, more = MOST_STRANGERS + 2, 20
+    with endpoints(2) as made:
+        messages, buffer = Messages(TcpCommunicator(made[0], range(2), 1)), bytearray(1)
+        messages.send(b"x", 1, 0)
+        address = made[0].address_of(1)
+        strangers = [socket.create_connection((address.address, address.port)) for _ in range(most + more)]
+        for stranger in strangers if knocks else ():
+            stranger.send(Greeting(KNOCK, 0, 1, b"").pack())
+        while made[1].poll(0.1):
+            pass
+        assert [is_closed(stranger) for stranger in strangers] == [True] * more + [False] * most
+        arrival = Messages(TcpCommunicator(made[1], range(2), 1))
+        arrival.receive(buffer, 0, 0)
+        while arrival.open or messages.open:
+            for endpoint in made:
+                endpoint.poll(0.01)
+        assert buffer == b"x"
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_silent_stranger_is_closed() -> None:
+    poller, (silent, stranger), (trusted, rank) = Poller(0), socket.socketpair(), socket.socketpair()
+    for file in (silent, trusted):
+        poller.watch(file, READ, lambda _mask: None)
+        poller.limit(file, 9)
+    poller.trust(trusted)
+    poller.poll(0.01)
+    assert [is_closed(stranger), is_closed(rank)] == [True, False]
+    poller.close()
+    for file in (stranger, rank):
+        file.close()
 
 
 def test_a_rank_that_has_ended_is_named() -> None:

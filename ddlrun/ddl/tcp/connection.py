@@ -61,6 +61,8 @@ class Connection:
         self._lent: dict[int, tuple[int, int, memoryview, Completion]] = {}
         self._loans = 0
         self._wake = 1
+        self.attempts = 0
+        """Attempts of this rank to connect that have failed."""
         self.ended = ""
         """The reason for which the connection has ended; "" while it is usable."""
         self.lost: int | None = None

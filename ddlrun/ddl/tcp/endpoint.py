@@ -25,7 +25,7 @@ from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Connection
 from ddlrun.ddl.tcp.handshake import EXCHANGE, KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
 from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept, is_of_system, open_socket, set_options
 from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
-from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE, Introduction, Poller
+from ddlrun.ddl.tcp.poller import EDGE, MOST_STRANGERS, READ, WRITE, Introduction, Poller
 from ddlrun.ddl.tcp.progress_reports import ProgressReports
 from ddlrun.ddl.transport import WrongLengthError
 from ddlrun.errors import DdlrunError, LostRankError
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 # Seconds for the last messages to others, which report a lost rank.
 LINGER = 2.0
+# Attempts to connect to a peer that closes the connection before the end of the handshake.
+MOST_ATTEMPTS = 5
 
 
 class RankAddress(NamedTuple):
@@ -248,16 +250,18 @@ class Endpoint:
         if purpose == KNOCK:
             self._knocks[peer] = file
         steps = connect_as(purpose, self.rank, peer, self._secret)
-        Introduction(self._poller, file, steps, self._use, partial(self._not_connected, connection))
+        Introduction(self._poller, file, steps, self._use, partial(self._not_connected, connection, purpose))
 
     def _accept(self, _mask: int) -> None:
         try:
             file = accept(self._listener)
         except TooManyFilesError as error:
-            self._poller.forget(self._listener)  # or it would report the same connection again without end
-            self.stop(LostRankError(f"{self.job}: {error.strerror}"))
+            if not self._poller.drop_stranger():
+                self._poller.forget(self._listener)  # or it would report the same connection again without end
+                self.stop(LostRankError(f"{self.job}: {error.strerror}"))
             return
         if file is not None:
+            self._poller.limit(file, MOST_STRANGERS + self.size)
             steps = accept_at(self.rank, self.size, self._secret)
             Introduction(self._poller, file, steps, self._use, lambda _error: None)
 
@@ -269,6 +273,7 @@ class Endpoint:
             if self.rank < peer:
                 self._connection(peer)
             return
+        self._poller.trust(file)
         lane = max(greeting.purpose - EXCHANGE, 0)
         connection = self._connections.get((peer, lane)) or self._add_connection(peer, lane)
         set_options(file)
@@ -297,9 +302,18 @@ class Endpoint:
         if self.rank > connection.peer:
             self._offer_memory(connection)
 
-    def _not_connected(self, connection: Connection, error: OSError | HandshakeError) -> None:
-        """Handle the failure of a connection that this rank began, or the end of a knock."""
-        if connection.socket is None:
+    def _not_connected(self, connection: Connection, purpose: int, error: OSError | HandshakeError) -> None:
+        """Handle the failure of a connection that this rank began, or the end of a knock.
+
+        A peer that is alive may have taken this rank for a stranger that is silent; the port of one that has ended is
+        closed.
+        """
+        if connection.socket is not None:
+            return
+        connection.attempts += 1
+        if isinstance(error, ConnectionResetError) and connection.attempts < MOST_ATTEMPTS:
+            self._connect(connection, purpose)
+        else:
             self._end(connection, error)
 
     def _move(self, connection: Connection, mask: int) -> None:
