@@ -95,8 +95,7 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     if others:
         problem = f"it has {', '.join(others)}, which a run would overwrite"
         raise InputError(f"run folder {files.path}: {problem}; name another with --run-dir")
-    here = os.getcwd()
-    if f"{here}/".startswith(f"{os.path.realpath(files.path).rstrip('/')}/") and os.listdir(files.path):
+    if _has_files_here(files.path):
         raise InputError(
             f"run folder {files.path}: it holds the current folder, and the run would add its files to yours; name a "
             "new one, such as --run-dir ./run"
@@ -118,6 +117,13 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     except OSError as error:
         remedy = "remove the folders of old runs: ddlrun clean --keep-runs 10, or " if error.errno in DISK_FULL else ""
         raise InputError(f"run folder {files.path}: {error.strerror}; {remedy}name another with --run-dir") from error
+
+
+def _has_files_here(folder: str) -> bool:
+    """Return True for a folder with files that is the current one, or above it."""
+    with suppress(OSError):  # the current folder was removed
+        return f"{os.getcwd()}/".startswith(f"{os.path.realpath(folder).rstrip('/')}/") and bool(os.listdir(folder))
+    return False
 
 
 def check_rank_file(plan: Plan) -> None:

@@ -386,6 +386,13 @@ def test_a_run_adds_no_files_to_those_of_the_current_folder(tmp_path: Path) -> N
     assert ddlrun("launch", "--dry-run", "--run-dir", ".", "-np", "1", "true", cwd=tmp_path / "below").returncode == 0
 
 
+def test_a_launch_from_a_folder_that_was_removed(tmp_path: Path) -> None:
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    argv = [*DDLRUN, "launch", "--dry-run", "--run-dir", str(tmp_path / "r"), "-np", "1", "/bin/true"]
+    done = subprocess.run(["sh", "-c", script, "sh", *argv], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
 def test_a_secret_on_the_command_line_has_a_note() -> None:
     words = ("--env", "MY_TOKEN=hush", "-x", "A_KEY=hush", "-x", "PATH", "true")
     done = ddlrun("launch", "--dry-run", "-np", "1", *words)
