@@ -132,7 +132,9 @@ def render_others(outcome: Outcome) -> Iterator[str]:
 
 
 def _lost_another(end: RankEnd) -> bool:
-    return not end.ended_by_order and is_collateral(end.exit_code, end.tail)
+    """Return True if a rank had failed as it lost another one, though ddlrun's order may have ended it."""
+    ended = end.ended_by_order and find_failure(end.tail) is None
+    return not ended and is_collateral(end.exit_code, end.tail)
 
 
 def _later_failures(ends: list[RankEnd], root: RankEnd | None) -> Iterator[str]:
@@ -153,7 +155,8 @@ def _later_failures(ends: list[RankEnd], root: RankEnd | None) -> Iterator[str]:
 def _failure(end: RankEnd) -> str:
     """Return the end of a rank in words, with its exception, of which the log has the traceback."""
     exception = exception_line(end.tail)
-    return f"{exception[:MOST_CHARACTERS]}, exit code {end.exit_code}" if exception else render_end(end)
+    code = "" if end.ended_by_order else f", exit code {end.exit_code}"
+    return f"{exception[:MOST_CHARACTERS]}{code}" if exception else render_end(end)
 
 
 def _ranks(ends: list[RankEnd]) -> str:

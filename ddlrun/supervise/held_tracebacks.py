@@ -18,6 +18,8 @@ class HeldTracebacks:
         self._held: dict[int, bytes] = {}
         self._since: dict[int, float] = {}
         """Rank that still runs -> the time of its traceback."""
+        self._failed = False
+        """Whether a rank has failed, which ends the job: then the report comes soon."""
 
     def add(self, rank: int, lines: bytes) -> bytes:
         """Hold back lines from a traceback on; return the lines to print now."""
@@ -42,15 +44,18 @@ class HeldTracebacks:
     def keep(self, rank: int) -> None:
         """Hold back the traceback of a rank that has failed up to the end of the job."""
         self._since.pop(rank, None)
+        self._failed = True
 
     def due(self) -> list[int]:
-        """Return the ranks that still run long after their tracebacks."""
+        """Return the ranks that still run long after their tracebacks; none once the job ends."""
+        if self._failed:
+            return []
         now = time.monotonic()
         return [rank for rank, since in self._since.items() if now >= since + HOLD_SECONDS]
 
     def delay(self) -> float | None:
         """Return the seconds until a rank is due; None: no rank will be."""
-        if not self._since:
+        if self._failed or not self._since:
             return None
         return max(0.0, min(self._since.values()) + HOLD_SECONDS - time.monotonic())
 

@@ -297,7 +297,7 @@ def test_later_failures_are_folded() -> None:
     ordered = end(8, 1, lost[0].tail, ordered=True), end(9, 143, lost[0].tail, ordered=True)
     assert list(render_others(Outcome(1, None, 1.0, root=root, ends=(root, *ordered)))) == [
         "  lost their connection to rank 1: rank 8 on h8 (RuntimeError: Connection closed by peer [0], exit code 1)",
-        "  ended by ddlrun: rank 9",
+        "  lost their connection to rank 1: rank 9 on h9 (RuntimeError: Connection closed by peer [0])",
     ]
     many = tuple(end(rank, 10 + rank) for rank in range(2, 9))
     assert list(render_others(Outcome(1, None, 1.0, root=root, ends=(root, *many))))[-2:] == [
