@@ -1,7 +1,6 @@
 """Input of several commands: hosts, hostfiles, machine descriptions and saved probe replies."""
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,10 +9,10 @@ from typing import Any
 
 import click
 
+from ddlrun.cli.chosen_gpus import check_named_gpus, chooses_gpus, render_choice, render_own_choice
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
-from ddlrun.machine import CHOSEN_NOTES, Machine, MachineNoteCode, machine_note
-from ddlrun.machine.pci import CHOOSING, ORDER
+from ddlrun.machine import Machine, MachineNoteCode, machine_note
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
 from ddlrun.remote.processes import FinishedProcess, start_command
@@ -24,7 +23,6 @@ DEFAULT_PROBE_SECONDS = 30.0
 # Time limit of a scheduler's own command.
 SCHEDULER_SECONDS = 10.0
 SSH = AgentLauncher()
-_NAMES_GPUS = re.compile(r"(GPU|MIG)-").search
 
 
 def read_text(path: str, what: str) -> str:
@@ -200,8 +198,8 @@ def reach(
     own_name = os.uname().nodename
     allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in launcher.gpus.items()}
     own = next((line for name, line in allocated.items() if is_local(name, own_name)), "")
-    given = _assignments({name: value for name, value in variables.items() if name in (*CHOOSING, ORDER)})
-    chosen = given if chooses_gpus(launcher) else _assignments(_chosen_gpus()) + given
+    given = render_choice(variables)
+    chosen = given if chooses_gpus(launcher) else render_own_choice() + given
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
         from ddlrun.remote.fan_out import FANOUT, run_on_hosts  # noqa: PLC0415 - for jobs over several hosts alone
@@ -215,36 +213,6 @@ def reach(
         lambda script: start_command(["sh", "-c", own + given + script], "", seconds),
         there,
         shlex.join(launcher.shown),
-    )
-
-
-def chooses_gpus(launcher: AgentLauncher) -> bool:
-    """Return True if the scheduler chooses the GPUs of each host."""
-    return launcher.launcher == "srun" or bool(launcher.gpus)
-
-
-def _chosen_gpus() -> dict[str, str]:
-    """Return the variables that choose GPUs here, without those that name GPUs of one host."""
-    values = {name: os.environ[name] for name in (*CHOOSING, ORDER) if name in os.environ}
-    return {name: value for name, value in values.items() if not _NAMES_GPUS(value)}
-
-
-def _assignments(variables: Mapping[str, str]) -> str:
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-
-
-def check_named_gpus(machines: Mapping[str, Machine], launcher: AgentLauncher) -> None:
-    """Raise InputError where a variable names GPUs of one host, but ranks would get GPUs of others too."""
-    named = [name for name in CHOOSING if name in os.environ and _NAMES_GPUS(os.environ[name])]
-    own_name = os.uname().nodename
-    others = [name for name, machine in machines.items() if machine.gpus and not is_local(name, own_name)]
-    here = [machine for name, machine in machines.items() if is_local(name, own_name)]
-    all_of_them = here and not any(note.code in CHOSEN_NOTES for machine in here for note in machine.notes)
-    if not named or not others or all_of_them or chooses_gpus(launcher):
-        return
-    raise InputError(
-        f"{named[0]}={os.environ[named[0]]!r} names GPUs of one host, but the job also has {fold(others)}; give "
-        f"numbers, which apply to every host ({named[0]}=0,1), or unset it: ranks then get all GPUs"
     )
 
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli.inputs import check_named_gpus, reach, read_machines
+from ddlrun.cli.chosen_gpus import check_named_gpus
+from ddlrun.cli.inputs import reach, read_machines
 from ddlrun.cli.read_container import check_container
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.cli.inputs import check_named_gpus
+from ddlrun.cli.chosen_gpus import check_named_gpus
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.machine import GPU, MachineNoteCode, machine_note
 from ddlrun.machine.pci import granted

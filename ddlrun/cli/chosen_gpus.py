@@ -1,0 +1,47 @@
+"""The GPUs that variables of this machine choose, here and on the hosts of a job."""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+
+from ddlrun.errors import InputError
+from ddlrun.hosts import fold
+from ddlrun.machine import CHOSEN_NOTES, Machine
+from ddlrun.machine.pci import CHOOSING, ORDER
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.probe import is_local
+
+# The beginning of a UUID, of a whole GPU or of a part.
+NAMED = r"(GPU|MIG)-"
+
+
+def chooses_gpus(launcher: AgentLauncher) -> bool:
+    """Return True if the scheduler chooses the GPUs of each host."""
+    return launcher.launcher == "srun" or bool(launcher.gpus)
+
+
+def render_choice(variables: Mapping[str, str]) -> str:
+    """Return sh assignments of those of the variables that choose GPUs."""
+    values = {name: variables[name] for name in (*CHOOSING, ORDER) if name in variables}
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def render_own_choice() -> str:
+    """Return sh assignments of the variables that choose GPUs here, without those that name GPUs of one host."""
+    return render_choice({name: value for name, value in os.environ.items() if not re.search(NAMED, value)})
+
+
+def check_named_gpus(machines: Mapping[str, Machine], launcher: AgentLauncher) -> None:
+    """Raise InputError where a variable names GPUs of one host, but ranks would get GPUs of others too."""
+    named = [name for name in CHOOSING if name in os.environ and re.search(NAMED, os.environ[name])]
+    own_name = os.uname().nodename
+    others = [name for name, machine in machines.items() if machine.gpus and not is_local(name, own_name)]
+    here = [machine for name, machine in machines.items() if is_local(name, own_name)]
+    all_of_them = here and not any(note.code in CHOSEN_NOTES for machine in here for note in machine.notes)
+    if not named or not others or all_of_them or chooses_gpus(launcher):
+        return
+    raise InputError(
+        f"{named[0]}={os.environ[named[0]]!r} names GPUs of one host, but the job also has {fold(others)}; give "
+        f"numbers, which apply to every host ({named[0]}=0,1), or unset it: ranks then get all GPUs"
+    )
