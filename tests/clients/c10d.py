@@ -18,6 +18,8 @@ from pathlib import Path
 from tests.clients.run import PYTHON, install
 
 ROOT = Path(__file__).parents[2]
+# The reason with which PyTorch skips cases of groups of some ranks, and the ranks that these need.
+SMALL, MORE_RANKS = "Skipped due to small world size.", "8"
 # Cases that cannot pass, and the reason.
 EXPECTED = {
     "test_ddp_logging_data_cpu": "it compares the name of the backend with gloo's",
@@ -36,10 +38,18 @@ def run(backend: str, arguments: list[str]) -> dict[str, dict[str, str]]:
     return {result["case"]: result for result in results}
 
 
+def run_all(backend: str, arguments: list[str]) -> dict[str, dict[str, str]]:
+    """Run the cases with a backend, and those that need more ranks with 8."""
+    results = run(backend, arguments)
+    small = [case for case, result in results.items() if result["reason"] == SMALL]
+    return results | (run(backend, [*arguments, "--ranks", MORE_RANKS, "--only", *small]) if small else {})
+
+
 def add_case_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select cases."""
     parser.add_argument("--ranks", default="4", help="ranks of a case (4)")
     parser.add_argument("--file", type=Path, help="a file of cases, such as PyTorch's test_c10d_gloo.py")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help="these cases alone")
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases (all)")
 
 
@@ -62,7 +72,7 @@ def main() -> None:
     add_case_options(parser)
     parser.parse_intermixed_args()
     install(())
-    results = {backend: run(backend, sys.argv[1:]) for backend in ("gloo", "ddl")}
+    results = {backend: run_all(backend, sys.argv[1:]) for backend in ("gloo", "ddl")}
     states = [{case: result["state"] for case, result in results[backend].items()} for backend in ("gloo", "ddl")]
     text, worse = summary(*states)
     print(text)
