@@ -753,11 +753,13 @@ def test_how_a_rank_ends(cluster: Cluster, mpirun: str, tmp_path: Path, how: str
         ended, out, err = job.end()
     assert ended == code if code is not None else ended > 0, err
     report = "".join(line for line in err.splitlines(keepends=True) if line.startswith("ddlrun: "))
-    assert said in report, err
+    assert said in (report if code != 1 else err), err  # the last lines are not repeated where they are in view
     assert out.count("started") == RANKS
     if code and "failed: rank" in report:
         assert json.loads((tmp_path / "run" / "outcome.json").read_text())["root"]["rank"] == 2
-        assert (tmp_path / "run" / "report.txt").read_text() in err
+        quoted = ("ddlrun:   last lines", "ddlrun:     ")
+        stored = (tmp_path / "run" / "report.txt").read_text().splitlines()
+        assert {line for line in stored if not line.startswith(quoted)} <= set(err.splitlines()), err
 
 
 @pytest.mark.parametrize(
