@@ -5,9 +5,9 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
+from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.mapping.placement import Placement
 from ddlrun.plan import Plan
 from ddlrun.rank.process_stat import read_stat
@@ -17,6 +17,16 @@ from ddlrun.runs.store import state_folder, write_private
 # How often, and after how many seconds, a launch tries to lock the registry: at most 2 s.
 LOCK_TRIES, LOCK_SECONDS = 200, 0.01
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class HeldRecord(TypedDict):
+    """What the ranks on hosts of one kind have."""
+
+    hosts: Sequence[str]
+    cpus: str
+    """The OS indexes of their CPUs on each host, in the kernel's list format."""
+    gpus: Sequence[str]
+    """The PCI addresses of their GPUs on each host."""
 
 
 class Run(NamedTuple):
@@ -37,8 +47,8 @@ class Run(NamedTuple):
     started: float
     """Seconds since the epoch."""
     program: tuple[str, ...]
-    held: Mapping[str, Sequence[int | str]] = MappingProxyType({})
-    """Host -> the OS indexes of its CPUs, and the PCI addresses of its GPUs, that ranks have."""
+    held: Sequence[HeldRecord] = ()
+    """The CPUs and GPUs that ranks have."""
 
     def alive(self) -> bool | None:
         """Return True if its ddlrun still runs, None if that was started on another host."""
@@ -69,7 +79,7 @@ def _read_record(path: str) -> Run | None:
 
 def parse_run(record: Mapping[str, Any]) -> Run:
     """Return the run of a record as JSON has it. Raises TypeError or KeyError where a field is missing."""
-    fields = {name: record[name] for name in Run._fields if name != "held"} | {"held": record.get("held", {})}
+    fields = {name: record[name] for name in Run._fields if name != "held"} | {"held": record.get("held", ())}
     return Run(**{**fields, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])})
 
 
@@ -79,31 +89,34 @@ def describe_run(plan: Plan) -> dict[str, Any]:
         "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
         "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
         "process_start": born(os.getpid()), "started": time.time(), "program": list(plan.printed_program),
-        "held": _held(plan.placement),
+        "held": [*_held(plan.placement)],
     }  # fmt: skip
 
 
-def _held(placement: Placement) -> dict[str, list[int | str]]:
-    """Return the CPUs and GPUs of the ranks on each host; no CPUs where ranks may use more than their own number."""
-    held: dict[str, list[int | str]] = {}
+def _held(placement: Placement) -> Iterator[HeldRecord]:
+    """Yield the CPUs and GPUs of the ranks; no CPUs where ranks may use more than their own number."""
     for indexes, machine, bindings in placement.groups():
-        cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus}
         bound = machine.measured and all(len(binding.cores) <= binding.threads for binding in bindings)
+        cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus if bound}
         gpus = {binding.gpu.pci_address for binding in bindings if binding.gpu and binding.gpu.pci_address}
-        parts: list[int | str] = [*sorted(cpus if bound else ()), *sorted(gpus)]
-        held |= {placement.hosts.names[index]: parts for index in indexes}
-    return held
+        yield {
+            "hosts": [placement.hosts.names[index] for index in indexes],
+            "cpus": cpu_list(cpus),
+            "gpus": sorted(gpus),
+        }
 
 
 def find_taken(folder: str, hosts: Iterable[str]) -> dict[str, frozenset[int | str]]:
     """Return the CPUs and GPUs of each host that recorded runs of this machine hold there."""
     own_name = os.uname().nodename
-    held: dict[str, set[int | str]] = {}
+    taken: dict[str, frozenset[int | str]] = {}
     for run in read_runs(folder):
-        if run.alive() and run.pid != os.getpid():
-            for host, parts in run.held.items():
-                held.setdefault("" if is_local(host, own_name) else host, set()).update(parts)
-    return {host: frozenset(held.get("" if is_local(host, own_name) else host, ())) for host in hosts}
+        for held in run.held if run.alive() and run.pid != os.getpid() else ():
+            parts = frozenset[int | str]((*parse_cpu_list(held["cpus"]), *held["gpus"]))
+            for host in held["hosts"]:
+                name = "" if is_local(host, own_name) else host
+                taken[name] = taken.get(name, frozenset()) | parts
+    return {host: taken.get("" if is_local(host, own_name) else host, frozenset()) for host in hosts}
 
 
 @contextmanager

@@ -190,7 +190,12 @@ def test_ps_of_a_running_job(mpirun: str, tmp_path: Path) -> None:
         try:
             shown = wait_for_runs(job, environ)
             validate(shown, "ps")
-            assert unsaid(shown, run(tmp_path, "ps").stdout, "runs.started", "runs.process_start", "processes") == []
+            assert (
+                unsaid(
+                    shown, run(tmp_path, "ps").stdout, "runs.started", "runs.process_start", "runs.held", "processes"
+                )
+                == []
+            )
             assert [run["ranks"] for run in shown["runs"]] == [2]
         finally:
             job.terminate()

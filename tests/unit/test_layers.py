@@ -47,7 +47,7 @@ ALLOWED = {
         "errors", "hosts", "machine", "mapping", "network", "plan", "process_managers", "topology", "units", "wording",
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
-    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote", "wording"},
+    "runs": {"doctor", "errors", "hosts", "machine", "mapping", "plan", "rank", "remote", "wording"},
     "monitor": {"errors", "machine", "rank", "strangers", "units", "wording"},
     "dashboard": {"machine", "monitor", "plan", "runs", "wording"},
     "supervise": {
