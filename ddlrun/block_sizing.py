@@ -79,17 +79,6 @@ def least_seconds(links: JobLinks) -> float:
     return max(bounds)
 
 
-def equal_seconds(links: JobLinks) -> float:
-    """Return the transfer time per byte with equal blocks for all hosts of a rack, and for all racks."""
-    count, hosts = len(links.racks), len(links.nics)
-    seconds = [0.0]
-    for members in _rates_by_rack(links):
-        load = _host_load(1 / len(members), 1 / count, len(members), count)
-        seconds += [load / rate for rate in members] if hosts > 1 else []
-    seconds += [(2 * (count - 1) / count) / rate for rate in links.uplinks if count > 1]
-    return max(seconds)
-
-
 def nic_loads(shares: BlockShares) -> list[float]:
     """Return the bytes through each host's NIC, one direction, per byte of the buffer."""
     count = len(shares.racks)

@@ -38,7 +38,6 @@ MOST_MAPPED = 0.1
 # The memory of the host lasts for less; half of it where the memory of other ranks grows, too.
 EXHAUSTION_SECONDS = 3600.0
 LEAST_BUSY_GPUS = 0.5
-LEAST_ERRORS = 10.0
 LEAST_RETRANSMITTED = 20.0
 MANY_TIMES = 5
 # Kernel functions in which a thread waits for data of another process.

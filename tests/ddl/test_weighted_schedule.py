@@ -19,7 +19,7 @@ from ddlrun.allreduce_algorithms import (
     neighbours,
     size_blocks,
 )
-from ddlrun.block_sizing import JobLinks, cut, divide_blocks, equal_seconds, is_equal, least_seconds
+from ddlrun.block_sizing import JobLinks, cut, divide_blocks, is_equal, least_seconds
 from ddlrun.ddl.nic_monitor import can_size_blocks, choose_rates, is_clearly_faster
 from ddlrun.ddl.nic_rates import pair_hosts, round_rates
 from ddlrun.ddl.schedule import ScheduleStep, mirror
@@ -106,12 +106,11 @@ def test_messages_load_the_links_as_the_shares_predict(job: UnequalJob) -> None:
     assert least_seconds(job.links) <= layout.shares.seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("hosts", "gain"), [(4, 1.5), (8, 1.75)])
-def test_a_nic_at_half_rate_costs_the_least_possible(hosts: int, gain: float) -> None:
+@pytest.mark.parametrize("hosts", [4, 8])
+def test_a_nic_at_half_rate_costs_the_least_possible(hosts: int) -> None:
     job = UnequalJob(JobLinks((*[1.0] * (hosts - 1), 0.5), (hosts,)), (2,) * hosts)
     assert seconds_per_byte(job, job.layout) == pytest.approx(2.0, rel=1e-3)
     assert least_seconds(job.links) == 2.0
-    assert equal_seconds(job.links) / least_seconds(job.links) == pytest.approx(gain)
     assert job.layout.shares.hosts[0] == pytest.approx((*[1 / (hosts - 1)] * (hosts - 1), 0))
 
 
