@@ -9,16 +9,7 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.cli.inputs import (
-    find_job,
-    load_machines,
-    machines_of,
-    probe_here,
-    reach,
-    read_hosts,
-    read_preset,
-    ssh_launcher,
-)
+from ddlrun.cli.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
 from ddlrun.cli.options import (
     ORDER_HELP,
     Sections,
@@ -169,9 +160,7 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
     if packages is not None:
         from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - msgspec, 15 ms
 
-        return machines_of(hosts, simple_machine(packages, cores))
+        return dict.fromkeys(hosts.names, simple_machine(packages, cores))
     if options["probe"]:
         return probe(hosts, reach(ssh_launcher(options)))
-    if options["load"]:
-        return load_machines(options["load"], hosts)
-    return machines_of(hosts, read_preset(options["machine"] or ASSUMED_PRESET) or probe_here())
+    return read_machines(hosts, options["machine"] or (None if options["load"] else ASSUMED_PRESET), options["load"])

@@ -216,11 +216,6 @@ def reach(
     )
 
 
-def probe_here() -> Machine:
-    """Return the machine of this host."""
-    return probe(read_hosts(None, None), reach(SSH))["localhost"]
-
-
 def read_machines(
     hosts: HostList,
     machine: str | None,
@@ -236,9 +231,9 @@ def read_machines(
     described = read_preset(machine) if machine else None
     own_name = os.uname().nodename
     if machine and described is None and not all(is_local(name, own_name) for name in hosts.names):
-        described = probe_here()
+        described = probe(read_hosts(None, None), reach(SSH))["localhost"]
     if described is not None:
-        return machines_of(hosts, described)
+        return dict.fromkeys(hosts.names, described)
     machines = probe(hosts, reach(launcher, variables=variables))
     check_named_gpus(machines, launcher)
     return machines
@@ -249,11 +244,6 @@ def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:
     if identity and not os.path.isfile(identity):
         raise InputError(f"--ssh-identity-file {identity}: no such file")
     return (*(("-p", str(port)) if port else ()), *(("-i", identity) if identity else ()))
-
-
-def machines_of(hosts: HostList, machine: Machine) -> dict[str, Machine]:
-    """Return the same machine for every host."""
-    return dict.fromkeys(hosts.names, machine)
 
 
 def ssh_launcher(options: Mapping[str, Any]) -> AgentLauncher:

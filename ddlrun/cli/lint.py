@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import load_machines, probe_here, reach, read_preset, read_rankfile, ssh_launcher
+from ddlrun.cli.inputs import reach, read_machines, read_rankfile, ssh_launcher
 from ddlrun.cli.options import Sections, argument, load_option, machine_option, option, probe_option, ssh_options
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.value_types import COUNT, Choice
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.machine import Machine
 from ddlrun.mapping.lint_findings import LintFinding
 from ddlrun.mapping.placement_notes import unchecked_notes
 from ddlrun.mapping.rankfile_entries import parse_host_names
@@ -98,22 +97,12 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
     if len([name for name in ("machine", "load", "probe") if options[name]]) > 1:
         raise InputError("--machine, --load and --probe exclude each other; give one of them")
     names = parse_host_names(text)
-    if options["machine"] and (described := read_preset(options["machine"])) is not None:
-        _print_notes(dict.fromkeys(names, described))
-        return lambda _: described
     if not names or not _has_machines(options):
         return lambda _: None
     hosts = HostList(tuple(map(Host, names)), "the rank file")
-    if options["load"]:
-        machines = load_machines(options["load"], hosts)
-        _print_notes(machines)
-    elif options["machine"]:  # local
-        machines = dict.fromkeys(names, probe_here())
-    else:
-        machines = probe(hosts, reach(ssh_launcher(options)))
-    return machines.get
-
-
-def _print_notes(machines: Mapping[str, Machine]) -> None:
+    if options["probe"]:
+        return probe(hosts, reach(ssh_launcher(options))).get
+    machines = read_machines(hosts, options["machine"], options["load"])
     for note in unchecked_notes(machines):
         click.echo(f"ddlrun: note: {note}", err=True)
+    return machines.get
