@@ -1,4 +1,4 @@
-"""Secrets in variables and arguments: they are recognized by names and by values, and not shown."""
+"""Secrets in variables and arguments: recognize them by names and by values, and replace them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,42 +14,42 @@ class SecretShape(NamedTuple):
     pattern: str
 
 
-# docs/reference/environment-variables.md shows these words and the table of values. A name has words, as HF_TOKEN and
-# apiKey have, or ends in several, as DBPASSWORD does.
+# docs/reference/environment-variables.md shows these words and the table of values. Names consist of words (HF_TOKEN,
+# apiKey), or end in a word (DBPASSWORD).
 SECRET_WORDS = frozenset(
     "authorization bearer connstr cred credential credentials creds dsn passcode passphrase passwd password passwords "
     "pat pem psk pwd secret secrets totp webhook webhooks".split()
 )
-# These are ordinary where the value is a number or a switch, or another word is one of ORDINARY_WORDS.
+# Names with these words are not secret if the value is a number or a switch, or if they contain one of ORDINARY_WORDS.
 WEAK_WORDS = frozenset("auth authentication cookie cookies jwt key keys oauth pass token tokens".split())
 ORDINARY_WORDS = frozenset(
     "algorithm backward bos cache cls column count disable enable eos foreign forward group index len length limit "
     "mask max method min no num pad partition path "
     "primary public require sep size sort special stop type unk use with".split()
 )
-# Among arguments, these alone mean something else.
+# A single one of these words, as the name of an argument, is not secret.
 VAGUE_WORDS = frozenset("auth authentication cookie cookies key keys oauth pass".split())
-# A name that ends in one of these has the place of a secret as its value.
+# A name that ends in one of these words refers to the location of a secret.
 PLACES = frozenset(("dir", "file", "path", "sock"))
 ORDINARY_NAMES = frozenset(("PWD", "OLDPWD"))
 SECRET_SHAPES = (
     SecretShape("a URL with a password", r"://[^/\s:@]*:[^/\s@]+@"),
-    SecretShape("a URL of HTTP with a user, who may be a token", r"(?i:\bhttps?://)[^/\s@?#]+@"),
+    SecretShape("an HTTP URL with a user name, which may be a token", r"(?i:\bhttps?://)[^/\s@?#]+@"),
     SecretShape("a signed URL", r"(?i:[?&;](?:x-amz-)?(?:sig|signature|credential)=)"),
     SecretShape(
         "the URL of a webhook", r"(?i:https://(?:hooks\.|api\.telegram\.org/bot|[^\s?#]*(?:webhook|\.logic\.azure)))"
     ),
-    SecretShape("credentials of HTTP", r"(?i:\bbearer\s+\S|\bcookie:\s*\S+=|\bbasic\s+[a-z0-9+/]{8,}=*(?:$|[\s'\"]))"),
+    SecretShape("HTTP credentials", r"(?i:\bbearer\s+\S|\bcookie:\s*\S+=|\bbasic\s+[a-z0-9+/]{8,}=*(?:$|[\s'\"]))"),
     SecretShape("a private key", r"-----BEGIN [A-Z ]*PRIVATE KEY|AGE-SECRET-KEY-1"),
     SecretShape("a JSON Web Token", r"\beyJ[\w-]{8,}\.[\w-]+|\beyJhcGlf"),
     SecretShape("a key of AWS", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
     SecretShape("a token of GitHub or GitLab", r"\b(?:gh[opsur]_|github_pat_|glpat-)[\w-]{16}"),
     SecretShape("a token of Hugging Face", r"\b(?:hf|api_org)_[A-Za-z0-9]{16}"),
-    SecretShape("a key of Weights & Biases on an own server", r"\blocal-[0-9a-f]{40}\b"),
+    SecretShape("a key of a self-hosted Weights & Biases server", r"\blocal-[0-9a-f]{40}\b"),
     SecretShape("a token of Slack", r"\bxox[a-z]-[\w-]{10}"),
     SecretShape("a key of Google", r"\bAIza[\w-]{30}|\bya29\.[\w-]{10}|\bGOCSPX-[\w-]{10}"),
     SecretShape(
-        "a key with another known beginning",
+        "a key with another known prefix",
         r"\b(?:sk-|[rs]k_(?:live|test)_|npm_|pypi-|dckr_pat_|dop_v1_|dapi|hvs\.|SG\.|gsk_|r8_|lin_api_)[\w-]{20}",
     ),
 )
@@ -90,7 +90,7 @@ def _redact_word(before: str, word: str) -> str:
 
 
 def has_secret(text: str) -> bool:
-    """Return True for a text that has a secret in it: one of a known shape, or NAME=VALUE with a secret name."""
+    """Return True for a text that contains a secret: one of a known shape, or NAME=VALUE with a secret name."""
     if any(re.search(shape.pattern, text) for shape in SECRET_SHAPES):
         return True
     pairs = (match.groups() for pattern in (_ASSIGNED, _OPTION) for match in re.finditer(pattern, text))
@@ -102,7 +102,7 @@ def is_secret_name(name: str, value: str, *, alone: bool = True) -> bool:
 
     Args:
         name: The name of a variable, of an option, or of a part of a text.
-        value: Its value, which is no secret if it is empty.
+        value: Its value; an empty one is not secret.
         alone: Whether it is a variable.
     """
     words = _split(name)
