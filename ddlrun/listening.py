@@ -1,4 +1,4 @@
-"""Ports on which this machine listens: on the addresses that others use, and on no more."""
+"""Listening ports, bound only to the addresses that others use."""
 
 import _socket  # socket itself takes 6 ms to import
 import errno
@@ -11,7 +11,7 @@ MOST_PORTS = 100
 
 
 def bind_free_port(addresses: Sequence[str]) -> list[_socket.socket]:
-    """Return sockets that are bound to one free port: on loopback and on addresses, or on all if these are names."""
+    """Bind a free port on loopback and on the addresses, or on all if one of these is a name; return the sockets."""
     if not all(map(_is_numeric, addresses)):
         return [_bind_all()]
     for _ in range(MOST_PORTS):
@@ -26,12 +26,12 @@ def bind_free_port(addresses: Sequence[str]) -> list[_socket.socket]:
 
 
 def _bind_each(addresses: Sequence[str], port: int) -> list[_socket.socket]:
-    """Return sockets that are bound to a port of each address but loopback. Raises OSError."""
+    """Bind a port on each address but loopback; return the sockets. Raises OSError."""
     sockets: list[_socket.socket] = []
     try:
         for ip in addresses:
             if ip != "127.0.0.1":
-                sockets.append(_bind(ip, port))  # noqa: PERF401 - what is bound has to be closed on an error
+                sockets.append(_bind(ip, port))  # noqa: PERF401 - bound sockets are closed on an error
     except OSError:
         for bound in sockets:
             bound.close()
@@ -56,7 +56,7 @@ def _bind_all() -> _socket.socket:
     try:
         return _bind("::", 0)
     except OSError:  # this machine has no IPv6
-        return _bind("0.0.0.0", 0)  # noqa: S104 - strangers lack the secret
+        return _bind("0.0.0.0", 0)  # noqa: S104 - clients need the secret
 
 
 def _bind(address: str, port: int) -> _socket.socket:

@@ -97,7 +97,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self.send_error(HTTPStatus.FORBIDDEN, "the address has no valid token")
             return
-        self.server.strangers.remove(self.connection)
+        self.server.unauthenticated.remove(self.connection)
         if rest[0] == "events":
             self._send_events()
         elif rest[0] == "log":

@@ -1,4 +1,4 @@
-"""HTTP servers on the loopback interface, and that of a run's metrics."""
+"""HTTP servers on the loopback interface, and the server of a run's metrics."""
 
 import socket
 import threading
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ddlrun.monitor.openmetrics import CONTENT_TYPE
-from ddlrun.strangers import Strangers
+from ddlrun.unauthenticated import UnauthenticatedConnections
 
 LOOPBACK = "127.0.0.1"
 PATH = "/metrics"
@@ -18,37 +18,37 @@ CHECK_SECONDS = 1.0
 
 
 class LocalServer(ThreadingHTTPServer):
-    """A server for programs on this computer, few of which it serves at a time unless they have a secret."""
+    """A server for programs on this computer, with few unauthenticated connections at a time."""
 
     daemon_threads = True
     request_queue_size = 4096
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         """Listen on a port, 0: any that is free. Raises OSError."""
-        self.strangers = Strangers(REQUEST_SECONDS)
+        self.unauthenticated = UnauthenticatedConnections(REQUEST_SECONDS)
         super().__init__((LOOPBACK, port), handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; its other end is a stranger. Raises OSError."""
+        """Accept a connection, which is unauthenticated. Raises OSError."""
         try:
             link, address = super().get_request()
         except OSError:  # too many files are open
-            self.strangers.drop(0)
+            self.unauthenticated.drop(0)
             raise
-        self.strangers.add(link)
+        self.unauthenticated.add(link)
         return link, address
 
     def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
         """Close a connection."""
-        self.strangers.remove(request)
+        self.unauthenticated.remove(request)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End the connections of strangers who take too long."""
-        self.strangers.drop_overdue()
+        """Drop unauthenticated connections that take too long."""
+        self.unauthenticated.drop_overdue()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing on a client that is gone."""
+        """Ignore a client that has disconnected."""
 
 
 class MetricsServer(LocalServer):
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_SECONDS
 
     def do_GET(self) -> None:
-        """Answer with the page, also where the path is left out."""
+        """Answer with the page, also at /."""
         if self.path.partition("?")[0] not in ("/", PATH):
             self.send_error(HTTPStatus.NOT_FOUND)
             return

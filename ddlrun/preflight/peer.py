@@ -25,8 +25,8 @@ from typing import Any
 PAUSE = 0.05
 CONNECT_SECONDS = 2.0
 LONGEST_LINE = 400
-# Connections that have not sent the token, beyond which the oldest one is ended.
-MOST_STRANGERS = 64
+# Unauthenticated connections beyond which the oldest one is closed.
+MOST_UNAUTHENTICATED = 64
 # An attempt has failed after this many connections to a partner that listens.
 MOST_FAILURES = 3
 # What a shell reports for a program that SIGPIPE has ended.
@@ -41,7 +41,7 @@ class Partner:
         self.error: str | None = "no answer"
         """The last error of the attempt to reach it; None: it answered."""
         self.unresolved = False
-        """Whether that error was that its name has no address."""
+        """Whether its name has no address, which is that error."""
         self.port: int | None = None
         """The port on which it listens; None until it has connected to this host."""
         self.tried = threading.Event()
@@ -59,7 +59,7 @@ class Peer:
         self._name, self._token, self._ports = task["own"], task["token"], task["ports"]
         self._partners = {name: Partner(name, address) for name, address in task["to"].items()}
         self._server = listen(task["bind"], self._ports)
-        self._strangers: list[socket.socket] = []
+        self._unauthenticated: list[socket.socket] = []
         self._port = 0 if self._server is None else self._server.getsockname()[1]
 
     def run(self) -> dict[str, Any]:
@@ -147,17 +147,17 @@ class Peer:
                 stream, _ = server.accept()
             except OSError:
                 continue
-            self._strangers.append(stream)
-            for oldest in self._strangers[:-MOST_STRANGERS]:
+            self._unauthenticated.append(stream)
+            for oldest in self._unauthenticated[:-MOST_UNAUTHENTICATED]:
                 self._forget(oldest)
                 with contextlib.suppress(OSError):  # it has just been closed
                     oldest.shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
 
     def _forget(self, stream: socket.socket) -> None:
-        """Remove a connection from the strangers."""
+        """Remove an authenticated or closed connection from the list."""
         with contextlib.suppress(ValueError):
-            self._strangers.remove(stream)
+            self._unauthenticated.remove(stream)
 
     def _answer(self, stream: socket.socket) -> None:
         """Answer a greeting that begins with the token, and hold the connection until its sender has been tried."""

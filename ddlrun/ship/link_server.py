@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlrun.listening import bind_free_port
 from ddlrun.ship.host.link import BACKLOG, GREETING_SECONDS, welcome
-from ddlrun.strangers import MOST, Strangers
+from ddlrun.unauthenticated import MOST, UnauthenticatedConnections
 
 # The time in which a thread ends whose connection was closed.
 END_SECONDS = 2.0
@@ -31,7 +31,7 @@ class LinkServer:
         self.port: int = self._listeners[0].getsockname()[1]
         self._threads: set[threading.Thread] = set()
         self._links: set[socket.socket] = set()
-        self._strangers = Strangers(GREETING_SECONDS, max(MOST, hosts))
+        self._unauthenticated = UnauthenticatedConnections(GREETING_SECONDS, max(MOST, hosts))
 
     def serve(self, link: socket.socket, address: str, body: Mapping[str, Any]) -> None:
         """Serve a connection, from a host's address and with its request."""
@@ -68,14 +68,14 @@ class LinkServer:
         thread.start()
 
     def _accept(self, listener: socket.socket) -> None:
-        for link, address in self._strangers.accept(listener):
+        for link, address in self._unauthenticated.accept(listener):
             self._links.add(link)
             self._run(self._greet, (link, address.removeprefix("::ffff:")))
 
     def _greet(self, link: socket.socket, address: str) -> None:
         with link:
             body = welcome(link, self._secret)
-            self._strangers.remove(link)
+            self._unauthenticated.remove(link)
             if body is not None:
                 self.serve(link, address, body)
         self._links.discard(link)

@@ -12,7 +12,7 @@ from typing import Any
 from ddlrun.ship.host.main import MARK
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ("__init__.py", "strangers.py", "ship/__init__.py")
+PARTS = ("__init__.py", "unauthenticated.py", "ship/__init__.py")
 BOOTSTRAP = """
 import base64, os, sys
 task, archive = sys.stdin.read().split("\\n")[:2]

@@ -24,7 +24,7 @@ AFTER_THE_END = frozenset({
 class PeerState(enum.Enum):
     """A state of a connection; each is left for the next one."""
 
-    STRANGER = "has not greeted with the secret"
+    UNAUTHENTICATED = "has not greeted with the secret"
     WELCOMED = "has greeted, and has to prove that its greeting is not a copy"
     PROVEN = "has proved that it knows the secret"
     RUNNING = "has named its rank, whose program runs"
@@ -51,11 +51,11 @@ ALLOWED = {
 
 
 class KeeperConnection:
-    """A connection from a keeper, or from a stranger."""
+    """A connection from a keeper, or an unauthenticated one."""
 
     def __init__(self, link: _socket.socket, now: float) -> None:
         self.link = link
-        self.state = PeerState.STRANGER
+        self.state = PeerState.UNAUTHENTICATED
         self.rank: int | None = None
         """None until it is RUNNING."""
         self.greeted_rank = -1
@@ -77,7 +77,7 @@ class KeeperConnection:
     @property
     def trusted(self) -> bool:
         """Whether it has proved that it knows the secret."""
-        return self.state not in (PeerState.STRANGER, PeerState.WELCOMED)
+        return self.state not in (PeerState.UNAUTHENTICATED, PeerState.WELCOMED)
 
     @property
     def label(self) -> str:
@@ -101,7 +101,7 @@ class KeeperConnection:
         return not self.unsent and not int.from_bytes(waiting, sys.byteorder)
 
     def greet(self, data: bytes, size: int) -> bytes | None:
-        """Add received bytes of a stranger; return the text of its GREETING once that is complete.
+        """Add bytes of an unauthenticated connection; return the text of its GREETING once that is complete.
 
         Args:
             data: The bytes.

@@ -14,9 +14,9 @@ from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState, Sile
 from ddlrun.supervise.listener import Listener
 
 CHUNK = 1 << 18
-# A stranger has this long to send its greeting, and may send no more than that.
-STRANGER_SECONDS = 10.0
-MOST_STRANGERS = 256
+# An unauthenticated connection has this long to send its greeting, and may send no more than that.
+UNAUTHENTICATED_SECONDS = 10.0
+MOST_UNAUTHENTICATED = 256
 
 
 class KeeperEvents(NamedTuple):
@@ -25,7 +25,7 @@ class KeeperEvents(NamedTuple):
     message: Callable[[KeeperConnection, bytes, bytes], None]
     """An authenticated keeper sends a message: kind and text. May raise ProtocolError."""
     hang_up: Callable[[KeeperConnection], None]
-    """A keeper or a stranger has closed its connection."""
+    """A keeper or an unauthenticated client has closed its connection."""
     violation: Callable[[KeeperConnection, str], None]
     """The connection of a keeper that has greeted was dropped, as it carried something else than its messages."""
     too_many_files: Callable[[], None]
@@ -45,9 +45,9 @@ class Keepers:
             ranks: The number of keepers that may connect at once.
         """
         self._listener, self._epoll, self._events = listener, epoll, events
-        self._most_strangers = max(MOST_STRANGERS, ranks)
+        self._most_unauthenticated = max(MOST_UNAUTHENTICATED, ranks)
         self.peers: dict[int, KeeperConnection] = {}
-        self._strangers: dict[int, KeeperConnection] = {}
+        self._unauthenticated: dict[int, KeeperConnection] = {}
         self._nonces: set[bytes] = set()
         """The nonces of all greetings: a copy of a greeting is not one."""
         self.complete = False
@@ -116,15 +116,15 @@ class Keepers:
             self._drop(peer)
         return silent
 
-    def drop_slow_strangers(self, now: float) -> None:
-        """Drop the strangers whose time to greet is over."""
-        for peer in [peer for peer in self._strangers.values() if now > peer.since + STRANGER_SECONDS]:
+    def drop_slow_unauthenticated(self, now: float) -> None:
+        """Drop the unauthenticated connections whose time to greet is over."""
+        for peer in [peer for peer in self._unauthenticated.values() if now > peer.since + UNAUTHENTICATED_SECONDS]:
             self._drop(peer)
 
     def stop_listening(self) -> None:
         """Accept no more connections, as all keepers have connected."""
         self.complete = True
-        self._drop_strangers(0)
+        self._drop_unauthenticated(0)
         for peer in [peer for peer in self.peers.values() if not peer.trusted]:
             self._drop(peer)
         for fd in self._listening:
@@ -144,38 +144,38 @@ class Keepers:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_strangers(0):
+                if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_unauthenticated(0):
                     self._events.too_many_files()
                 return
             link = _socket.socket(fileno=fd)
             link.setblocking(False)
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-            peer = self.peers[fd] = self._strangers[fd] = KeeperConnection(link, time.monotonic())
+            peer = self.peers[fd] = self._unauthenticated[fd] = KeeperConnection(link, time.monotonic())
             self._epoll.register(fd, select.EPOLLIN)
             self._receive(peer)  # the listener waited for its first data, which of a keeper is its greeting
-            self._drop_strangers(self._most_strangers)
+            self._drop_unauthenticated(self._most_unauthenticated)
 
-    def _drop_strangers(self, most: int) -> bool:
-        """Drop all strangers but the newest ones; return True if any was dropped.
+    def _drop_unauthenticated(self, most: int) -> bool:
+        """Drop all unauthenticated connections but the newest ones; return True if any was dropped.
 
-        A job's keepers connect all at once: a stranger whose greeting has arrived is no longer one.
+        A job's keepers connect all at once: those whose greeting has arrived are authenticated first.
 
         Args:
-            most: The number of strangers to keep.
+            most: The number of connections to keep.
         """
-        oldest = list(islice(self._strangers.items(), max(0, len(self._strangers) - most)))
+        oldest = list(islice(self._unauthenticated.items(), max(0, len(self._unauthenticated) - most)))
         for fd, peer in oldest:
-            if self._strangers.get(fd) is peer:  # a message received here may have ended the listening
+            if self._unauthenticated.get(fd) is peer:  # a message received here may have ended the listening
                 self._receive(peer)
-        remaining = [peer for fd, peer in oldest if self._strangers.get(fd) is peer]
+        remaining = [peer for fd, peer in oldest if self._unauthenticated.get(fd) is peer]
         for peer in remaining:
             self._drop(peer)
         return bool(remaining)
 
     def _receive(self, peer: KeeperConnection) -> None:
-        stranger = self._strangers.get(peer.link.fileno()) is peer
+        is_new = self._unauthenticated.get(peer.link.fileno()) is peer
         try:
-            data = peer.link.recv(self._listener.secret.greeting_bytes if stranger else CHUNK)
+            data = peer.link.recv(self._listener.secret.greeting_bytes if is_new else CHUNK)
         except BlockingIOError:
             return
         except OSError as error:
@@ -187,15 +187,15 @@ class Keepers:
             return
         now = time.monotonic()
         try:
-            if stranger:
+            if is_new:
                 self._greet(peer, data)
-            for kind, text in () if stranger else peer.feed(data):
+            for kind, text in () if is_new else peer.feed(data):
                 peer.heard_at = now  # a part of a message may come from anybody
                 self._events.message(peer, kind, text)
                 self._pause_at(peer, kind)
         except ProtocolError as error:
             self._drop(peer)
-            if peer.state is not PeerState.STRANGER:
+            if peer.state is not PeerState.UNAUTHENTICATED:
                 self._events.violation(peer, str(error))
 
     def _pause_at(self, peer: KeeperConnection, kind: bytes) -> None:
@@ -205,7 +205,7 @@ class Keepers:
             self._select_events(peer)
 
     def _greet(self, peer: KeeperConnection, data: bytes) -> None:
-        """Welcome a stranger if its greeting is complete. Raises ProtocolError if it does not know the secret."""
+        """Welcome a client if its greeting is complete. Raises ProtocolError if it does not know the secret."""
         secret = self._listener.secret
         greeting = peer.greet(data, secret.greeting_bytes)
         if greeting is None:
@@ -214,14 +214,14 @@ class Keepers:
         if nonce in self._nonces:
             raise ProtocolError("this greeting is a copy")
         self._nonces.add(nonce)
-        del self._strangers[peer.link.fileno()]
+        del self._unauthenticated[peer.link.fileno()]
         peer.welcome(secret, nonce, rank)
         self._flush(peer)
 
     def _drop(self, peer: KeeperConnection) -> None:
         self._epoll.unregister(peer.link.fileno())
         del self.peers[peer.link.fileno()]
-        self._strangers.pop(peer.link.fileno(), None)
+        self._unauthenticated.pop(peer.link.fileno(), None)
         peer.link.close()
 
     def _flush(self, peer: KeeperConnection) -> None:

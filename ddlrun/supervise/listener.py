@@ -11,7 +11,7 @@ from ddlrun.rank.authentication import RunSecret
 from ddlrun.rank.protocol import VERSION
 from ddlrun.supervise.encryption import load_suite
 
-# The files that are open beside the keepers' connections: logs, mpirun's pipes, connections of strangers.
+# The files that are open beside the keepers' connections: logs, mpirun's pipes, unauthenticated connections.
 OTHER_FILES = 64
 BACKLOG = 4096
 # A connection without data is handed to this process after about this time at the earliest.
@@ -45,7 +45,7 @@ class Listener:
         """Listen on a free port: on loopback and on the addresses, or on all of this machine's if these are names.
 
         The kernel hands over a connection when its first data has arrived. So a keeper that is slow to send its
-        greeting is not among the strangers, and no crowd of them can displace it.
+        greeting is not among the unauthenticated connections, and no number of these can displace it.
 
         Args:
             addresses: This machine's addresses that the keepers try.

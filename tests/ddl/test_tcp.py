@@ -29,7 +29,7 @@ from ddlrun.ddl.tcp.handshake import KNOCK, Greeting
 from ddlrun.ddl.tcp.message import Completion
 from ddlrun.ddl.tcp.own_host import listen
 from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
-from ddlrun.ddl.tcp.poller import MOST_STRANGERS, READ, Poller
+from ddlrun.ddl.tcp.poller import MOST_UNAUTHENTICATED, READ, Poller
 from ddlrun.ddl.tcp.world import read_job
 from ddlrun.ddl.transport import LANE
 from ddlrun.errors import InputError, LostRankError
@@ -373,39 +373,39 @@ def is_closed(file: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("knocks", [False, True])
-def test_strangers_are_limited_and_keep_no_rank_away(*, knocks: bool) -> None:
+def test_unauthenticated_connections_are_limited_and_displace_no_rank(*, knocks: bool) -> None:
     """The connection of rank 0 is the oldest one: it is closed, too, and the rank connects again."""
-    most, more = MOST_STRANGERS + 2, 20
+    most, more = MOST_UNAUTHENTICATED + 2, 20
     with endpoints(2) as made:
         messages, buffer = Messages(TcpCommunicator(made[0], range(2), 1)), bytearray(1)
         messages.send(b"x", 1, 0)
         address = made[0].address_of(1)
-        strangers = [socket.create_connection((address.address, address.port)) for _ in range(most + more)]
-        for stranger in strangers if knocks else ():
-            stranger.send(Greeting(KNOCK, 0, 1, b"").pack())
+        clients = [socket.create_connection((address.address, address.port)) for _ in range(most + more)]
+        for client in clients if knocks else ():
+            client.send(Greeting(KNOCK, 0, 1, b"").pack())
         while made[1].poll(0.1):
             pass
-        assert [is_closed(stranger) for stranger in strangers] == [True] * more + [False] * most
+        assert [is_closed(client) for client in clients] == [True] * more + [False] * most
         arrival = Messages(TcpCommunicator(made[1], range(2), 1))
         arrival.receive(buffer, 0, 0)
         while arrival.open or messages.open:
             for endpoint in made:
                 endpoint.poll(0.01)
         assert buffer == b"x"
-        for stranger in strangers:
-            stranger.close()
+        for client in clients:
+            client.close()
 
 
-def test_a_silent_stranger_is_closed() -> None:
-    poller, (silent, stranger), (trusted, rank) = Poller(0), socket.socketpair(), socket.socketpair()
+def test_a_silent_connection_is_closed() -> None:
+    poller, (silent, client), (trusted, rank) = Poller(0), socket.socketpair(), socket.socketpair()
     for file in (silent, trusted):
         poller.watch(file, READ, lambda _mask: None)
         poller.limit(file, 9)
     poller.trust(trusted)
     poller.poll(0.01)
-    assert [is_closed(stranger), is_closed(rank)] == [True, False]
+    assert [is_closed(client), is_closed(rank)] == [True, False]
     poller.close()
-    for file in (stranger, rank):
+    for file in (client, rank):
         file.close()
 
 

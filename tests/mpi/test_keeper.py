@@ -325,7 +325,7 @@ def test_a_signal_between_fork_and_exec_ends_the_program() -> None:
 
 
 def test_connections_without_the_secret_are_closed(mpirun: str, tmp_path: Path, fifo: Path) -> None:
-    """Strangers that come before the keepers neither end the job nor exhaust its file descriptors."""
+    """UnauthenticatedConnections that come before the keepers neither end the job nor exhaust its file descriptors."""
     site = tmp_path / "mpirun"
     channel = tmp_path / "channel"
     site.write_text(
@@ -335,13 +335,13 @@ def test_connections_without_the_secret_are_closed(mpirun: str, tmp_path: Path, 
     site.chmod(0o755)
     line = launch_line(str(site), tmp_path, "--quiet", "--overload", "--start-timeout", "300")
     argv = ["sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *line, "-np", "2", "sh", "-c", "echo done"]
-    with contextlib.ExitStack() as strangers, started(argv, stdout=subprocess.PIPE, text=True) as job:
+    with contextlib.ExitStack() as clients, started(argv, stdout=subprocess.PIPE, text=True) as job:
         wait_for(channel.exists)
         port = int(channel.read_text().split("@")[2].rpartition(":")[2])
         for _ in range(600):
-            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), 60))
             with contextlib.suppress(OSError):
-                stranger.sendall(b"h\xff\xff\xff\xff" + b"x" * 50)
+                client.sendall(b"h\xff\xff\xff\xff" + b"x" * 50)
         fifo.write_text("\n")
         assert job.stdout.read().count("done") == 2
     assert job.returncode == 0

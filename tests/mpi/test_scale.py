@@ -27,7 +27,7 @@ from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts
 from ddlrun.rank import protocol
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.supervise.keepers import MOST_STRANGERS
+from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
 from ddlrun.supervise.listener import OTHER_FILES, allow_files
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.keepers import SimulatedKeeper, serving
@@ -167,16 +167,16 @@ def test_keepers_that_connect_at_the_same_time_are_accepted() -> None:
         assert (served.hang_ups, served.violations) == ([], [])
 
 
-def test_a_keeper_that_is_slow_to_greet_is_not_displaced_by_strangers() -> None:
+def test_a_keeper_that_is_slow_to_greet_is_not_displaced_by_other_connections() -> None:
     with serving() as served, contextlib.ExitStack() as stack:
         slow = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
-        strangers = [SimulatedKeeper(served.listener) for _ in range(MOST_STRANGERS + 1)]
-        for stranger in strangers:
-            stack.callback(stranger.close)
-            stranger.link.sendall(stranger.greeting[:-1])
-        served.until(lambda: select.select([strangers[0].link], [], [], 0)[0])  # it was closed to make room
+        clients = [SimulatedKeeper(served.listener) for _ in range(MOST_UNAUTHENTICATED + 1)]
+        for client in clients:
+            stack.callback(client.close)
+            client.link.sendall(client.greeting[:-1])
+        served.until(lambda: select.select([clients[0].link], [], [], 0)[0])  # it was closed to make room
         slow.greet()
-        served.until(lambda: len(served.keepers.peers) == MOST_STRANGERS + 1)
+        served.until(lambda: len(served.keepers.peers) == MOST_UNAUTHENTICATED + 1)
         slow.read_welcome()
 
 

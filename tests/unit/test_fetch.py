@@ -256,7 +256,7 @@ def test_of_very_many_links_the_first_are_named(tmp_path: Path) -> None:
     assert exchange.server.left["h1"][-2:] == ["'19': symbolic link", "'...': 5 more"]
 
 
-def test_a_host_is_heard_once_and_a_stranger_never(tmp_path: Path) -> None:
+def test_a_host_is_heard_once_and_an_unauthenticated_client_never(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "a")
     with pytest.raises(LinkError, match="closed"):

@@ -21,7 +21,7 @@ ALLOWED = {
     "wording": set(),
     "topology": {"errors"},
     "units": {"errors"},
-    "strangers": set(),
+    "unauthenticated": set(),
     "listening": {"errors"},
     "host_names": {"errors"},
     "hosts": {"errors", "host_names"},
@@ -37,7 +37,7 @@ ALLOWED = {
     "doctor": {"hosts", "machine", "wording"},
     "agent": {"errors", "rank"},
     "remote": {"errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
-    "ship": {"errors", "hosts", "listening", "remote", "strangers", "wording"},
+    "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "wording"},
     "process_managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
     "plan": {
         "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "mapping", "network",
@@ -48,7 +48,7 @@ ALLOWED = {
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
     "runs": {"doctor", "errors", "hosts", "machine", "mapping", "plan", "rank", "remote", "wording"},
-    "monitor": {"errors", "machine", "rank", "strangers", "units", "wording"},
+    "monitor": {"errors", "machine", "rank", "unauthenticated", "units", "wording"},
     "dashboard": {"machine", "monitor", "plan", "runs", "wording"},
     "supervise": {
         "doctor", "errors", "hosts", "listening", "monitor", "plan", "process_managers", "rank", "remote", "runs",

@@ -21,7 +21,7 @@ from ddlrun.rank.connection import LauncherConnection, LauncherSocket, connect
 from ddlrun.rank.encryption import EncryptionSuite
 from ddlrun.rank.protocol import ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import Hello, PeerState
-from ddlrun.supervise.keepers import MOST_STRANGERS
+from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
 from ddlrun.supervise.listener import Listener
 from tests.support.keepers import PATIENCE, Served, SimulatedKeeper, serving
 
@@ -109,16 +109,16 @@ def test_a_greeting_alone_proves_nothing(served: Served, stack: contextlib.ExitS
     assert (served.messages, served.violations) == ([], [(peer, authentication.FORGED)])
 
 
-def test_a_flood_of_strangers_costs_a_keeper_nothing(served: Served, stack: contextlib.ExitStack) -> None:
+def test_a_flood_of_connections_displaces_no_keeper(served: Served, stack: contextlib.ExitStack) -> None:
     keeper, peer = served.connect()
     stack.callback(keeper.close)
-    for _ in range(2 * MOST_STRANGERS):
-        stranger = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
-        stranger.link.sendall(stranger.greeting[:-1])
+    for _ in range(2 * MOST_UNAUTHENTICATED):
+        client = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+        client.link.sendall(client.greeting[:-1])
     keeper.send(HELLO)
     served.until(lambda: HELLO in served.messages)
-    served.until(lambda: len(served.keepers.peers) == MOST_STRANGERS + 1)
-    served.keepers.drop_slow_strangers(peer.heard_at + 2 * PATIENCE)
+    served.until(lambda: len(served.keepers.peers) == MOST_UNAUTHENTICATED + 1)
+    served.keepers.drop_slow_unauthenticated(peer.heard_at + 2 * PATIENCE)
     assert list(served.keepers.peers.values()) == [peer]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun.ddl.tcp.handshake import EXCHANGE, HandshakeError, accept_at, connect_as
 from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept
-from ddlrun.ddl.tcp.poller import MOST_STRANGERS, READ, Introduction, Poller
+from ddlrun.ddl.tcp.poller import MOST_UNAUTHENTICATED, READ, Introduction, Poller
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -95,11 +95,11 @@ class AddressExchange:
         try:
             file = accept(self._listener)
         except TooManyFilesError as error:
-            if not self._poller.drop_stranger():
+            if not self._poller.drop_unauthenticated():
                 self._problems.append(str(error.strerror))
             return
         if file is not None:
-            self._poller.limit(file, MOST_STRANGERS + self._job.size)
+            self._poller.limit(file, MOST_UNAUTHENTICATED + self._job.size)
             Introduction(self._poller, file, self._talk(file), self._arrived, lambda _error: None)
 
     def _talk(self, file: socket.socket) -> Generator[tuple[bytes, int], bytes, Greeting]:

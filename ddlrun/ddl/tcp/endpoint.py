@@ -25,7 +25,7 @@ from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Connection
 from ddlrun.ddl.tcp.handshake import EXCHANGE, KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
 from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept, is_of_system, open_socket, set_options
 from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
-from ddlrun.ddl.tcp.poller import EDGE, MOST_STRANGERS, READ, WRITE, Introduction, Poller
+from ddlrun.ddl.tcp.poller import EDGE, MOST_UNAUTHENTICATED, READ, WRITE, Introduction, Poller
 from ddlrun.ddl.tcp.progress_reports import ProgressReports
 from ddlrun.ddl.transport import WrongLengthError
 from ddlrun.errors import DdlrunError, LostRankError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 # Seconds for the last messages to others, which report a lost rank.
 LINGER = 2.0
-# Attempts to connect to a peer that closes the connection before the end of the handshake.
+# Attempts to connect to a peer that closes the connection during the handshake.
 MOST_ATTEMPTS = 5
 
 
@@ -160,7 +160,7 @@ class Endpoint:
             self._memory.revoke()
 
     def stop(self, error: Exception) -> None:
-        """Raise this error from `poll` from now on; for the others this rank is lost."""
+        """Raise this error from every later `poll`; the other ranks report this one as lost."""
         if self._failure is None:
             self._failure = error
             self._report_lost(self.rank)
@@ -256,12 +256,12 @@ class Endpoint:
         try:
             file = accept(self._listener)
         except TooManyFilesError as error:
-            if not self._poller.drop_stranger():
-                self._poller.forget(self._listener)  # or it would report the same connection again without end
+            if not self._poller.drop_unauthenticated():
+                self._poller.forget(self._listener)  # or it would report the same connection indefinitely
                 self.stop(LostRankError(f"{self.job}: {error.strerror}"))
             return
         if file is not None:
-            self._poller.limit(file, MOST_STRANGERS + self.size)
+            self._poller.limit(file, MOST_UNAUTHENTICATED + self.size)
             steps = accept_at(self.rank, self.size, self._secret)
             Introduction(self._poller, file, steps, self._use, lambda _error: None)
 
@@ -305,8 +305,7 @@ class Endpoint:
     def _not_connected(self, connection: Connection, purpose: int, error: OSError | HandshakeError) -> None:
         """Handle the failure of a connection that this rank began, or the end of a knock.
 
-        A peer that is alive may have taken this rank for a stranger that is silent; the port of one that has ended is
-        closed.
+        A live peer may have dropped the connection before it was authenticated; the port of an ended one is closed.
         """
         if connection.socket is not None:
             return

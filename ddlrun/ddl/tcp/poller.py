@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 READ, WRITE, EDGE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLOUT, select.EPOLLET
 # The longest wait in seconds that is passed to the kernel, which counts milliseconds in 31 bits.
 LONGEST = 3600.0
-# The longest time in seconds in which the other end of a new connection proves that it knows the secret, and the most
-# connections of which none has done so, beside one per rank.
-LONGEST_HANDSHAKE, MOST_STRANGERS = 10.0, 256
+# Limits of unauthenticated connections: seconds, and their number in addition to one per rank.
+LONGEST_HANDSHAKE, MOST_UNAUTHENTICATED = 10.0, 256
 
 
 class Poller:
@@ -32,7 +31,7 @@ class Poller:
         self._longest_handshake = longest_handshake
         self._epoll = select.epoll()
         self._handlers: dict[int, tuple[socket.socket, Callable[[int], None]]] = {}
-        self._strangers: dict[socket.socket, float] = {}
+        self._unauthenticated: dict[socket.socket, float] = {}
         """The time (time.monotonic) at which each is closed, the oldest first."""
         self._wake_at, self._wake = socket.socketpair()
         self.watch(self._wake_at, READ, self._woken)
@@ -47,35 +46,35 @@ class Poller:
         """Close a socket. A second call does nothing."""
         if self._handlers.pop(file.fileno(), None) is not None:
             self._epoll.unregister(file.fileno())
-        self._strangers.pop(file, None)
+        self._unauthenticated.pop(file, None)
         file.close()
 
     def limit(self, file: socket.socket, most: int) -> None:
-        """Close a socket that is not trusted in time, or if there are `most` later ones."""
-        if len(self._strangers) >= most:
-            self.drop_stranger()
-        self._strangers[file] = time.monotonic() + self._longest_handshake
+        """Close a socket that is not trusted in time, or once there are `most` newer ones."""
+        if len(self._unauthenticated) >= most:
+            self.drop_unauthenticated()
+        self._unauthenticated[file] = time.monotonic() + self._longest_handshake
 
     def trust(self, file: socket.socket) -> None:
-        """Keep a socket open, whose other end has proven that it knows the secret."""
-        self._strangers.pop(file, None)
+        """Keep a socket open, as its other end has proved that it knows the secret."""
+        self._unauthenticated.pop(file, None)
 
-    def drop_stranger(self) -> bool:
+    def drop_unauthenticated(self) -> bool:
         """Close the oldest socket that is not trusted; return False if there is none."""
-        oldest = next(iter(self._strangers), None)
+        oldest = next(iter(self._unauthenticated), None)
         if oldest is not None:
             self.forget(oldest)
         return oldest is not None
 
     def poll(self, seconds: float) -> bool:
         """Call the handlers of sockets with events; return False if there were none in that time."""
-        if not self._strangers:
+        if not self._unauthenticated:
             return self._poll(seconds)
         until = time.monotonic() + seconds
         while True:
             now = time.monotonic()
-            while (end := next(iter(self._strangers.values()), until)) < min(now, until):
-                self.drop_stranger()
+            while (end := next(iter(self._unauthenticated.values()), until)) < min(now, until):
+                self.drop_unauthenticated()
             if self._poll(min(end, until) - now):
                 return True
             if time.monotonic() >= until:
@@ -103,7 +102,7 @@ class Poller:
         for file, _ in self._handlers.values():
             file.close()
         self._handlers.clear()
-        self._strangers.clear()
+        self._unauthenticated.clear()
         self._wake.close()
         self._epoll.close()
 

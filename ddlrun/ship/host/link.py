@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NONCE_BYTES = 32
 LONGEST_LINE = 1 << 20
-# The time in which a stranger must have proved that it knows the secret, and the time without any progress.
+# Time limits in seconds: of authentication, and without any progress.
 GREETING_SECONDS, SILENCE_SECONDS = 20.0, 120.0
 BACKLOG = 4096
 

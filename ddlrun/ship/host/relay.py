@@ -10,7 +10,7 @@ import threading
 from ddlrun.ship.host.link import GREETING_SECONDS, SILENCE_SECONDS, LinkError, welcome
 from ddlrun.ship.host.unpack import ArchiveError, unpack
 from ddlrun.ship.host.zstd import DECOMPRESS, ZstdStream
-from ddlrun.strangers import Strangers
+from ddlrun.unauthenticated import UnauthenticatedConnections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Successors:
         self._listener, self._secret = listener, secret
         self._links: dict[str, socket.socket] = {}
         self._arrived = threading.Condition()
-        self._strangers = Strangers(GREETING_SECONDS)
+        self._unauthenticated = UnauthenticatedConnections(GREETING_SECONDS)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def take(self, digest: str) -> socket.socket:
@@ -43,12 +43,12 @@ class Successors:
             return self._links.pop(digest)
 
     def _accept(self) -> None:
-        for link, _ in self._strangers.accept(self._listener):
+        for link, _ in self._unauthenticated.accept(self._listener):
             threading.Thread(target=self._greet, args=(link,), daemon=True).start()
 
     def _greet(self, link: socket.socket) -> None:
         body = welcome(link, self._secret)
-        self._strangers.remove(link)
+        self._unauthenticated.remove(link)
         if body is None:
             link.close()
             return

@@ -1,4 +1,4 @@
-"""Strangers at each port on which ddlrun listens: few are connected at a time, and they keep no one else out.
+"""Unauthenticated connections to each port on which ddlrun listens: they are few, and displace no client.
 
 The ports of ranks have tests of their own in tests/ddl.
 """
@@ -27,9 +27,9 @@ from ddlrun.ship.host.results import send_results
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultServer
 from ddlrun.ship.server import TransferPlan, TransferServer
-from ddlrun.strangers import MOST, Strangers
 from ddlrun.supervise.keeper_connection import PeerState
-from ddlrun.supervise.keepers import MOST_STRANGERS
+from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
+from ddlrun.unauthenticated import MOST, UnauthenticatedConnections
 from tests.support.keepers import SimulatedKeeper, serving
 from tests.support.ports import reserved_port
 from tests.support.waiting import PATIENCE, wait_until
@@ -37,8 +37,8 @@ from tests.support.waiting import PATIENCE, wait_until
 SECRET = "5e" * 32
 LISTENING = "0A"
 FLOOD = 320
-# What a stranger sends when it connects, and what it sends when all others have connected, too.
-STRANGERS = {"silent": (b"", b""), "slow": (b"G", b"E"), "garbage": (bytes(range(256)) * 8, b"\r\n\r\n")}
+# Kind of client -> the bytes that it sends when it connects, and when all others have connected, too.
+CLIENTS = {"silent": (b"", b""), "slow": (b"G", b"E"), "garbage": (bytes(range(256)) * 8, b"\r\n\r\n")}
 
 
 class Guarded(NamedTuple):
@@ -47,9 +47,9 @@ class Guarded(NamedTuple):
     port: int
     pid: int
     meet: Callable[[], object]
-    """Comes as someone who may come; it fails where the server does not serve."""
+    """Connects as an authenticated client; fails if the server does not serve it."""
     most: int = MOST
-    """The strangers that may be connected."""
+    """The number of connections that may be open."""
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def keepers(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
                 keeper.send((protocol.HEARTBEAT, b""))
                 served.until(lambda: any(link.trusted for link in served.keepers.peers.values()))
 
-        yield Guarded(served.listener.port, os.getpid(), meet, MOST_STRANGERS + 1)
+        yield Guarded(served.listener.port, os.getpid(), meet, MOST_UNAUTHENTICATED + 1)
 
 
 SERVERS: list[Callable[[Path], AbstractContextManager[Guarded]]] = [
@@ -175,12 +175,12 @@ def connections(pid: int, port: int, *, listening: bool = False) -> int:
     )
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
+@pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.__name__)
-def test_strangers_are_few_and_keep_no_one_out(
+def test_unauthenticated_unauthenticatedare_few_and_displace_no_client(
     server: Callable[[Path], AbstractContextManager[Guarded]], kind: str, tmp_path: Path
 ) -> None:
-    first, second = STRANGERS[kind]
+    first, second = CLIENTS[kind]
     with server(tmp_path) as guarded, ExitStack() as stack:
         links = []
         for _ in range(FLOOD):
@@ -194,23 +194,23 @@ def test_strangers_are_few_and_keep_no_one_out(
         wait_until(lambda: connections(guarded.pid, guarded.port) <= guarded.most)
 
 
-def test_a_stranger_that_takes_too_long_is_dropped() -> None:
-    strangers = Strangers(seconds=-1)
+def test_a_connection_that_takes_too_long_is_dropped() -> None:
+    unauthenticated = UnauthenticatedConnections(seconds=-1)
     here, there = socket.socketpair()
     with here, there:
-        strangers.add(here)
-        strangers.drop_overdue()
+        unauthenticated.add(here)
+        unauthenticated.drop_overdue()
         assert there.recv(1) == b""
 
 
-def test_one_that_has_proved_itself_stays() -> None:
-    strangers = Strangers(seconds=-1, most=1)
+def test_an_authenticated_connection_stays() -> None:
+    unauthenticated = UnauthenticatedConnections(seconds=-1, most=1)
     pairs = [socket.socketpair() for _ in range(2)]
     for here, _ in pairs:
-        strangers.add(here)
-        strangers.remove(here)
-    strangers.drop_overdue()
-    strangers.drop(0)
+        unauthenticated.add(here)
+        unauthenticated.remove(here)
+    unauthenticated.drop_overdue()
+    unauthenticated.drop(0)
     for here, there in pairs:
         with here, there:
             here.sendall(b"x")

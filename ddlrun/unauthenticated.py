@@ -1,4 +1,4 @@
-"""Connections whose other ends have not proved yet that they may be served: few at a time, and not for long."""
+"""Unauthenticated connections: limit their number and time."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A server has few of them, so that they leave open files to the job.
+# Small, so that the job has enough open files.
 MOST = 64
 CHECK_SECONDS = 1.0
-# Errors after which a listener still listens, and the time until it is tried again.
+# Errors after which a listener still works, and the seconds until the next attempt.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED, errno.EINTR)
 RETRY_SECONDS = 0.1
 
 
-class Strangers:
-    """The strangers of a server; `drop` ends their connections, which the threads that read from them notice."""
+class UnauthenticatedConnections:
+    """The unauthenticated connections of a server. Threads that read from one notice when it is dropped."""
 
     def __init__(self, seconds: float, most: int = MOST) -> None:
-        """Have none yet.
+        """Begin without connections.
 
         Args:
-            seconds: The time after which a connection is ended.
-            most: The number beyond which the oldest connection is ended.
+            seconds: The time after which a connection is dropped.
+            most: The number beyond which the oldest connection is dropped.
         """
         self._seconds, self._most = seconds, most
         self._since: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
 
     def accept(self, listener: socket.socket) -> Iterator[tuple[socket.socket, str]]:
-        """Yield new connections of a listener with the addresses of their other ends, until it is shut down."""
+        """Yield new connections of a listener with their remote addresses, until it is shut down."""
         listener.settimeout(CHECK_SECONDS)
         while True:
             try:
@@ -52,23 +52,23 @@ class Strangers:
                 yield link, address[0]
 
     def add(self, link: socket.socket) -> None:
-        """Add a new connection; the oldest one is ended where there are too many."""
+        """Add a new connection; drop the oldest one if there are too many."""
         with self._lock:
             self._since[link] = time.monotonic()
         self.drop(self._most)
 
     def remove(self, link: socket.socket) -> None:
-        """Remove a connection whose other end has proved itself, or which was closed."""
+        """Remove a connection that was authenticated or closed."""
         with self._lock:
             self._since.pop(link, None)
 
     def drop(self, most: int) -> None:
-        """End the oldest connections beyond a number."""
+        """Drop the oldest connections beyond a number."""
         with self._lock:
             self._end(list(self._since)[: max(0, len(self._since) - most)])
 
     def drop_overdue(self) -> None:
-        """End the connections whose time is over."""
+        """Drop the connections whose time is over."""
         before = time.monotonic() - self._seconds
         with self._lock:
             self._end([link for link, since in self._since.items() if since < before])
