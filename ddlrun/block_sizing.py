@@ -64,21 +64,6 @@ def divide_blocks(links: JobLinks) -> BlockShares:
     return min(by_rack, flat, key=lambda shares: shares.seconds)
 
 
-def least_seconds(links: JobLinks) -> float:
-    """Return a lower bound of the seconds per byte of any allreduce.
-
-    Each host and each rack sends its part and receives the result. All parts together are sent 2 (H - 1) times: every
-    host but the last one sends a partial sum, and every host but the first one receives the result.
-    """
-    nics, uplinks = links.nics, links.uplinks
-    bounds = [0.0]
-    if len(nics) > 1:
-        bounds += [1 / min(nics), 2 * (len(nics) - 1) / sum(nics)]
-    if len(uplinks) > 1:
-        bounds += [1 / min(uplinks), 2 * (len(uplinks) - 1) / sum(uplinks)]
-    return max(bounds)
-
-
 def nic_loads(shares: BlockShares) -> list[float]:
     """Return the bytes through each host's NIC, one direction, per byte of the buffer."""
     count = len(shares.racks)

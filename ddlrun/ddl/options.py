@@ -61,17 +61,6 @@ def parse_options(text: str, where: str = "DDL_OPTIONS") -> Options:
     return options
 
 
-def render_options(options: Options) -> str:
-    """Return a DDL string, the inverse of `parse_options`. Numbers that have their default are left out.
-
-    >>> render_options(Options("c", Topology((4, 2))))
-    '-mode c:4x2x1'
-    """
-    shape = f":{options.topology}" if options.topology else ""
-    numbers = (f" {name} {getattr(options, field)}" for name, (field, *_) in NUMBERS.items() if getattr(options, field))
-    return f"-mode {options.mode}{shape}{''.join(numbers)}"
-
-
 def check_size(topology: Topology, size: int, where: str) -> None:
     """Raise InputError unless the product of the dimensions is the number of ranks."""
     if topology.size != size:

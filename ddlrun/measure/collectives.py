@@ -20,7 +20,6 @@ from ddlrun.network.fabric import Fabric
 from ddlrun.network.message_counts import axes_of
 from ddlrun.topology import Topology
 
-COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 FACTORS: dict[str, Callable[[int], float]] = {
     "allreduce": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,

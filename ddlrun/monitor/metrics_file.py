@@ -145,14 +145,5 @@ class MetricsReader:
             self._file.readline()
 
 
-def read_samples(path: str) -> list[Sample]:
-    """Return the latest samples of a file."""
-    reader = MetricsReader(path)
-    try:
-        return list(reader.read())
-    finally:
-        reader.close()
-
-
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

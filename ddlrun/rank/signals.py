@@ -24,10 +24,6 @@ class SignalQueue:
         for number in HANDLED:
             signal.signal(number, self._receive)
 
-    def pending(self) -> bool:
-        """Return True if a signal waits to be taken."""
-        return bool(self._pending)
-
     def take(self) -> list[int]:
         """Return the queued signals, oldest first, and empty the queue."""
         drain(self.fd)

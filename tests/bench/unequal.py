@@ -2,7 +2,7 @@
 
     python -m tests.bench.unequal [options] [CELL ...]
 
-Every figure is a share of the lower bound of `ddlrun.block_sizing.least_seconds` at the shaped rates x 1448/1514
+Every figure is a share of the lower bound of `tests.support.schedules.least_seconds` at the shaped rates x 1448/1514
 (payload), less the bursts that the shapers let pass. `equal` has blocks of the same size on all hosts, `sized` has
 blocks sized by the links, `measured` blocks sized by the rates that ddl measures, `launched` those of a job whose
 hostfile names the racks, each over MPI and over TCP; `-torch` is the backend of PyTorch; `mpi` is MPI_Allreduce.
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddlrun.block_sizing import JobLinks, least_seconds
+from ddlrun.block_sizing import JobLinks
 from ddlrun.network.fabric import Fabric, Link
 from ddlrun.network.unequal_nics import unequal_cost
 from tests.bench.allreduce import PIPES, ROOT, JobFailed, messages
@@ -29,6 +29,7 @@ from tests.bench.cells import NIC_BUCKET, PAYLOAD, UPLINK_BUCKET
 from tests.bench.options import bench_parser, cannot_run
 from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS, launch_line
+from tests.support.schedules import least_seconds
 
 RANKS = Path(__file__).parent / "programs" / "unequal_ranks.py"
 NAMES = (

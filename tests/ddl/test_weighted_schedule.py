@@ -19,14 +19,14 @@ from ddlrun.allreduce_algorithms import (
     neighbours,
     size_blocks,
 )
-from ddlrun.block_sizing import JobLinks, cut, divide_blocks, is_equal, least_seconds
+from ddlrun.block_sizing import JobLinks, cut, divide_blocks, is_equal
 from ddlrun.ddl.nic_monitor import can_size_blocks, choose_rates, is_clearly_faster
 from ddlrun.ddl.nic_rates import pair_hosts, round_rates
 from ddlrun.ddl.schedule import ScheduleStep, mirror
 from ddlrun.ddl.unequal_links import HostGroups, degraded_hosts, make_layout, parse_links
 from ddlrun.ddl.weighted_schedule import HostLayout, reduce_scatter
 from ddlrun.errors import InputError
-from tests.support.schedules import carry_out
+from tests.support.schedules import carry_out, least_seconds
 
 RATES = st.sampled_from([1.0, 0.5, 0.25, 0.9, 3.0])
 COUNT = 12_000

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from ddlrun.monitor.diagnosis import diagnose
 from ddlrun.monitor.findings import SlownessCause
 from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import read_samples
 from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.processes import Started, started, wait_for
+from tests.support.seeded_runs import read_samples
 
 SECONDS = 25
 REDUCES = """

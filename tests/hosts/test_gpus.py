@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddlrun.monitor.metrics_file import read_samples
 from ddlrun.monitor.samples import HostSample
 from ddlrun.rank.gpu_usage import REASONS
 from tests.cluster.cluster import Cluster
@@ -20,6 +19,7 @@ from tests.cluster.slurm import why_not as no_slurm
 from tests.conftest import launch_line
 from tests.support.nvidia_smi import HOT, busy, install
 from tests.support.processes import wait_for
+from tests.support.seeded_runs import read_samples
 
 pytestmark = [pytest.mark.openmpi(5), pytest.mark.extra]
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.monitor.metrics_file import read_samples
 from ddlrun.monitor.samples import HostSample, RankSample
 from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
 from tests.hosts.seeded_nics import SeededNics, named
 from tests.support.processes import wait_for
+from tests.support.seeded_runs import read_samples
 
 # Every rank stays until the samples of all ranks and of both hosts are in the run folder.
 WAIT = """

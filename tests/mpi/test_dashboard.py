@@ -18,7 +18,7 @@ from ddlrun.dashboard.feed import RunFeed
 from ddlrun.dashboard.run_files import read_events
 from ddlrun.dashboard.server import DashboardServer
 from ddlrun.monitor.gpu_samples import parse_gpu_sample
-from ddlrun.monitor.metrics_file import read_samples, render_line
+from ddlrun.monitor.metrics_file import render_line
 from ddlrun.monitor.samples import HostSample
 from tests.conftest import OWN, launch_line
 from tests.support import needs
@@ -26,7 +26,7 @@ from tests.support.browser import Browser, find_browser
 from tests.support.nvidia_smi import busy
 from tests.support.processes import started, wait_for
 from tests.support.run_folders import make_run
-from tests.support.seeded_runs import SAMPLES
+from tests.support.seeded_runs import SAMPLES, read_samples
 
 HOSTILE = "<img src=x onerror=console.error(1)>"
 PROGRAM = f"""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ddlrun.block_sizing import JobLinks
 from ddlrun.ddl.schedule import ScheduleStep
 
 
@@ -36,3 +37,18 @@ def carry_out(programs: Sequence[Sequence[ScheduleStep]], buffers: list[np.ndarr
                 at[me], sent[me], moved = at[me] + 1, False, True
     assert at == [len(program) for program in programs]
     assert not any(wires.values())
+
+
+def least_seconds(links: JobLinks) -> float:
+    """Return a lower bound of the seconds per byte of any allreduce.
+
+    Each host and each rack sends its part and receives the result. All parts together are sent 2 (H - 1) times: every
+    host but the last one sends a partial sum, and every host but the first one receives the result.
+    """
+    nics, uplinks = links.nics, links.uplinks
+    bounds = [0.0]
+    if len(nics) > 1:
+        bounds += [1 / min(nics), 2 * (len(nics) - 1) / sum(nics)]
+    if len(uplinks) > 1:
+        bounds += [1 / min(uplinks), 2 * (len(uplinks) - 1) / sum(uplinks)]
+    return max(bounds)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ddlrun.monitor.diagnosis import WINDOW, diagnose
 from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import MetricsReader, read_samples, render_line
+from ddlrun.monitor.metrics_file import MetricsReader, Sample, render_line
 from tests.conftest import OWN, launch_line
 from tests.support.processes import started, wait_for
 
@@ -288,6 +288,15 @@ def _run_healthy(kind: str, seconds: float) -> None:
     with TemporaryDirectory() as name:
         run_seed(kind, Path(name), is_done)
     print(kind, f"{seconds:.0f} s, {with_findings} of {diagnoses} diagnoses with a finding", flush=True)
+
+
+def read_samples(path: str) -> list[Sample]:
+    """Return the latest samples of a file."""
+    reader = MetricsReader(path)
+    try:
+        return list(reader.read())
+    finally:
+        reader.close()
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import Sample, read_samples
+from ddlrun.monitor.metrics_file import Sample
 from ddlrun.monitor.samples import HostSample, NicSample, PeerSample, RankSample
-from tests.support.seeded_runs import SAMPLES, findings_of
+from tests.support.seeded_runs import SAMPLES, findings_of, read_samples
 
 RANK = RankSample(
     time=0.0, seconds=1.0, ranks="0", size=1, host="n1", age=100.0, cores=1, cpu=0.9, system=0.1, queue=0.0,

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from ddlrun.monitor.metrics_file import read_samples
 from ddlrun.monitor.samples import RankSample
 from tests.support import needs
 from tests.support.processes import wait_for
 from tests.support.run_folders import make_run
-from tests.support.seeded_runs import SAMPLES
+from tests.support.seeded_runs import SAMPLES, read_samples
 
 EXPORT = [sys.executable, "-m", "ddlrun", "metrics", "--to"]
 LINES_PER_TIME = 3  # two ranks and a host

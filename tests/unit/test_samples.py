@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddlrun.monitor.collector import SampleCollector
-from ddlrun.monitor.metrics_file import MetricsFile, MetricsReader, parse_line, read_samples, render_line
+from ddlrun.monitor.metrics_file import MetricsFile, MetricsReader, parse_line, render_line
 from ddlrun.monitor.samples import HostSample, NicSample, PeerSample, RankSample, parse_host_sample, parse_rank_sample
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.rank import protocol
@@ -25,6 +25,7 @@ from ddlrun.supervise.sampling import Sampling
 from tests.support.json_schemas import validate
 from tests.support.keepers import serving
 from tests.support.processes import wait_for
+from tests.support.seeded_runs import read_samples
 
 USAGE = "9500 1000 2 500 250 100 7 1 3 1 1 2048 1024 2 4000 3000 2000 10 4 D folio_wait_bit"
 HOST_USAGE = "2000 8 4000 1000 400 8192 6 eth0:10000:2000000:2:4000000:0 a:b:0:0:0:0:0 @::1>::2:800000:1500"

@@ -18,7 +18,6 @@ from ddlrun.cli.top import render
 from ddlrun.monitor.diagnosis import diagnose
 from ddlrun.monitor.gauges import GAUGES
 from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import read_samples
 from ddlrun.monitor.openmetrics import CONTENT_TYPE, render_openmetrics
 from ddlrun.monitor.server import MetricsServer
 from ddlrun.monitor.table import COLUMNS, render_table, sort_by_trouble
@@ -27,7 +26,7 @@ from tests.support.json_schemas import validate
 from tests.support.ports import reserved_port
 from tests.support.processes import wait_for
 from tests.support.run_folders import make_run
-from tests.support.seeded_runs import SAMPLES
+from tests.support.seeded_runs import SAMPLES, read_samples
 from tests.support.terminal import shell_at_terminal
 
 DASHBOARD = Path(__file__).parents[2] / "configs" / "monitoring" / "grafana.json"
