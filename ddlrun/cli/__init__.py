@@ -34,42 +34,18 @@ COMPLETION = "_DDLRUN_COMPLETE"
 EXIT_UNWRITTEN = 1
 # A dropped exception of a signal is raised again after this time.
 RAISE_SECONDS = 0.001
-# Command -> module, with the function's name if it is not `command`. Imported only for its own use, or for --help.
-COMMANDS = {
-    "check": "check",
-    "gen-rankfile": "gen_rankfile",
-    "launch": "launch",
-    "submit": "submit",
-    "lint": "lint",
-    "probe": "probe",
-    "show": "show",
-    "plan": "plan",
-    "config": "config",
-    "report": "report",
-    "racks": "racks",
-    "bench": "bench",
-    "tune": "tune",
-    "runs": "run_history",
-    "top": "top",
-    "metrics": "metrics",
-    "dashboard": "dashboard",
-    "logs": "logs",
-    "doctor": "doctor",
-    "rerun": "rerun",
-    "ps": "runs.ps",
-    "kill": "runs.kill",
-    "clean": "runs.clean",
-}
-
-
-# The headings of the help, each with its commands; any other command is under OTHER.
+# The headings of the help, each with its commands.
 SECTIONS = {
     "Jobs": ("launch", "submit"),
     "Plans": ("gen-rankfile", "lint", "show", "plan", "config"),
     "Hosts": ("check", "probe", "racks", "bench", "tune"),
     "Runs": ("runs", "top", "dashboard", "metrics", "logs", "doctor", "rerun", "report", "ps", "kill", "clean"),
 }
-OTHER = "Other commands"
+COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
+# Command -> module and function, unless these are its own name and `command`.
+PLACES = {
+    "gen-rankfile": "gen_rankfile", "runs": "run_history", "ps": "runs.ps", "kill": "runs.kill", "clean": "runs.clean",
+}  # fmt: skip
 # Commands of other programs -> command here.
 SYNONYMS = {
     "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch", "batch": "submit",
@@ -108,12 +84,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands under their headings, each with the first sentence of its help."""
-        listed = {name for names in SECTIONS.values() for name in names}
-        for heading, names in {**SECTIONS, OTHER: tuple(name for name in COMMANDS if name not in listed)}.items():
-            rows = [(name, _summary(self.get_command(ctx, name))) for name in names]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+        for heading, names in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, _summary(self.get_command(ctx, name))) for name in names])
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the commands' names."""
@@ -123,7 +96,7 @@ class LazyGroup(click.Group):
         """Import and return one command."""
         if cmd_name not in COMMANDS:
             return None
-        module_name, _, function = COMMANDS[cmd_name].partition(".")
+        module_name, _, function = PLACES.get(cmd_name, cmd_name).partition(".")
         module = importlib.import_module(f"ddlrun.cli.{module_name}")
         gc.freeze()
         gc.enable()

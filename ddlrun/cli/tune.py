@@ -25,7 +25,8 @@ from ddlrun.topology import parse_topology
 from ddlrun.units import parse_seconds
 
 if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.network.measurements import TuneRecord, TuneResult
+    from ddlrun.hosts import HostList
+    from ddlrun.network.measurements import HorovodResult, TuneRecord, TuneResult
 
 # Seconds.
 LEAST_BUDGET = 6.0
@@ -71,7 +72,6 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     names = profile_names(listed.names)
     path = _profile_path(options["save"], names)
     horovod_budget = HOROVOD_SHARE * budget if _with_horovod(requested=options["horovod"]) else 0.0
-    words = measurement_job.shape_words(options)
     plan = {
         "budget": budget - horovod_budget,
         "gradient": gradient,
@@ -80,7 +80,9 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         "racks": measurement_job.rack_numbers(listed),
         "exhaustive": options["exhaustive"],
     }
-    result: TuneResult = measurement_job.measure(listed, options, words, ["tune", json.dumps(plan)])
+    result: TuneResult = measurement_job.measure(
+        listed, options, measurement_job.shape_words(options), ["tune", json.dumps(plan)]
+    )
     record: TuneRecord = {
         "schema": "urn:ddlrun:tune:1",
         **result,  # type: ignore[typeddict-item]  # mypy: it might have a key horovod
@@ -90,21 +92,26 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     }
     code = 0
     if horovod_budget:
-        end = time.monotonic() + horovod_budget
-
-        def step_seconds(setting: FusionSetting) -> float:
-            settings = [word for name, value in setting.variables.items() for word in ("--env", f"{name}={value}")]
-            program = ["horovod", json.dumps({"gradient": gradient})]
-            return float(measurement_job.measure(listed, options, [*words, *settings], program)["seconds"])
-
         try:
-            record["horovod"] = search_fusion(step_seconds, gradient, lambda: time.monotonic() < end)
+            record["horovod"] = _search_fusion(listed, options, gradient, horovod_budget)
         except measurement_job.MeasurementError as error:
             code = _report_horovod_failure(error, requested=options["horovod"])
     click.echo(json.dumps(record, indent=2) + "\n" if options["as_json"] else render_tune(record), nl=False)
     if path is not None:
         _save(_profile(record, names, gradient), path, replace=options["save"] is not None)
     return code
+
+
+def _search_fusion(listed: "HostList", options: dict[str, Any], gradient: int, seconds: float) -> "HorovodResult":
+    """Measure Horovod's settings, each in a job of its own, up to a time limit. Raises MeasurementError."""
+    end = time.monotonic() + seconds
+    shape, program = measurement_job.shape_words(options), ["horovod", json.dumps({"gradient": gradient})]
+
+    def step_seconds(setting: FusionSetting) -> float:
+        settings = [word for name, value in setting.variables.items() for word in ("--env", f"{name}={value}")]
+        return float(measurement_job.measure(listed, options, [*shape, *settings], program)["seconds"])
+
+    return search_fusion(step_seconds, gradient, lambda: time.monotonic() < end)
 
 
 def _report_horovod_failure(error: measurement_job.MeasurementError, *, requested: bool | None) -> int:

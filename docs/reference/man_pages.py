@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddlrun import __version__
-from ddlrun.cli import OTHER, SECTIONS
+from ddlrun.cli import SECTIONS
 from docs.reference.contexts import command_contexts
 from docs.reference.man_texts import BORROWED, EXAMPLES, FILES, SEE_ALSO
 from docs.reference.roff import bold, escape, example, italic, markup, section, sentences, tagged
@@ -103,7 +103,7 @@ def _options(name: str, context: click.Context) -> Iterator[str]:
     """Yield the options as the help shows them; commands have a section of their own."""
     recorder = Recorder()
     context.command.format_options(context, recorder)
-    headings = () if name else (*SECTIONS, OTHER)
+    headings = () if name else tuple(SECTIONS)
     commands = [row for heading in headings for row in recorder.rows.pop(heading, [])]
     yield ".SH OPTIONS"
     if name in BORROWED:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ddlrun.cli import COMMANDS, OTHER, SECTIONS, group, run_command
+from ddlrun.cli import COMMANDS, SECTIONS, group, run_command
 from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_help import USUAL_OPTIONS
@@ -363,7 +363,6 @@ def test_the_help_of_launch_fits_on_a_screen() -> None:
 def test_commands_have_headings_and_whole_summaries() -> None:
     narrow, wide = help_of(), help_of(columns=200)
     assert [f"{heading}:" for heading in SECTIONS if f"{heading}:" not in wide] == []
-    assert f"{OTHER}:" not in wide
     assert not [line for line in narrow[1:] if line.endswith("...")]
     assert max(map(len, narrow)) <= 80 < max(map(len, wide)) <= 120
     assert "x>=" not in "".join(help_of("launch", "--help-all"))
