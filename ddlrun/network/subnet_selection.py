@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 # More hosts, or subnets, are counted instead of named.
 MOST_NAMED = 64
-# The names that container and virtual machine software gives its bridges, whose addresses are local to a host.
-BRIDGES = r"(docker|virbr|br-|lxc|lxdbr|cni|flannel|podman|veth|vmnet|vboxnet|kube-|cali|cilium|weave)"
+# The names that container and virtual machine software gives its bridges, whose addresses are local to a host. Docker's
+# own networks are br- and 12 digits; br-ex, br-mgmt and the like are networks of hosts.
+BRIDGES = r"(docker|virbr|br-[0-9a-f]{12}$|lxc|lxdbr|cni|flannel|podman|veth|vmnet|vboxnet|kube-|cali|cilium|weave)"
 
 
 class RejectedSubnet(NamedTuple):
@@ -148,17 +149,19 @@ def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | N
 def _matching(
     addresses: Iterable[Address], within: "IPv4Network | IPv6Network | None", names: Sequence[str]
 ) -> Iterator[Address]:
-    """Yield the addresses that were requested; where IPv4 and IPv6 addresses match, the IPv4 ones."""
+    """Yield the addresses that were requested: IPv4 ones, or else IPv6 ones, or else link-local IPv4 ones."""
     import ipaddress  # noqa: PLC0415 - see Address
 
     matching = [
         address
         for address in addresses
-        if address.up and not _local_kind(address) and (not names or address.interface in names)
+        if address.up and (not names or address.interface in names)
         if within is None or ipaddress.ip_address(address.ip) in within
     ]
-    ipv4 = [address for address in matching if ":" not in address.ip]
-    yield from ipv4 or matching
+    routable = [address for address in matching if not _local_kind(address)]
+    link_local = [address for address in matching if _local_kind(address) == "link-local" and ":" not in address.ip]
+    ipv4 = [address for address in routable if ":" not in address.ip]
+    yield from ipv4 or routable or link_local
 
 
 def parse_cidr(text: str) -> "IPv4Network | IPv6Network":

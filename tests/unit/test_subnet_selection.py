@@ -87,6 +87,23 @@ def test_a_bridge_by_another_name_is_found_by_its_address() -> None:
     assert rejected(network)["172.17.0.0/16"] == "lan0 is a bridge, and 172.17.0.1 is the address of h[1-2] alike"
 
 
+@pytest.mark.parametrize(("name", "used"), [("br-0a1b2c3d4e5f", ()), ("br-ex", ("10.8.0.0/24",))])
+def test_bridges_of_docker_are_known_by_name(name: str, used: tuple[str, ...]) -> None:
+    bridges = {f"h{n}": (Address(name, f"10.8.0.{n}", 24, kind="bridge"),) for n in (1, 2)}
+    assert choose_network(bridges).subnets == used
+
+
+def test_link_local_addresses_serve_on_request() -> None:
+    """Hosts that a cable connects, such as two DGX Sparks, have no others there."""
+    hosts = {f"h{n}": host(n, Address("cable0", f"169.254.7.{n}", 16, speed=200_000)) for n in (1, 2)}
+    assert choose_network(hosts).subnets == ("10.0.0.0/16",)
+    assert choose_network(hosts, interfaces=("eth0", "cable0")).subnets == ("10.0.0.0/16",)
+    assert choose_network(hosts, interfaces=("cable0",)).subnets == ("169.254.0.0/16",)
+    assert choose_network(hosts, "169.254.0.0/16").addresses == {"h1": "169.254.7.1", "h2": "169.254.7.2"}
+    with pytest.raises(PreflightError, match="no address on"):
+        choose_network(hosts, interfaces=("lo",))
+
+
 def test_a_single_subnet_needs_no_variables() -> None:
     network = choose_network({"h1": host(1), "h2": host(2)})
     assert network.subnets
