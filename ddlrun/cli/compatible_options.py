@@ -95,7 +95,7 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
 
 
 def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection[str]) -> list[str]:
-    """Return a word as click reads it: -np2 and -n=2 as two words, -timeout and --ssh_port with dashes.
+    """Return a word as click reads it: -np2, -N2 and -n=2 as two words, -timeout and --ssh_port with dashes.
 
     Raises InputError for a dash that an editor has replaced, and for an unknown word that click would take for another
     option with its value, such as -pathname for -p.
@@ -104,7 +104,7 @@ def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection
     if word[0] in DASHES:
         typed = f"-{word[1:]}" if f"-{name[1:]}" in options else f"--{word.lstrip(DASHES)}"
         raise InputError(f"{word}: its dash is not the one of the keyboard; write {typed}")
-    joined = re.fullmatch(r"(-np|-n|-p)([0-9]+)", word)
+    joined = re.fullmatch(r"(-np|-n|-p|-N|-c|-G)([0-9]+)", word)
     if joined is not None:
         return [*joined.groups()]
     known = {*options, *foreign}

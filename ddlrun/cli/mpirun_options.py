@@ -63,6 +63,11 @@ UNSUPPORTED = {
 BINDINGS = {
     "none": "none", "core": "core", "hwthread": "core", "numa": "numa", "socket": "package", "package": "package",
 }  # fmt: skip
+# Policies and modifiers of --map-by -> words for ddlrun.
+POLICIES: dict[str, Words] = {**dict.fromkeys(("", "slot", "core"), ()), "node": ("--rank-order", "ddl")}
+MODIFIERS: dict[str, Words] = {
+    "": (), "nooversubscribe": (), "oversubscribe": ("--overload",), "overload-allowed": ("--overload",),
+}  # fmt: skip
 RANKINGS = {"slot": "host", "node": "ddl"}
 
 
@@ -75,15 +80,25 @@ def translate_bind(name: str, value: str) -> Words:
 
 
 def translate_mapping(name: str, value: str) -> Words:
-    """Translate --map-by where it names ranks per host or package, or the order of ranks. Raises InputError."""
-    policy, _, modifiers = value.partition(":")
-    per_unit = re.fullmatch(r"ppr:([1-9][0-9]*):(node|socket|package)", value)
+    """Translate --map-by where it names ranks per host or package, the order of ranks, their cores, or a rank file.
+
+    Raises InputError for other policies and modifiers.
+    """
+    per_unit = re.match(r"ppr:([1-9][0-9]*):(node|socket|package)(?![^:])", value)
+    policy, _, modifiers = value[0 if per_unit is None else per_unit.end() :].partition(":")
+    if policy == "rankfile" and modifiers.startswith("file="):
+        return "--rankfile", modifiers.removeprefix("file=")
+    words = POLICIES.get(policy)
     if per_unit is not None:
-        return ("--accelerators", per_unit[1]) if per_unit[2] == "node" else per_package(name, per_unit[1], value)
-    if policy in ("", "slot", "core", "node") and modifiers.lower() in ("", "oversubscribe", "overload-allowed"):
-        order = ("--rank-order", "ddl") if policy == "node" else ()
-        return (*order, *(["--overload"] if modifiers else []))
-    raise InputError(f"{name} {value}: {PLACEMENT}")
+        is_host = per_unit[2] == "node"
+        words = ("--accelerators", per_unit[1]) if is_host else per_package(name, per_unit[1], value)
+    for modifier in re.split("[:,]", modifiers.lower()):
+        cores = re.fullmatch(r"pe=([1-9][0-9]*)", modifier)
+        more = MODIFIERS.get(modifier) if cores is None else ("--cores-per-rank", cores[1])
+        words = None if words is None or more is None else (*words, *more)
+    if words is None:
+        raise InputError(f"{name} {value}: {PLACEMENT}")
+    return words
 
 
 def per_package(name: str, value: str, typed: str = "") -> Words:

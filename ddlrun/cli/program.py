@@ -114,6 +114,7 @@ def _check_exists(program: str, remedy: str) -> None:
 def _scripts_beside(script: str) -> list[str]:
     """Return the names of the Python scripts in a script's folder."""
     try:
-        return [name for name in os.listdir(os.path.dirname(script) or ".") if name.endswith(".py")]
+        entries = os.scandir(os.path.dirname(script) or ".")
+        return [entry.name for entry in entries if entry.name.endswith(".py") and entry.is_file()]
     except OSError:
         return []

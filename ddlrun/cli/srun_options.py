@@ -10,7 +10,7 @@ OUTPUT = "use --output-filename DIR for files per rank; the run folder has all o
 RENAMED = {
     "--ntasks": "-np", "--ntasks-per-node": "--accelerators", "--tasks-per-node": "--accelerators",
     "--cpus-per-task": "--cores-per-rank", "--nodelist": "--host", "-w": "--host",
-    "-ppn": "--accelerators", "-perhost": "--accelerators", "-hosts": "--host", "-f": "--hostfile",
+    "--ppn": "--accelerators", "--perhost": "--accelerators", "-hosts": "--host", "-f": "--hostfile",
     "-iface": "--network-interface", "-bootstrap": "--launcher",
 }  # fmt: skip
 # Switch -> words for ddlrun; none where ddlrun does the same without an option.

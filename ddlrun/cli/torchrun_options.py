@@ -21,7 +21,7 @@ RENAMED = {
 SWITCHES: dict[str, Words] = {
     "--standalone": (), "--no-python": (), "--multi-gpu": (), "--module": ("-m",), "--same-network": (),
     **dict.fromkeys(("--enable-cpu-affinity", "--bind-cores-to-rank"), ()),  # ranks are bound
-    **dict.fromkeys(("--no-ssh-check", "--force-multi", "--save-pid", "--no-local-rank"), ()),
+    **dict.fromkeys(("--no-ssh-check", "--force-multi", "--save-pid", "--no-local-rank", "--use-env"), ()),
     "--cpu": ("--env", "ACCELERATE_USE_CPU=true"),
     "--virtual-local-rank": ("--visible-gpus", "own", "--env", "LOCAL_RANK=0"),
 }  # fmt: skip

@@ -123,6 +123,8 @@ def test_a_quoted_command_line_is_several_words(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "train.py").touch()
     assert "leave the quotes out, as in ddlrun launch python train.py" in answer("launch", "python train.py")
     assert answer("launch", "trian.py").endswith("(did you mean train.py?)")
+    (tmp_path / "trian.py").symlink_to("gone.py")
+    assert answer("launch", "trian.py").endswith("(did you mean train.py?)")
     assert answer("launch", "train").endswith("there is no program 'train'; did you mean train.py?")
     (tmp_path / "no-such-program").touch(0o755)
     assert answer("launch", "no-such-program").endswith("the file in this folder is ./no-such-program")
