@@ -21,11 +21,11 @@ SECRET_WORDS = frozenset(
     "pat pem psk pwd secret secrets totp webhook webhooks".split()
 )
 # Names with these words are not secret if the value is a number or a switch, or if they contain one of ORDINARY_WORDS.
-WEAK_WORDS = frozenset("auth authentication cookie cookies jwt key keys oauth pass token tokens".split())
+WEAK_WORDS = frozenset("auth authentication cookie cookies jwt key keys oauth otp pass pw token tokens".split())
 ORDINARY_WORDS = frozenset(
-    "algorithm backward bos cache cls column count disable enable eos foreign forward group index len length limit "
-    "mask max method min no num pad partition path "
-    "primary public require sep size sort special stop type unk use with".split()
+    "algorithm audio backward bos cache caption cls column count dict dim disable enable eos feature foreign forward "
+    "group index len length level limit loss mask max merge method metric min mixer monitor no norm num pad partition "
+    "path primary public require sep size sort special split stop text type unk use video vocab with".split()
 )
 # A single one of these words, as the name of an argument, is not secret.
 VAGUE_WORDS = frozenset("auth authentication cookie cookies key keys oauth pass".split())
@@ -58,7 +58,10 @@ _COMPOUND = (
     r"(?:access|account|api|app|auth|db|deploy|encryption|license|master|private|root|secret|shared|signing|ssh|storage|"
     r"user)(?:key|pass))s?$"
 )
-_HARMLESS = r"(?i)true|false|yes|no|on|off|none|null|auto|\d{1,5}(?:\.\d+)?(?:[\s,]\d{1,5}(?:\.\d+)?)*"
+# A name with one of these is secret even if it contains one of ORDINARY_WORDS, as GROUP_ACCESS_TOKEN does.
+_ACCESS = r"\b(?:access|api)-(?:key|token)s?\b"
+_AMOUNT = r"(?i)[\d_.]+(?:e\d+|[kmgbt])?"
+_HARMLESS = r"(?i)true|false|yes|no|on|off|none|null|auto|<[^<>]*>|\d{1,5}(?:\.\d+)?(?:[\s,]\d{1,5}(?:\.\d+)?)*"
 # NAME=VALUE and NAME: VALUE within a text, but no expressions of a program.
 _ASSIGNED = r"(?<![\w.*])([A-Za-z][\w.-]*)[\"']?\s*[=:]\s*[\"']?([^\s\"';&,()\[\]{}]+)(?=$|[\s\"';&,}])"
 _OPTION = r"(?<!\S)--?([A-Za-z][\w-]*)\s+([^\s-]\S*)"
@@ -115,9 +118,10 @@ def is_secret_name(name: str, value: str, *, alone: bool = True) -> bool:
         return False
     if not marks <= WEAK_WORDS:
         return True
-    if ORDINARY_WORDS.intersection(words) or re.fullmatch(_HARMLESS, value):
+    is_ordinary = ORDINARY_WORDS.intersection(words) and not re.search(_ACCESS, "-".join(words))
+    if is_ordinary or re.fullmatch(_HARMLESS, value):
         return False
-    if "tokens" in words and value.replace("_", "").isdigit():
+    if "tokens" in words and re.fullmatch(_AMOUNT, value):
         return False
     return alone or len(words) > 1 or not marks <= VAGUE_WORDS
 

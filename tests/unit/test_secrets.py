@@ -15,6 +15,7 @@ SECRETS = {
         "PGPASSWORD=x", "MYSQL_PWD=x", "DBPASS=x", "SSHPASS=x", "APIKEY=x", "apiKey=x", "hfToken=abc", "SECRETKEY=x",
         "KEY=abc", "AUTH=user:x", "SLACK_WEBHOOK=x", "COOKIE=abc", "SESSION_COOKIES=abc", "STORAGE_CONNECTION_STRING=x",
         "KEY_PASSPHRASE=x", "WANDB_API_KEY=0123456789", "NPM_TOKENS=abc", "PASSWORD=1234", "VAULT_SECRET_ID=x",
+        "DB_PW=abc", "LDAP_BIND_PW=abc", "OTP=123456", "GITLAB_GROUP_ACCESS_TOKEN=abc", "PUBLIC_API_KEY=abc",
     ],
     "values": [
         "A=https://TOKEN@host/x", "A=http://user:x@host", "A=postgres://u:p@h/db", "A=redis://:p@h",
@@ -38,6 +39,7 @@ ORDINARY = [
     "LS_COLORS=rs=0:di=01;34:*.pem=00;31:*.key=01;2", "XLA_FLAGS=--xla_gpu_x=true", "MASTER_ADDR=h", "OMP_PLACES={0:4}",
     "GIT=ssh://git@github.com/x", "GIT=git@github.com:x/y", "URL=https://host/x?v=1", "S3=s3://bucket/key", "A_KEY=",
     "IMAGE=docker://user/image:tag@sha256:abc", "EMAIL=a@b.c", "GIT_SHA=0123456789abcdef0123456789abcdef01234567",
+    "TRAIN_TOKENS=300B", "TOKENS=1_000_000", "TOKEN_BUDGET_TOKENS=2.5e9", "IMAGE_TOKEN=<image>", "PW_CONV=1",
     "SPECIAL_TOKENS=a,b", "JWT_ALGORITHM=RS256", "HF_HUB_DISABLE_IMPLICIT_TOKEN=1", "SSH_AUTH_SOCK=/tmp/x", "LR=1e-3",
 ]  # fmt: skip
 LINES = [
@@ -49,6 +51,7 @@ LINES = [
     ("train.py --header Authorization:Bearer", "train.py --header <redacted>"),
     *((line, line) for line in (
         "train.py --tokenizer gpt2", "train.py --max-tokens 512", "train.py --key loss", "train.py --eos-token </s>",
+        "train.py --tokens 10B", "train.py --im-token <im>", "train.py --text-key content",
         "train.py --sort-key x", "train.py --use-auth-token data", "train.py --password --lr", "a key=val --auth=basic",
     )),
 ]  # fmt: skip
