@@ -39,7 +39,11 @@ HINTS = (
         "the GPU's memory is full: use a smaller batch; nvidia-smi there shows other users of it",
     ),
     (
-        r"no CUDA-capable device|CUDA driver version is insufficient|No CUDA GPUs are available|Found no NVIDIA driver",
+        r"Torch not compiled with CUDA|doesn't have NCCL built in|has no attribute '_cuda_setDevice'",
+        "PyTorch on that host is a build without CUDA: install one with CUDA, or use the backend gloo on CPUs",
+    ),
+    (
+        r"CUDA-capable device|driver version is insufficient|No CUDA GPUs|Found no NVIDIA|no GPUs found!",
         "no usable GPU on that host: compare nvidia-smi there with ddlrun probe",
     ),
     (r"invalid device ordinal", "the script selects a GPU that this rank cannot see: see --visible-gpus"),
