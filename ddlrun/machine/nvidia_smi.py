@@ -39,7 +39,7 @@ def parse_topo(text: str, host: str) -> tuple[GPULinks, ...]:
 
     Lines may be wrapped. NICs that the matrix only counts have the names of the legend. Raises HostError with the line.
     """
-    lines = re.sub(_COLOUR, "", text).splitlines()
+    lines = [line.lstrip(" ") for line in re.sub(_COLOUR, "", text).splitlines()]
     start = next((index for index, line in enumerate(lines) if re.match(r"\s*GPU0(\s|$)", line)), None)
     if start is None:
         _fail(host, 1, "it has no matrix of GPUs", text)
