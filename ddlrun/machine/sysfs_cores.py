@@ -51,17 +51,12 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     sets = with_near(without_near, near)
     allowed = _allowed(output)
     several = types_at_several_depths(sets, allowed)
-    numa_nodes = parse_cpu_list(files["node/online"]) if "node/online" in files else frozenset(nodes)
-    if allowed.nodes is not None:
-        numa_nodes &= allowed.nodes
     numbering = number_cores(count_threads(sets) if "Core" in several else sets, allowed)
-    cgroup_2 = any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
-    has_core_ids = ["@cpuinfo", "cores"] in output.records
     other_cores = number_openmpi4_cores(
         _old_sets(without_near._replace(nodes=nodes, groups=known), near),
         allowed,
-        cgroup_2=cgroup_2,
-        has_core_ids=has_core_ids,
+        cgroup_2=any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records),
+        has_core_ids=["@cpuinfo", "cores"] in output.records,
     )
     packaged = bool(packages) and "Package" not in several
     if number_alike(numbering.cores, other_cores, packaged=packaged):
@@ -74,10 +69,16 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     return SysfsCores(
         numbering=numbering,
         openmpi4_cores=other_cores,
-        numa_nodes=tuple(sorted(numa_nodes)),
+        numa_nodes=_numa_nodes(files, nodes, allowed),
         packaged=packaged,
         notes=tuple(machine_note(code) for code, applies in codes.items() if applies),
     )
+
+
+def _numa_nodes(files: Mapping[str, str], nodes: Iterable[int], allowed: Allowed) -> tuple[int, ...]:
+    """Return the online NUMA nodes that may be used."""
+    online = parse_cpu_list(files["node/online"]) if "node/online" in files else frozenset(nodes)
+    return tuple(sorted(online if allowed.nodes is None else online & allowed.nodes))
 
 
 def _old_sets(sets: CpuSets, near: Iterable[Iterable[frozenset[int]]]) -> CpuSets:
