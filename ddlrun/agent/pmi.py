@@ -7,14 +7,13 @@ of all ranks.
 
 from __future__ import annotations
 
-from ddlrun.agent.pmi_link import close_link, open_link, rank_variables
+from ddlrun.agent.pmi_link import close_link
 from ddlrun.agent.pmi_values import VERSION, KeyValues
 from ddlrun.agent.pmi_wire import Lines, WireError, parse_exit_code, parse_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Sequence
 
     from ddlrun.agent.pmi_wire import Words
 
@@ -60,17 +59,17 @@ class Client:
 class PmiServer:
     """The PMI-1 server of one host's ranks. No call of it blocks."""
 
-    def __init__(self, ranks: Sequence[int], size: int, name: str, mapping: str = "") -> None:
+    def __init__(self, ranks: int, size: int, name: str, mapping: str = "") -> None:
         """Create a server.
 
         Args:
-            ranks: The global ranks on this host, in the order of their local ranks.
+            ranks: The number of ranks on this host.
             size: The number of ranks of the job.
             name: A name of at most 255 bytes. No other job, and no other attempt of this one, has it: MPICH names its
                 shared memory after it, and would use that of a job that was killed.
             mapping: The value of `process_mapping`.
         """
-        self._ranks, self._size = list(ranks), size
+        self._ranks = ranks
         self._values = KeyValues(name, size, mapping)
         self._clients: dict[int, Client] = {}
         self._waiting: list[Client] = []
@@ -82,29 +81,15 @@ class PmiServer:
         self.in_mpi: set[int] = set()
         """The ranks that have initialized MPI and have not finalized it."""
 
-    def open(self, rank: int) -> int:
-        """Return the descriptor that the program of a rank inherits; the caller closes its own copy."""
-        own, fd = open_link()
-        self.add(rank, own)
-        return fd
-
     def add(self, rank: int, link: _socket.socket) -> None:
         """Serve a rank over a connection of `open_link`."""
         self._clients[link.fileno()] = Client(rank, link)
-
-    def variables(self, rank: int, fd: int) -> dict[str, str]:
-        """Return the variables from which a rank's MPI library learns its place; `fd` is that of `open`."""
-        return rank_variables(rank, fd, self._ranks, self._size)
 
     def close(self, fd: int) -> int:
         """Close the connection of a rank; return the rank."""
         client = self._clients.pop(fd)
         close_link(client.socket)
         return client.rank
-
-    def readable(self) -> list[int]:
-        """Return the descriptors to poll for input."""
-        return list(self._clients)
 
     def lacks(self, rank: int) -> bool:
         """Return True if others of this host wait, or will wait, for a rank that has ended."""
@@ -183,7 +168,7 @@ class PmiServer:
         if client in self._waiting:
             raise WireError("entered a barrier twice")
         self._waiting.append(client)
-        if len(self._waiting) == len(self._ranks):
+        if len(self._waiting) == self._ranks:
             self._messages.append(self._values.take_put())
 
     def _on_spawn(self, client: Client, line: bytes) -> None:

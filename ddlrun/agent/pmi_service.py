@@ -101,7 +101,7 @@ class PmiService:
             from ddlrun.agent.pmi_mapping import process_mapping  # noqa: PLC0415 - the same
 
             job = self._job
-            self._server = PmiServer(self._own.ranks, job.size, job.name, process_mapping(self._hosts))
+            self._server = PmiServer(len(self._own.ranks), job.size, job.name, process_mapping(self._hosts))
             for fd, link in self._links.items():
                 self._server.add(self._ranks[fd], link)
             self._links.clear()

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ddlrun.agent.pmi import PmiServer
 from ddlrun.agent.pmi_root import PmiRoot
 from tests.bench.options import bench_parser
+from tests.support.pmi_ranks import connect, connected
 
 START = (
     "cmd=init pmi_version=1 pmi_subversion=1",
@@ -64,11 +65,11 @@ class SimulatedHost:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._server = PmiServer(range(case.ranks), case.hosts * case.ranks, "job", "(vector,(0,1,1))")
+        self._server = PmiServer(case.ranks, case.hosts * case.ranks, "job", "(vector,(0,1,1))")
         self._root = PmiRoot(range(case.hosts))
-        self._ranks = [socket.socket(fileno=self._server.open(rank)) for rank in range(case.ranks)]
+        self._ranks = [socket.socket(fileno=connect(self._server, rank)) for rank in range(case.ranks)]
         self._epoll = select.epoll()
-        for fd in self._server.readable():
+        for fd in connected(self._server, range(case.ranks)):
             self._epoll.register(fd, select.EPOLLIN)
         self.seconds = 0.0
         """The processor time of the server."""
@@ -130,7 +131,7 @@ class SimulatedHost:
         self._epoll.close()
         for rank in self._ranks:
             rank.close()
-        for fd in self._server.readable():
+        for fd in connected(self._server, range(len(self._ranks))):
             self._server.close(fd)
 
 

@@ -4,15 +4,33 @@ import os
 import select
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ddlrun.agent.pmi import Abort, PmiServer
+from ddlrun.agent.pmi_link import open_link, rank_variables
 from ddlrun.agent.pmi_mapping import process_mapping
 from ddlrun.agent.pmi_root import PmiRoot
 
 SECONDS = 300
+
+
+def ranks_of(hosts: Sequence[int], host: int) -> list[int]:
+    """Return the ranks on a host; `hosts` has the number of the host of each rank."""
+    return [rank for rank, at in enumerate(hosts) if at == host]
+
+
+def connect(server: PmiServer, rank: int) -> int:
+    """Let a server serve a rank; return the descriptor that its program inherits."""
+    link, fd = open_link()
+    server.add(rank, link)
+    return fd
+
+
+def connected(server: PmiServer, ranks: Iterable[int]) -> list[int]:
+    """Return a server's descriptors of the ranks' connections that are not closed."""
+    return [fd for rank in ranks if (fd := server.descriptor(rank)) is not None]
 
 
 class PmiHosts:
@@ -23,7 +41,7 @@ class PmiHosts:
         self.hosts = hosts
         name = f"ddlrun-{uuid.uuid4().hex}"
         self.servers = {
-            number: PmiServer([rank for rank, at in enumerate(hosts) if at == number], len(hosts), name, mapping)
+            number: PmiServer(hosts.count(number), len(hosts), name, mapping)
             for mapping in [process_mapping(hosts)]
             for number in sorted(set(hosts))
         }
@@ -33,13 +51,13 @@ class PmiHosts:
 
     def open(self, rank: int) -> tuple[int, dict[str, str]]:
         """Return a rank's descriptor and variables."""
-        server = self.servers[self.hosts[rank]]
-        fd = server.open(rank)
-        return fd, server.variables(rank, fd)
+        host = self.hosts[rank]
+        fd = connect(self.servers[host], rank)
+        return fd, rank_variables(rank, fd, ranks_of(self.hosts, host), len(self.hosts))
 
     def serve(self, seconds: float) -> bool:
         """Answer what ranks have sent; return False if all have ended, or if nothing comes within the time."""
-        readers = {fd: server for server in self.servers.values() for fd in server.readable()}
+        readers = self._readers()
         poll = select.poll()
         for fd in readers:
             poll.register(fd, select.POLLIN)
@@ -52,9 +70,13 @@ class PmiHosts:
 
     def close(self) -> None:
         """Close the connections of all ranks."""
-        for server in self.servers.values():
-            for fd in server.readable():
-                server.close(fd)
+        for fd, server in self._readers().items():
+            server.close(fd)
+
+    def _readers(self) -> dict[int, PmiServer]:
+        return {
+            fd: server for host, server in self.servers.items() for fd in connected(server, ranks_of(self.hosts, host))
+        }
 
     def _pass_on(self) -> None:
         for number, server in self.servers.items():

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.agent.pmi import PmiServer
+from ddlrun.agent.pmi_link import open_link, rank_variables
 from ddlrun.agent.pmi_mapping import process_mapping
 from ddlrun.agent.pmi_root import PmiRoot
 from ddlrun.agent.pmi_values import LONGEST_KEY, LONGEST_VALUE, MOST_PUT
 from ddlrun.agent.pmi_wire import LONGEST_LINE
+from tests.support.pmi_ranks import connect, connected, ranks_of
 
 SECONDS = 300.0
 
@@ -22,20 +24,23 @@ class Job:
     """The servers of a job's hosts, and the sockets of its ranks."""
 
     def __init__(self, hosts: Sequence[int]) -> None:
+        self._hosts = hosts
         self.servers = {
-            number: PmiServer([rank for rank, at in enumerate(hosts) if at == number], len(hosts), "job", "(mapping)")
-            for number in sorted(set(hosts))
+            number: PmiServer(hosts.count(number), len(hosts), "job", "(mapping)") for number in sorted(set(hosts))
         }
         self.root = PmiRoot(self.servers)
         self.owners = [self.servers[host] for host in hosts]
-        self.ranks = [socket.socket(fileno=server.open(rank)) for rank, server in enumerate(self.owners)]
+        self.ranks = [socket.socket(fileno=connect(server, rank)) for rank, server in enumerate(self.owners)]
         for rank in self.ranks:
             rank.settimeout(SECONDS)
 
+    def connected(self, host: int) -> list[int]:
+        return connected(self.servers[host], ranks_of(self._hosts, host))
+
     def serve(self) -> None:
         """Let the servers read what is there, once."""
-        for server in self.servers.values():
-            for fd in server.readable():
+        for host, server in self.servers.items():
+            for fd in self.connected(host):
                 if not server.on_readable(fd):
                     server.close(fd)
 
@@ -65,8 +70,8 @@ class Job:
     def __exit__(self, *_error: object) -> None:
         for rank in self.ranks:
             rank.close()
-        for server in self.servers.values():
-            for fd in server.readable():
+        for host, server in self.servers.items():
+            for fd in self.connected(host):
                 server.close(fd)
 
 
@@ -200,12 +205,12 @@ def test_another_version_is_refused(job: Job) -> None:
     ids=["long", "barrier", "unread"],
 )
 def test_a_rank_that_breaks_the_protocol_is_cut_off(job: Job, data: bytes, problem: str) -> None:
-    keepers_copy = os.dup(job.servers[0].readable()[0])
+    keepers_copy = os.dup(job.connected(0)[0])
     job.ranks[0].setblocking(False)
-    while len(job.servers[0].readable()) == 2:
+    while len(job.connected(0)) == 2:
         data = data[job.ranks[0].send(data) :] if data else b""
         job.serve()
-    assert len(job.servers[0].readable()) == 1
+    assert len(job.connected(0)) == 1
     assert job.servers[0].take_notes() == [f"rank 0 {problem}: its connection is closed"]
     job.ranks[0].settimeout(SECONDS)
     while job.receive(0):  # a rank that waits for a reply does not wait without end
@@ -229,27 +234,25 @@ def test_a_rank_may_end_at_any_time(job: Job) -> None:
     job.meet()
     assert job.receive(1) == "cmd=barrier_out rc=0\n"
     job.serve()
-    assert len(job.servers[0].readable()) == 1
+    assert len(job.connected(0)) == 1
     assert not job.servers[0].take_notes()
 
 
 def test_variables_name_the_place_of_a_rank() -> None:
-    server = PmiServer([1, 3], 4, "job")
-    fd = server.open(3)
+    link, fd = open_link()
     assert os.get_inheritable(fd)
-    assert server.variables(3, fd) == {
+    assert rank_variables(3, fd, [1, 3], 4) == {
         "PMI_FD": str(fd), "PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"
     }  # fmt: skip
     os.close(fd)
-    [own] = server.readable()
-    server.close(own)
+    link.close()
 
 
 @given(st.lists(st.one_of(st.binary(), st.sampled_from([f"{line}\n".encode() for line in REPLIES]))))
 def test_no_bytes_disturb_the_server(parts: list[bytes]) -> None:
     with Job([0, 0]) as job:
         for part in parts:
-            if len(job.servers[0].readable()) == 2:
+            if len(job.connected(0)) == 2:
                 job.send(0, part)
                 job.servers[0].take_messages()
         assert job.query(1, "cmd=get_appnum") == "cmd=appnum rc=0 appnum=0\n"
