@@ -142,8 +142,8 @@ class Children:
             self._start_waiting(self._job)
 
     def _drop(self, child: Child) -> None:
-        """Give an agent up because a message was altered, once: nothing more that it sends counts."""
-        if not child.altered:
+        """Give an agent up because a message was altered; after its last one, the way to it may print what it likes."""
+        if not child.done:
             child.altered = child.done = True
             self._on_loss(child)
             child.give_up()

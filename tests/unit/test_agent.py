@@ -440,6 +440,15 @@ def test_a_message_that_is_altered_between_agents_ends_the_job(tmp_path: Path, o
     assert (done.returncode, done.stderr.splitlines()[:1]) == (3, [f"ddlrun: {reason}"])
 
 
+def test_what_the_way_to_a_host_prints_at_its_end_is_no_message(tmp_path: Path) -> None:
+    path = tmp_path / "shell"
+    path.write_text(f"#!/bin/sh\nenv -i PATH=$PATH sh -s; echo 'Connection to there closed.'; touch {tmp_path}/over\n")
+    path.chmod(0o755)
+    line = by_hand(tmp_path, f"[ $DDLRUN_RANK = 1 ] || until [ -e {tmp_path}/over ]; do sleep 0.01; done", via=path)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_rank_without_mpi_finalize_ends_the_job(tmp_path: Path) -> None:
     script = f'[ $DDLRUN_RANK = 1 ] || exec sleep 300; exec {sys.executable} -c "{INIT}"'
     line = by_hand(tmp_path, script, via=shell(tmp_path))
