@@ -6,19 +6,26 @@ A file of it is left behind if no process has it open or mapped: what uses it ma
 from __future__ import annotations
 
 import os
+import time
+
+from ddlrun.rank.bare_signal import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
 FOLDER: Final = "/dev/shm"  # noqa: S108 - the libraries' own choice
-# The beginnings of names: of MPICH, Intel MPI, Open MPI 5.0 and 4.1, and NCCL.
-NAMES: Final = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.", "nccl-")
-# Files are listed before their users, so that none that was made meanwhile counts as unused. Where a container has the
-# host's shared memory, but sees its own processes alone, nothing is removed.
+# The names: of MPICH, Intel MPI, Open MPI 5.0 and 4.1, and NCCL.
+NAMES: Final = ("mpich_shm_*", "Intel_MPI_*", "sm_segment.*", "vader_segment.*", "nccl-??????", "nccl-shm-*")
+# A process that cannot be killed may block whoever reads what it has mapped.
+SECONDS: Final = 10.0
+MOMENT: Final = 5e-3
+# Files are listed before their users, so that none that was made meanwhile counts as unused; open files before mapped
+# ones, as a user maps a file before it closes it. Where a container has the host's shared memory, but sees its own
+# processes alone, nothing is removed.
 SCRIPT: Final = r"""
 set -- FILES
-in_use=$({ cat /proc/[0-9]*/maps; ls -l /proc/[0-9]*/fd; } 2>/dev/null |
+in_use=$({ ls -l /proc/[0-9]*/fd; cat /proc/[0-9]*/maps; } 2>/dev/null |
   grep -aF -e /dev/shm/ -e /ompi. -e /prted. -e /ddlrun-)
 remove() {
   [ -O "$1" ] && [ ! -L "$1" ] && ! printf '%s\n' "$in_use" | grep -qaF -- " $1" || return 0
@@ -32,15 +39,26 @@ esac
 for path; do
   [ ! -f "$path" ] || remove "$path"
 done
-""".replace("FILES", " ".join(f"{FOLDER}/{name}*" for name in NAMES))
+""".replace("FILES", " ".join(f"{FOLDER}/{name}" for name in NAMES))
 
 
-def remove_leftovers() -> None:
-    """Remove what is left on this host, of any job of this user; a shell is started only if there may be something."""
+def remove_leftovers(seconds: float = SECONDS) -> None:
+    """Remove what is left on this host, of any job of this user; a shell is started only if there may be something.
+
+    Args:
+        seconds: The time after which the rest is left where it is.
+    """
+    beginnings = tuple(name.rstrip("*?") for name in NAMES)
+    files = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
     try:
-        present = any(name.startswith(NAMES) for name in os.listdir(FOLDER))
-    except OSError:
+        if not any(name.startswith(beginnings) for name in os.listdir(FOLDER)):
+            return
+        shell = os.posix_spawn("/bin/sh", ["sh", "-c", SCRIPT], os.environ, file_actions=files, setpgroup=0)
+    except OSError:  # there is no such folder, or the user may have no further process
         return
-    if present:
-        files = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
-        os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", SCRIPT], os.environ, file_actions=files), 0)
+    until = time.monotonic() + seconds
+    while os.waitpid(shell, os.WNOHANG) == (0, 0):
+        if time.monotonic() > until:
+            os.killpg(shell, signal.SIGKILL)
+            return
+        time.sleep(MOMENT)

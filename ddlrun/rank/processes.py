@@ -104,7 +104,8 @@ def kill_run(run_id: str) -> None:
     for pid, stat in list_processes().items():
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                belongs = variable in file.read().split(b"\0") or _has_mark(pid, run_id)
+                names = [word for word in file.read().split(b"\0") if word.startswith(b"DDLRUN_RUN=")]
+            belongs = variable in names if names else _has_mark(pid, run_id)
             if belongs and run_id and stat.name not in LAUNCHERS and START not in read_command(pid):
                 os.kill(pid, signal.SIGKILL)
         except OSError:

@@ -9,7 +9,8 @@ from ddlrun.runs.orphans import run_complete
 from ddlrun.wording import printable
 
 LEFT = "@left "
-# Folders are named after the process to which they belong: mpirun, its daemon, or ddlrun.
+# Folders are named after the process to which they belong: mpirun, its daemon, or ddlrun. On a file system that hosts
+# share, it may be a process of another host.
 FOLDERS = r"""
 remove_dead() {
   [ -d "$2" ] || return 0
@@ -17,7 +18,7 @@ remove_dead() {
   [ -e "/proc/$1" ] || remove "$2"
 }
 for above in /tmp "${TMPDIR:-/tmp}"; do
-  cd "$above" 2>/dev/null || continue
+  cd "$above" 2>/dev/null && df -l . >/dev/null 2>&1 || continue
   for name in ompi.* prted.*; do remove_dead "${name#*.}" "$above/$name"; done
   for name in ompi.*."$(id -u)"/pid.*; do remove_dead "${name##*.}" "$above/$name"; done
   for name in ompi.*."$(id -u)"/jf.*/pmix_dstor_*_*; do remove_dead "${name##*_}" "$above/${name%/*}"; done

@@ -46,7 +46,9 @@ END = (
     r"""
 files() {
   grep -lsazE '^DDLRUN_RUN=(RUNS)$' /proc/[0-9]*/environ
-  grep -lsazE 'LIMIT +(MARKS) ' /proc/[0-9]*/limits
+  for file in $(grep -lsazE 'LIMIT +(MARKS) ' /proc/[0-9]*/limits); do
+    grep -qsaz '^DDLRUN_RUN=.' "${file%/*}/environ" || echo "$file"
+  done
 }
 list() {
   for file in $(files); do

@@ -26,6 +26,7 @@ from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.rank import leftovers
+from ddlrun.rank.processes import kill_run
 from ddlrun.rank.run_mark import mark_of
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.runs.history import PastRunState, attempt_names, find_run, read_history
@@ -232,6 +233,21 @@ def test_a_marked_process_without_an_environment_is_found_and_ended(tmp_path: Pa
         assert (replies, hidden.wait()) == (({"localhost": 1}, {}), -signal.SIGKILL)
 
 
+def test_a_run_that_another_run_has_started_is_not_ended_with_it() -> None:
+    """Its processes have the mark of the other one, as they inherit it."""
+    outer, inner = f"20261123-{os.getpid()}-outer", f"20261124-{os.getpid()}-inner"
+    argv = [sys.executable, "-c", HIDDEN.replace("{}", repr({"DDLRUN_RUN": inner})), outer]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_until(lambda: command_line(process.pid).startswith("sleep"))
+        kill_run(outer)
+        ended = end_runs({"localhost": [outer]}, 0, reach(AgentLauncher()))
+        running = process.poll() is None
+        kill_run(inner)
+        assert (ended, running, process.wait()) == (({"localhost": 0}, {}), True, -signal.SIGKILL)
+
+
 def test_a_users_systemd_is_no_parent() -> None:
     """It adopts processes as that of the system does."""
     name = f"20261123-{os.getpid()}"
@@ -328,6 +344,71 @@ def test_clean_removes_what_dead_jobs_have_left(tmp_path: Path) -> None:
     for done, verb in ((listed, "left by a job"), (cleaned, "removed")):
         named = {Path(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if f"localhost: {verb}: " in line}
         assert ({*dead} <= named, named & {*alive, used}) == (True, set()), done
+
+
+def test_clean_leaves_folders_that_other_hosts_share(tmp_path: Path) -> None:
+    """As they are named after processes of these; df -l fails for what is not local."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    left = make_leftovers(tmp_path, str(ended.pid))
+    remote = tmp_path / "bin" / "df"
+    remote.parent.mkdir()
+    remote.write_text('#!/bin/sh\n[ "$PWD" != "$TMPDIR" ]\n')
+    remote.chmod(0o755)
+    run_command(tmp_path, "clean")
+    assert all(path.exists() for path in left)
+
+
+def test_shared_memory_that_is_being_mapped_is_used(tmp_path: Path) -> None:
+    """Its user maps it, and closes the file, at the worst moment. What NCCL does not write stays in any case."""
+    path, other = Path(f"{leftovers.FOLDER}/mpich_shm_{mark()}"), Path(f"{leftovers.FOLDER}/nccl-{mark()}.xml")
+    cat, mapped, closed = (tmp_path / name for name in ("cat", "mapped", "closed"))
+    for fifo in (mapped, closed):
+        os.mkfifo(fifo)
+    cat.write_text(f"#!/bin/sh\n{shutil.which('cat')} $*\n: >{mapped}\nread line <{closed}\n")
+    cat.chmod(0o755)
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    path.write_bytes(b"x")
+    other.write_bytes(b"x")
+    try:
+        with path.open("r+b") as file, subprocess.Popen(["sh", "-c", leftovers.SCRIPT], env=environ) as search:
+            mapped.read_bytes()
+            with mmap.mmap(file.fileno(), 0):
+                file.close()
+                closed.write_bytes(b"\n")
+                search.wait()
+                assert (path.exists(), other.exists()) == (True, True)
+    finally:
+        path.unlink(missing_ok=True)
+        other.unlink(missing_ok=True)
+
+
+LIMITED = """
+import os, resource, sys
+from ddlrun.rank.leftovers import remove_leftovers
+if sys.argv[1] == "processes":
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+remove_leftovers(0.1)
+print("on")
+"""
+
+
+@pytest.mark.parametrize("problem", ["processes", "blocked"])
+def test_a_search_for_shared_memory_that_is_impossible_stops_nothing(tmp_path: Path, problem: str) -> None:
+    """Where the user may have no further process, or reading what a process has mapped blocks."""
+    path, cat = Path(f"{leftovers.FOLDER}/mpich_shm_{mark()}"), tmp_path / "cat"
+    cat.write_text("#!/bin/sh\nexec sleep 300\n")
+    cat.chmod(0o755)
+    path.touch()
+    try:
+        argv = [sys.executable, "-c", LIMITED, problem]
+        environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=300)
+    finally:
+        path.unlink(missing_ok=True)
+    assert (done.stdout, done.stderr) == ("on\n", "")
 
 
 def test_clean_reports_what_it_removed(tmp_path: Path) -> None:
