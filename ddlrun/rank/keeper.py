@@ -113,10 +113,11 @@ class Keeper:
     def _advance(self) -> str:
         """Go on to the state that follows from what has happened; return it."""
         if self._state == State.DRAINING and self._is_drained():
-            if self._program.status != 0 or self._ordered or os.getppid() != self._settings.parent:
-                remove_leftovers()  # after a success, MPI has done so, or the agent does
             self._report_end()
             self._state = State.REPORTING
+            if self._program.status != 0 or self._ordered or os.getppid() != self._settings.parent:
+                self._connection.flush()  # ddlrun need not wait for this
+                remove_leftovers()  # after a success, MPI has done so, or the agent does
         if self._state == State.REPORTING and not self._must_wait_for_ddlrun():
             self._leave()
             self._state = State.LEAVING

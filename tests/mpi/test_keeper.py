@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from tests.conftest import OWN, launch_line
 from tests.support import processes
 from tests.support.launches import run
-from tests.support.processes import Started, command_line, mpirun_of, running, started, wait_for
+from tests.support.processes import Started, command_line, mark, mpirun_of, running, started, wait_for
 from tests.support.waiting import wait_until
 
 
@@ -399,6 +400,34 @@ def test_a_sitecustomize_of_the_users_still_runs(line: list[str], tmp_path: Path
 # Before Python 3.12 a SystemExit that the script raises by itself is not noticed.
 FAILURES = ["raise ValueError('no')", "sys.exit(6)", "sys.exit('no')", "exit(6)"]
 FAILURES += ["raise SystemExit(6)"] if sys.version_info >= (3, 12) else []
+
+
+SLOW_CAT = """#!/bin/sh
+case $* in /proc/*/maps)
+  until [ -e ended ]; do sleep 0.01; done
+  touch searched$OMPI_COMM_WORLD_RANK ;;
+esac
+exec {cat} "$@"
+"""
+
+
+@pytest.mark.openmpi(4)
+def test_a_failure_is_reported_before_the_search_for_shared_memory(line: list[str], tmp_path: Path) -> None:
+    cat, shared = tmp_path / "cat", Path(f"{SHARED_MEMORY}/mpich_shm_{mark()}")
+    cat.write_text(SLOW_CAT.format(cat=shutil.which("cat")))
+    cat.chmod(0o755)
+    shared.touch()
+    wait = "trap 'touch ended; exit 1' TERM; touch up; while :; do sleep 0.01; done"
+    script = f"[ $OMPI_COMM_WORLD_RANK = 1 ] || {{ {wait}; }}; until [ -e up ]; do sleep 0.01; done; exit 3"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    try:
+        done = subprocess.run(
+            [*line, "-np", "2", "sh", "-c", script], cwd=tmp_path, env=os.environ | {"PATH": path},
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+    finally:
+        shared.unlink(missing_ok=True)
+    assert (done.returncode, (tmp_path / "searched1").exists()) == (3, True), done.stderr
 
 
 @pytest.mark.openmpi(4)  # as test_rank_exit.py does under 5
