@@ -100,7 +100,7 @@ class LauncherConnection:
             messages.extend(self._unsealer.feed(data))
         except ProtocolError as error:
             self._say_farewell(protocol.ALTERED, str(error))
-        if messages:  # parts of one may come from anybody
+        if messages or len(data) >= protocol.PART:
             self._heard_at = time.monotonic()
         return messages
 

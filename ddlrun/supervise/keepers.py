@@ -189,8 +189,10 @@ class Keepers:
         try:
             if is_new:
                 self._greet(peer, data)
+            if len(data) >= protocol.PART:
+                peer.heard_at = now
             for kind, text in () if is_new else peer.feed(data):
-                peer.heard_at = now  # a part of a message may come from anybody
+                peer.heard_at = now
                 self._events.message(peer, kind, text)
                 self._pause_at(peer, kind)
         except ProtocolError as error:

@@ -459,6 +459,26 @@ def test_parts_of_messages_are_no_sign_of_life() -> None:
     assert (keeper.timed_out, losses) == (True, ["no sign of life from ddlrun for 30 s"])
 
 
+def test_a_long_message_may_take_its_time() -> None:
+    secret, nonces = RunSecret.draw(), os.urandom(2 * SIZE)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        keeper = LauncherConnection(LauncherSocket(ours, secret, nonces), 30, pytest.fail)
+        keeper.finish_sending()
+        before = keeper.deadline()
+        theirs.sendall(Sealer(secret.to_keeper(nonces)).seal(protocol.INPUT, bytes(protocol.MOST_TEXT))[:1000])
+        assert keeper.receive() == []
+        assert keeper.deadline() > before
+    with serving() as served:
+        simulated, peer = served.connect()
+        heard_at = peer.heard_at
+        simulated.link.sendall(simulated.seal(protocol.OUT, bytes(protocol.MOST_TEXT))[:1000])
+        for fd, event in served.epoll.poll(PATIENCE):
+            served.keepers.event(fd, event)
+        assert peer.heard_at > heard_at
+        simulated.close()
+
+
 def test_encrypted_output_cannot_be_read() -> None:
     secret, keeper, ddlrun = agree(EncryptionSuite())
     text = b"the output of a rank" * 10
