@@ -8,9 +8,12 @@ from ddlrun.errors import InputError
 from ddlrun.plan.container import PYTHON as PYTHON_OF_IMAGE
 from ddlrun.wording import did_you_mean
 
+NOTEBOOK = r"\.ipynb$"
 # Pattern of a word that is no program -> remedy.
 MISTAKES = {
     r"\s": "a command line is several words: leave the quotes out, as in ddlrun launch {0}",
+    r"^[A-Za-z_]\w*=": "a variable is the value of an option: --env {0} PROGRAM",
+    NOTEBOOK: "convert the notebook, jupyter nbconvert --to script {0}, or call ddlrun.run in it",
     r"^\d+(x\d+){1,3}$": "a topology is an option: --topology {0} SCRIPT",
     r",|\[\d|^@": "hosts are an option: -H {0} SCRIPT",
 }
@@ -59,7 +62,7 @@ def _check_executable(path: str) -> None:
 def _remedy(path: str) -> str:
     """Return the remedy for a file that is not executable."""
     if path.endswith(".ipynb"):
-        return f"convert the notebook, jupyter nbconvert --to script {path}, or call ddlrun.run in it"
+        return MISTAKES[NOTEBOOK].format(path)
     shell = "sh" if path.endswith(".sh") else "INTERPRETER"
     return f"chmod +x {path}, or name what runs it: {shell} {path}"
 

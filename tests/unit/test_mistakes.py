@@ -97,6 +97,11 @@ MISTAKES = [
     ("launch --start-timeout 0 train.py", "'0' is not a time of at least 1s"),
     ("gen-rankfile 1 a --packages 2 --cores-per-package 2 --gpu-order 1", "no GPU 1 of --gpu-order; it has none"),
     ("show topology --machine dgx1 --nodes 2", "--nodes 2 needs 2 hosts or a multiple, but the job has 1"),
+    (
+        "launch -np 2 CUDA_VISIBLE_DEVICES=0,1 python train.py",
+        "the value of an option: --env CUDA_VISIBLE_DEVICES=0,1 PROGRAM",
+    ),
+    ("launch missing.ipynb", "convert the notebook, jupyter nbconvert --to script missing.ipynb"),
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
     ("launch --topology= train.py", "the value is empty; give one, or leave the option out"),
     ("launch .", "'.' is a folder; name the script or program in it"),
