@@ -32,7 +32,7 @@ HARMLESS = re.compile(r"Exception (?:ignored|in thread)|Error in \S+:$|--- Loggi
 # How a process ends that crashes in its threads or at its end, perhaps after a traceback.
 CRASH = re.compile(r"Fatal Python error: |terminate called ")
 # Lines before the one that names the exception: the frames of Python, loguru, rich and IPython, and their headings.
-FRAME = re.compile(rf'$|\s|(?:> )?File |-*> |[│╭╰|+]|.*{HEADER}|[Uu]sage: |Try |.*RemoteTraceback:|"""')
+FRAME = re.compile(rf'$|\s|(?:> )?File |Cell In\[|-*> |[│╭╰|+]|.*{HEADER}|[Uu]sage: |Try |.*RemoteTraceback:|"""')
 # Warnings and notes in the log format of C++ libraries, which may be of another time.
 LOG_LINE = re.compile(r"(?:\[rank\d+\]:)?\[?[IW]\d{4} ")
 # The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.

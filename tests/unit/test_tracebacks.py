@@ -89,6 +89,10 @@ SPAWN = f"""{TRACEBACK}torch.multiprocessing.spawn.ProcessRaisedException:
 {TRACEBACK}ValueError: no
 """
 IPYTHON = """ValueError                                Traceback (most recent call last)
+Cell In[3], line 2
+      1 import t
+----> 2 t.step()
+
 File ~/t.py:3, in step()
       2 def step():
 ----> 3     raise ValueError("no")
