@@ -114,7 +114,7 @@ def is_secret_name(name: str, value: str, *, alone: bool = True) -> bool:
         marks.add("connectionstring")
     if not value or not marks or name in ORDINARY_NAMES or words[-1] == "name":
         return False
-    if words[-1] in PLACES and value[0] in "/~.$":
+    if words[-1] in PLACES and re.match(r"[/~.$]|[\w/-]+\.\w{1,5}$", value):
         return False
     if not marks <= WEAK_WORDS:
         return True
