@@ -49,14 +49,7 @@ class ConfigRecord(TypedDict):
 class Config(Sections):
     """A command that also takes launch's options."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's own parameters and launch's options."""
-        return [*super().get_params(ctx), *LAUNCH_OPTIONS]
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command's own options; launch's are in launch's help."""
-        own = click.Command(self.name, params=super().get_params(ctx), add_help_option=False)
-        Sections.format_options(own, ctx, formatter)  # type: ignore[arg-type]  # uses get_params only
+    borrowed = LAUNCH_OPTIONS
 
 
 @click.command("config", cls=Config, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,7 +1,7 @@
 """Options that several commands share, under headings."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -35,10 +35,21 @@ HEADINGS = (
 class Sections(click.Command):
     """A command whose help shows its options under headings."""
 
+    borrowed: ClassVar[Sequence[click.Parameter]] = ()
+    """Options of another command that this one takes, too. They are in the help of the other one."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own parameters and those that it borrows."""
+        return [*super().get_params(ctx), *self.borrowed]
+
+    def own_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters in the command's help."""
+        return super().get_params(ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options section by section."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
+        for param in self.own_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
                 sections.setdefault(getattr(param, "section", "Other"), []).append(record)

@@ -88,10 +88,9 @@ class Show(Sections):
         """Return the usage line, with WHAT first."""
         return ["WHAT", *super().collect_usage_pieces(ctx)]
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write show's own options; those of a job are in launch's help."""
-        own = click.Command(self.name, params=[param for param in self.params if param.name in OWN_OPTIONS])
-        Sections.format_options(own, ctx, formatter)  # type: ignore[arg-type]  # uses get_params only
+    def own_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return show's own options and --help; those of a job are in launch's help."""
+        return [param for param in super().own_params(ctx) if param.name in OWN_OPTIONS or param not in self.params]
 
 
 @click.command(

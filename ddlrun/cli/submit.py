@@ -50,18 +50,11 @@ UNSUPPORTED = {
 class Submit(Sections):
     """A command that also takes launch's options: it checks them now, and passes them to the job unchanged."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return submit's own parameters and launch's options."""
-        return [*super().get_params(ctx), *LAUNCH_OPTIONS]
+    borrowed = LAUNCH_OPTIONS
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the words of the usage line: the topology comes first."""
         return ["TOPOLOGY", "[OPTIONS]", "SCRIPT", "[ARGS]..."]
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write submit's own options; launch's are in launch's help."""
-        own = click.Command(self.name, params=super().get_params(ctx), add_help_option=False)
-        Sections.format_options(own, ctx, formatter)  # type: ignore[arg-type]  # uses get_params only
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the topology, which may stand before the options, and keep every word as the user typed it."""

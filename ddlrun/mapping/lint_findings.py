@@ -39,7 +39,7 @@ def _same(message: str, effect: str, remedy: str, *, error: bool = True) -> Lint
 
 _AS_MEANT = Effect("reads it", as_meant=True)
 _SYNTAX = "stops with a syntax error"
-_MISSING = '"A rank is missing its location specification"'
+MISSING = '"A rank is missing its location specification"'
 _NAME_COLUMNS = "at most {limit}: ranges, shorter names"
 _ONE_RANGE = "write one range: 0:0-4; separate several by ; each with its package"
 _RANGES = "write PACKAGE:FIRST-LAST, such as 0:0-4, or FIRST-LAST over the host"
@@ -211,8 +211,8 @@ class LintCode(Enum):
     NO_RANKS = _same("the file places no rank", '"No nodes are available"', "ddlrun gen-rankfile writes one")
     DUPLICATE_RANK = _same("rank {rank} has line {line} already", "{effect}", "give it one line")
     RANK_0_LATE = _same("rank 0 comes after rank {rank}", '"Error, rank 0 is already assigned"', "put its line first")
-    MISSING_RANKS = _same("rank {ranks} has no line, rank {last} has one", _MISSING, "number them 0, 1, 2, ...")
-    TOO_FEW_RANKS = _same(_COUNT, _MISSING, _LAUNCH)
+    MISSING_RANKS = _same("rank {ranks} has no line, rank {last} has one", MISSING, "number them 0, 1, 2, ...")
+    TOO_FEW_RANKS = _same(_COUNT, MISSING, _LAUNCH)
     TOO_MANY_RANKS = _same(_COUNT, "silently runs the first ranks", _LAUNCH)
     SHARED_CORE = LintRule(
         "rank {rank} has {core} of {host}, as rank {other} has",

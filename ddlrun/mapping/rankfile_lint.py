@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ddlrun.machine import Machine
 from ddlrun.mapping.lint_cores import check_cores, missing_cores
-from ddlrun.mapping.lint_findings import LintCode, LintFinding
+from ddlrun.mapping.lint_findings import MISSING, LintCode, LintFinding
 from ddlrun.mapping.rankfile import BETWEEN, MOST_CHARACTERS, NameProblem, name_problem
 from ddlrun.mapping.rankfile_entries import RankEntry, count_as_declared, quote, read_entries
 from ddlrun.mapping.slot_notation import MOST_SLOT, render_slots
@@ -15,7 +15,6 @@ MachineOf = Callable[[str], Machine | None]
 
 _MOST_LISTED = 8
 _MOST_CORES = 4096
-_MISSING = '"A rank is missing its location specification"'
 
 
 def _no_machine(_host: str) -> None:
@@ -118,7 +117,7 @@ def _check_numbers(entries: Sequence[RankEntry], ranks: int | None) -> Iterator[
     first_lines: dict[int, int] = {}
     for entry in entries:
         if entry.rank in first_lines:
-            effect = '"Error, rank 0 is already assigned"' if entry.rank == 0 else f"{_MISSING}, or takes this line"
+            effect = '"Error, rank 0 is already assigned"' if entry.rank == 0 else f"{MISSING}, or takes this line"
             values = {"rank": entry.rank, "line": first_lines[entry.rank], "effect": effect}
             yield LintFinding(LintCode.DUPLICATE_RANK, entry.line, 1, values)
         first_lines.setdefault(entry.rank, entry.line)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from ddlrun.rank.proc_files import list_folder, read_file
+from ddlrun.rank.proc_files import list_folder, read_file, read_link
 
 NANOSECONDS = 1e-9
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
@@ -23,11 +21,4 @@ def read_busy_time(pid: int) -> float:
 def uses_gpu(pid: int) -> bool:
     """Return True if a process has opened a GPU."""
     folder = f"/proc/{pid}/fd"
-    return any(_read_link(f"{folder}/{fd}").startswith(GPU_FILES) for fd in list_folder(folder))
-
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:  # it has been closed
-        return ""
+    return any(read_link(f"{folder}/{fd}").startswith(GPU_FILES) for fd in list_folder(folder))

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 
 from ddlrun.rank.peer_traffic import PeerTraffic
-from ddlrun.rank.proc_files import parse_counters, read_file
+from ddlrun.rank.proc_files import TICK_MS, parse_counters, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.rank.gpu_usage import GpuUsageReader
 
-TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MOST_NICS = 64
 # The speed of network interfaces is read at every report of this number.

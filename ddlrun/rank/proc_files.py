@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 CHUNK = 1 << 16
+TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 
 
 def read_file(path: str) -> bytes:
@@ -27,6 +28,14 @@ def list_folder(path: str) -> list[str]:
         return os.listdir(path)
     except OSError:
         return []
+
+
+def read_link(path: str) -> str:
+    """Return the target of a link, empty if it cannot be read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def parse_counters(text: bytes) -> dict[bytes, int]:

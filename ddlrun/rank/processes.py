@@ -70,7 +70,7 @@ def find_signal_targets(pid: int, number: int) -> list[int]:
             skipped.append(candidate)
         if name in SHELLS:
             candidates += children
-            if number != signal.SIGTERM and not _handles(candidate, number):
+            if number != signal.SIGTERM and not handles(candidate, number):
                 skipped.append(candidate)
     return [candidate for candidate in candidates if candidate not in skipped]
 
@@ -83,7 +83,8 @@ def _executable_name(pid: int) -> str:
         return ""
 
 
-def _handles(pid: int, number: int) -> bool:
+def handles(pid: int, number: int) -> bool:
+    """Return True if a process has a handler for a signal, which would end it otherwise."""
     for line in read_lines(f"/proc/{pid}/status"):
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from ddlrun.rank.proc_files import list_folder, read_link
 from ddlrun.rank.processes import read_lines
 
 TYPE_CHECKING = False
@@ -61,16 +60,6 @@ def _address(text: str) -> str:
 
 def _socket_inodes(pid: int) -> list[str]:
     """Return the inodes of a process's sockets."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return []
-    targets = [_read_link(f"/proc/{pid}/fd/{name}") for name in names]
+    folder = f"/proc/{pid}/fd"
+    targets = [read_link(f"{folder}/{name}") for name in list_folder(folder)]
     return [target[len("socket:[") : -1] for target in targets if target.startswith("socket:[")]
-
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:  # it was closed meanwhile
-        return ""

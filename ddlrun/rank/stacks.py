@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.rank.processes import read_command, read_lines, send_signal
+from ddlrun.rank.processes import handles, read_command, read_lines, send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def parse_dump(output: bytes) -> Threads:
 def _read_from_hook(pid: int, seconds: float) -> Threads:
     """Have the hook of a process write its stacks, and return them; none if it has no hook or does not reply."""
     path = _hook_file(pid)
-    if path is None or not _handles_signal(pid, STACKS_SIGNAL):
+    if path is None or not handles(pid, STACKS_SIGNAL):
         return []
     end = time.monotonic() + seconds
     try:
@@ -140,7 +140,7 @@ def _hook_file(pid: int) -> str | None:
 def probe(pid: int, state: str) -> int:
     """Return the number of replies of a process to probes; send it the next one, if that interrupts no system call."""
     path = _hook_file(pid)
-    if path is None or not _handles_signal(pid, PROBE_SIGNAL):
+    if path is None or not handles(pid, PROBE_SIGNAL):
         return 0
     try:
         with open(path, "rb") as file:
@@ -158,14 +158,6 @@ def count_switches(pid: int) -> int:
         if line.startswith("voluntary_ctxt_switches:"):
             return int(line.split()[1])
     return 0
-
-
-def _handles_signal(pid: int, number: int) -> bool:
-    """Return True if a process has a handler for a signal, which would end it otherwise."""
-    for line in read_lines(f"/proc/{pid}/status"):
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
 
 
 def parse_traceback(text: str, pid: int) -> Threads:

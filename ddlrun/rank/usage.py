@@ -11,7 +11,7 @@ import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.cpu_quota import QuotaPeriods
-from ddlrun.rank.proc_files import list_folder, read_file
+from ddlrun.rank.proc_files import TICK_MS, list_folder, read_file
 from ddlrun.rank.processes import SHELLS
 
 TYPE_CHECKING = False
@@ -27,7 +27,6 @@ REFRESH = 5
 MOST_PROCESSES = 64
 MOST_THREADS = 256
 LONGEST_FUNCTION = 40
-TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 USAGE_FIELDS = (
