@@ -40,7 +40,8 @@ ORDINARY = [
     "GIT=ssh://git@github.com/x", "GIT=git@github.com:x/y", "URL=https://host/x?v=1", "S3=s3://bucket/key", "A_KEY=",
     "IMAGE=docker://user/image:tag@sha256:abc", "EMAIL=a@b.c", "GIT_SHA=0123456789abcdef0123456789abcdef01234567",
     "TRAIN_TOKENS=300B", "TOKENS=1_000_000", "TOKEN_BUDGET_TOKENS=2.5e9", "IMAGE_TOKEN=<image>", "PW_CONV=1",
-    "TOKEN_FILE=data/tokens.bin", "SPECIAL_TOKENS=a,b", "JWT_ALGORITHM=RS256", "HF_HUB_DISABLE_IMPLICIT_TOKEN=1", "SSH_AUTH_SOCK=/tmp/x", "LR=1e-3",
+    "TOKEN_FILE=data/tokens.bin", "SPECIAL_TOKENS=a,b", "JWT_ALGORITHM=RS256", "HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
+    "SSH_AUTH_SOCK=/tmp/x", "LR=1e-3",
 ]  # fmt: skip
 LINES = [
     ("train.py --token abc --lr 0.1", "train.py --token <redacted> --lr 0.1"),
