@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Iterable
 
 from ddlrun.errors import InputError
 from ddlrun.plan.container import PYTHON as PYTHON_OF_IMAGE
@@ -19,6 +20,8 @@ MISTAKES = {
 }
 # The name of a Python interpreter, whose first argument is a script.
 PYTHON = r"python[0-9.]*"
+# Programs whose first argument is often a script.
+PROGRAMS = ("python", "torchrun", "mpirun", "bash")
 # Files that a Python interpreter runs: source, bytecode and archives.
 PYTHON_FILES = (".py", ".pyc", ".pyz")
 
@@ -88,7 +91,7 @@ def _check_missing(script: str, args: tuple[str, ...]) -> None:
         if re.fullmatch(PYTHON, os.path.basename(script)):
             _check_script(args[0])
         elif os.path.isfile(args[0]) and "/" not in script:
-            _check_exists(script, "hosts are one word: -H HOST,{0}")
+            _check_exists(script, "if it is a host, hosts are one word: -H HOST,{0}", PROGRAMS)
 
 
 def _check_script(script: str) -> None:
@@ -106,12 +109,12 @@ def _check_module(name: str) -> None:
         raise InputError(f"-m {name}: -m takes the name of a module, such as {module}; leave -m out for a file")
 
 
-def _check_exists(program: str, remedy: str) -> None:
-    """Raise InputError with a remedy where a word that looks like something else is no program."""
+def _check_exists(program: str, remedy: str, names: Iterable[str] = ()) -> None:
+    """Raise InputError with a remedy, and the nearest of `names`, where a word is no program."""
     import shutil  # noqa: PLC0415 - 2 ms, for such words alone
 
     if shutil.which(program) is None:
-        raise InputError(f"there is no program {program!r}; {remedy.format(program)}")
+        raise InputError(f"there is no program {program!r}{did_you_mean(program, names)}; {remedy.format(program)}")
 
 
 def _scripts_beside(script: str) -> list[str]:
