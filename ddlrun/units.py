@@ -65,7 +65,7 @@ def parse_seconds(text: str, where: str) -> float:
     return float(match[1]) * SECONDS[match[2]]
 
 
-def parse_time_limit(text: str, where: str = "--time") -> int:
+def parse_time_limit(text: str) -> int:
     """Parse 1:30:00, 2-12:00:00, 90m, 1h30m, or a number of minutes; return seconds. Raises InputError.
 
     >>> [parse_time_limit(text) for text in ("1:30:00", "1h30m", "90", "2-12:00:00")]
@@ -80,7 +80,7 @@ def parse_time_limit(text: str, where: str = "--time") -> int:
     elif match is not None:
         seconds = int(sum(int(count or 0) * SECONDS[unit] for count, unit in zip(match.groups(), "dhms", strict=True)))
     if not 0 < seconds < LONGEST:
-        raise InputError(f"{where} {text!r} is no time limit; write 1:30:00, 90m, 2h, or a number of minutes")
+        raise InputError(f"--time {text!r} is no time limit; write 1:30:00, 90m, 2h, or a number of minutes")
     return seconds
 
 

@@ -58,7 +58,7 @@ SYNONYMS = {"pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "hvd"
 OWN, WORKERS, PORTS = "DDLRUN_OWN", "DDLRUN_WORKERS", "DDLRUN_PORTS"
 
 
-def parse_frameworks(text: str, option: str = "--framework") -> tuple[str, ...]:
+def parse_frameworks(text: str) -> tuple[str, ...]:
     """Parse a list of frameworks; empty: auto. Raises InputError on an unknown name.
 
     >>> parse_frameworks("torch, jax"), parse_frameworks("auto")
@@ -69,7 +69,7 @@ def parse_frameworks(text: str, option: str = "--framework") -> tuple[str, ...]:
     if wrong or not names:
         hint = did_you_mean(wrong[0], FRAMEWORKS, SYNONYMS) if wrong else ""
         raise InputError(
-            f"{option} {text!r}{hint}: there are auto, {', '.join(FRAMEWORKS)}, and lists of them: torch,jax"
+            f"--framework {text!r}{hint}: there are auto, {', '.join(FRAMEWORKS)}, and lists of them: torch,jax"
         )
     return () if "auto" in names else tuple(dict.fromkeys(names))
 

@@ -25,7 +25,7 @@ class JobPlacement(NamedTuple):
     order_reason: str
 
 
-def place_job(settings: Settings, machines: Mapping[str, Machine], major: int | None = None) -> JobPlacement:
+def place_job(settings: Settings, machines: Mapping[str, Machine], major: int | None) -> JobPlacement:
     """Place every rank on the machines, by host.
 
     Raises InputError or PlacementError. A user's own rank file is checked for everything that Open MPI

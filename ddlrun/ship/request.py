@@ -113,7 +113,7 @@ def arrange_sources(sources: Iterable[ShipSource]) -> tuple[ShipSource, ...]:
     return tuple(sorted(arranged, key=lambda source: (order.index(source.kind), source.path)))
 
 
-def parse_ship(text: str, where: str = "--ship") -> tuple[bool, bool, tuple[str, ...]]:
+def parse_ship(text: str) -> tuple[bool, bool, tuple[str, ...]]:
     """Parse the list of --ship: whether code and environment travel, and the paths, as they are written.
 
     Raises InputError for an empty element.
@@ -123,7 +123,7 @@ def parse_ship(text: str, where: str = "--ship") -> tuple[bool, bool, tuple[str,
     """
     words = text.split(",")
     if not all(words):
-        raise InputError(f"{where} {text!r}: an element is empty; write code, env or paths, such as code,data")
+        raise InputError(f"--ship {text!r}: an element is empty; write code, env or paths, such as code,data")
     paths = tuple(os.path.normpath(word) for word in words if word not in (CODE_WORD, ENVIRONMENT_WORD))
     return CODE_WORD in words, ENVIRONMENT_WORD in words, paths
 

@@ -40,7 +40,7 @@ class InputForwarder:
             return
         self._peer = self._reader = peer
         if self._terminal and self._attributes is None:
-            self._attributes = take_keys(STDIN)
+            self._attributes = take_keys()
         self.resize()
         try:
             self._epoll.register(STDIN, select.EPOLLIN)
@@ -116,11 +116,11 @@ def terminal_size() -> os.terminal_size:
     return DEFAULT_SIZE
 
 
-def take_keys(fd: int) -> list[int | list[bytes | int]]:
-    """Read a terminal key by key, without echo and signals; return its attributes before."""
-    before = termios.tcgetattr(fd)
-    attributes = termios.tcgetattr(fd)
+def take_keys() -> list[int | list[bytes | int]]:
+    """Read the terminal key by key, without echo and signals; return its attributes before."""
+    before = termios.tcgetattr(STDIN)
+    attributes = termios.tcgetattr(STDIN)
     attributes[0] &= ~(termios.ICRNL | termios.IXON)
     attributes[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
-    termios.tcsetattr(fd, termios.TCSADRAIN, attributes)
+    termios.tcsetattr(STDIN, termios.TCSADRAIN, attributes)
     return before

@@ -51,7 +51,7 @@ def watch(name: str, loader: "Any", leave: "Callable[[int], None]") -> None:
     def exec_module(module: "ModuleType") -> None:
         del loader.exec_module
         if name == "mpi4py.MPI" and getattr(sys.modules["mpi4py"].rc, "initialize", False):
-            _check_library("mpi4py", leave)  # the import initializes MPI
+            _check_library(leave)  # the import initializes MPI
         plain(module)
         try:
             WATCHERS[name](module, leave)
@@ -70,22 +70,21 @@ def _watch_mpi4py(mpi: "Any", leave: "Callable[[int], None]") -> None:
             libraries = _mapped_libraries()
             _end(f"{_sees('MPI', size)}: mpi4py uses {_describe(libraries)}, {_starter()}; {_remedy(libraries)}", leave)
 
-    def check_library() -> None:
-        _check_library("mpi4py", leave)
-
-    mpi.Init, mpi.Init_thread = (_between(check_library, function, check) for function in (mpi.Init, mpi.Init_thread))
+    mpi.Init, mpi.Init_thread = (
+        _between(lambda: _check_library(leave), function, check) for function in (mpi.Init, mpi.Init_thread)
+    )
     if mpi.Is_initialized() and not mpi.Is_finalized():
         check()
 
 
-def _check_library(user: str, leave: "Callable[[int], None]") -> None:
+def _check_library(leave: "Callable[[int], None]") -> None:
     """Check the MPI library before it is initialized: MPICH, for one, would end this process with other words."""
     libraries, starter = _mapped_libraries(), os.environ.get("DDLRUN_STARTED_BY", "")
     by_pmi = any(name in os.environ for name in ("PMI_RANK", "PMI_FD"))  # the rank may have started it by mpiexec
     by_pmix = starter.startswith("Open MPI") or _srun_type().startswith("pmix")
     if not libraries or by_pmi or not by_pmix or not _is_short(1):
         return
-    rank = f"rank {_rank()}: {user} uses"
+    rank = f"rank {_rank()}: mpi4py uses"
     if all(os.path.basename(path).startswith(MPICH_LIBRARIES) for path in libraries):
         text = f"{_describe(libraries)}, {_starter()}: it would be alone, the job has {_job_size()} ranks"
         _end(f"{rank} {text}; {_remedy(libraries)}", leave)
