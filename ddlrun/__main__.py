@@ -5,13 +5,13 @@ import os
 from ddlrun.rank.bare_signal import signal
 
 
-def _leave(_number: int, _frame: object) -> None:
-    """End at once: Ctrl-C while modules are imported leaves nothing behind."""
+def _exit(_number: int, _frame: object) -> None:
+    """Exit on Ctrl-C while modules are imported: nothing needs to be cleaned up yet."""
     os._exit(130)
 
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGINT, _exit)
 
 from ddlrun.cli import main
 

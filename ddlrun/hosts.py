@@ -91,7 +91,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _split_number(name: str) -> tuple[str, str]:
-    """Split a name before its last digits; what is no ordinary name has none."""
+    """Split a name before its last digits; names with other characters are not split."""
     digits = re.search(r"[0-9]{1,18}$", name) if re.fullmatch(NAME, name) else None
     return (name[: digits.start()], digits[0]) if digits else (name, "")
 
@@ -187,7 +187,7 @@ def _merge(earlier: Host | None, host: Host, place: str) -> Host:
 def _parse_line(words: list[re.Match[str]], place: str) -> list[Host]:
     name, slots = _split_slots(words[0].group(), f"{place}, column {words[0].start() + 1}")
     if "," in re.sub(BRACKET, "", name):
-        raise InputError(f"{place}: {name!r} is no host of a hostfile; write one host per line, without commas")
+        raise InputError(f"{place}: {name!r} is not a host name; write one host per line, without commas")
     rack = most = None
     for word in words[1:]:
         here = f"{place}, column {word.start() + 1}"

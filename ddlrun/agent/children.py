@@ -142,7 +142,7 @@ class Children:
             self._start_waiting(self._job)
 
     def _drop(self, child: Child) -> None:
-        """Give an agent up because a message was altered; after its last one, the way to it may print what it likes."""
+        """Drop an agent because a message was altered. After its last message, its launcher may print anything."""
         if not child.done:
             child.altered = child.done = True
             self._on_loss(child)

@@ -1,8 +1,8 @@
 """The connections between agents: messages in both directions, over pipes that lead through ssh or the like.
 
 A message is a head and a text. The head is the kind (one byte), the length of the text, the checksum of the text, and
-a checksum of all that and of the message's number in its direction (four bytes each). ssh notices that something was
-altered, other programs that lead to hosts need not. A text of several words is packed with their lengths.
+a checksum of all that and of the message's number in its direction (four bytes each). ssh detects altered data; other
+launchers may not. A text of several words is packed with their lengths.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Channel:
         self.open = bool(data)
 
     def messages(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the messages that are complete, as (kind, text). Raises AlteredError."""
+        """Yield the complete messages as (kind, text). Raises AlteredError."""
         while len(self._received) >= HEAD:
             head = bytes(self._received[:HEAD])
             if crc32(head[:-4], self._received_count) != int.from_bytes(head[-4:], "big"):

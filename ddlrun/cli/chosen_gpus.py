@@ -1,4 +1,4 @@
-"""The GPUs that variables of this machine choose, here and on the hosts of a job."""
+"""GPUs that are chosen by variables of this machine, for the hosts of a job."""
 
 import os
 import re
@@ -12,8 +12,8 @@ from ddlrun.machine.pci import CHOOSING, ORDER
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import is_local
 
-# The beginning of a UUID, of a whole GPU or of a part.
-NAMED = r"(GPU|MIG)-"
+# The beginning of the UUID of a GPU or of a MIG device.
+UUID = r"(GPU|MIG)-"
 
 
 def chooses_gpus(launcher: AgentLauncher) -> bool:
@@ -22,19 +22,19 @@ def chooses_gpus(launcher: AgentLauncher) -> bool:
 
 
 def render_choice(variables: Mapping[str, str]) -> str:
-    """Return sh assignments of those of the variables that choose GPUs."""
+    """Return sh assignments for the variables that choose GPUs."""
     values = {name: variables[name] for name in (*CHOOSING, ORDER) if name in variables}
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
 def render_own_choice() -> str:
-    """Return sh assignments of the variables that choose GPUs here, without those that name GPUs of one host."""
-    return render_choice({name: value for name, value in os.environ.items() if not re.search(NAMED, value)})
+    """Return sh assignments for the variables of this process that choose GPUs by number."""
+    return render_choice({name: value for name, value in os.environ.items() if not re.search(UUID, value)})
 
 
 def check_named_gpus(machines: Mapping[str, Machine], launcher: AgentLauncher) -> None:
-    """Raise InputError where a variable names GPUs of one host, but ranks would get GPUs of others too."""
-    named = [name for name in CHOOSING if name in os.environ and re.search(NAMED, os.environ[name])]
+    """Raise InputError if a variable names GPUs of one host by UUID, but ranks also use GPUs of others."""
+    named = [name for name in CHOOSING if name in os.environ and re.search(UUID, os.environ[name])]
     own_name = os.uname().nodename
     others = [name for name, machine in machines.items() if machine.gpus and not is_local(name, own_name)]
     here = [machine for name, machine in machines.items() if is_local(name, own_name)]

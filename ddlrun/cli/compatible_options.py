@@ -103,7 +103,7 @@ def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection
     name, equals, value = word.partition("=")
     if word[0] in DASHES:
         typed = f"-{word[1:]}" if f"-{name[1:]}" in options else f"--{word.lstrip(DASHES)}"
-        raise InputError(f"{word}: its dash is not the one of the keyboard; write {typed}")
+        raise InputError(f"{word}: its dash is not an ASCII hyphen; write {typed}")
     joined = re.fullmatch(r"(-np|-n|-p|-N|-c|-G)([0-9]+)", word)
     if joined is not None:
         return [*joined.groups()]
@@ -122,7 +122,7 @@ def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection
 
 
 def _translate_first(args: Sequence[str], typed: str) -> _Translation | None:
-    """Translate the foreign option that the words begin with; None where it is unknown, or lacks its value.
+    """Translate the foreign option that the words begin with; None if it is unknown or lacks its value.
 
     `typed` is its name in messages.
     """

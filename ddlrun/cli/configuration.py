@@ -17,7 +17,7 @@ PROJECT_NAME = "ddlrun.yaml"
 # The word of --config-file without which the user's and the project's files are read.
 NO_FILES = "none"
 CONFIGURATION = "ddlrun.configuration"
-# Variables that may be those of options; the others that a user may set, or that an outer job has set.
+# Names that may be variables of options, and other variables that a user or an outer job sets.
 VARIABLES = r"DDLRUN_(?!DDL_|LMS)[A-Z0-9_]+"
 OTHER_VARIABLES = (
     "DDLRUN_CONFIG_FILE", "DDLRUN_EXIT_CODE_BASE", "DDLRUN_CHECK_WORLD", "DDLRUN_FAN_OUT", "DDLRUN_RACKS",
@@ -180,7 +180,7 @@ def _read_variables(params: Iterable[click.Parameter], environ: Mapping[str, str
 
 
 def _note_unknown_variables(ctx: click.Context, environ: Mapping[str, str]) -> None:
-    """Print a note on each variable that begins as ddlrun's own do, but is of no option of any command."""
+    """Print a note on each DDLRUN_ variable that belongs to no option of any command."""
     own = [variable_of(option) for option in ctx.command.params if isinstance(option, click.Option)]
     names = [name for name in environ if re.fullmatch(VARIABLES, name) and name not in (*OTHER_VARIABLES, *own)]
     group = ctx.find_root().command
@@ -200,7 +200,7 @@ def _note_unknown_variables(ctx: click.Context, environ: Mapping[str, str]) -> N
         if name not in known:
             hint = did_you_mean(name, map(str.lower, known), synonyms)
             hint = re.sub("ddlrun_[a-z_]+", lambda match: match[0].upper(), hint)
-            click.echo(f"ddlrun: note: {name} has no effect: there is no such variable{hint}", err=True)
+            click.echo(f"ddlrun: note: {name} has no effect: ddlrun has no such variable{hint}", err=True)
 
 
 def _parse_variable(option: click.Parameter, variable: str, text: str) -> Any:  # noqa: ANN401 - an option's value

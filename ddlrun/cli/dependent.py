@@ -1,4 +1,4 @@
-"""Entry point of a launch that Python has started: arguments are its pid, a file for errors, and those of ddlrun."""
+"""Entry point of a launch from Python; its arguments are the pid of Python, a file for errors, and ddlrun's own."""
 
 import json
 import re

@@ -35,7 +35,7 @@ class Fetched(NamedTuple):
     placed: Sequence[PlacedFile]
     problems: Sequence[str]
     left: Mapping[str, Sequence[str]]
-    """Host -> what never comes back, such as links."""
+    """Host -> files that are never copied back, such as links."""
 
 
 def fetch(settings: Settings, plan: Plan, outcome: Outcome) -> None:
@@ -96,7 +96,7 @@ def _fetch(settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:
 
 
 def remove_interrupted(folder: str, prefix: str) -> None:
-    """Remove the folders of earlier transfers to this host whose ddlrun was killed together with all its processes.
+    """Remove the unfinished folders of transfers whose ddlrun no longer runs.
 
     Args:
         folder: The folder.
@@ -156,7 +156,7 @@ def render_fetched(
 
 
 def render_left(left: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield a line per group of hosts on which the same was left."""
+    """Yield a line per group of hosts with the same files that were not copied back."""
     alike: dict[str, list[str]] = {}
     for host, lines in left.items():
         if lines:

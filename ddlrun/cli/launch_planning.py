@@ -33,7 +33,7 @@ from ddlrun.process_managers.installation import (
 )
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.probe import PendingProbe, await_names, check_distinct
-from ddlrun.runs.registry import find_taken
+from ddlrun.runs.registry import find_in_use
 from ddlrun.runs.store import state_folder
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
@@ -210,19 +210,19 @@ def _busy_ports(report: "PreflightReport") -> frozenset[int]:
 
 
 def place_ranks(surveyed: Surveyed) -> Placed:
-    """Place every rank, beside those of other runs. Raises InputError, PlacementError or PreflightError."""
+    """Place every rank, if possible apart from other runs. Raises InputError, PlacementError or PreflightError."""
     survey = surveyed.survey
-    surveyed = surveyed._replace(survey=survey._replace(machines=_with_taken(survey.machines)))
+    surveyed = surveyed._replace(survey=survey._replace(machines=_mark_in_use(survey.machines)))
     return Placed(surveyed, place_surveyed(surveyed.attempt.settings, surveyed.survey))
 
 
-def _with_taken(machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
-    """Return the machines with the CPUs and GPUs that other runs have; equal machines are one object."""
-    taken = find_taken(state_folder(os.environ), machines)
+def _mark_in_use(machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+    """Return the machines with the CPUs and GPUs that other runs use; equal machines are one object."""
+    in_use = find_in_use(state_folder(os.environ), machines)
     kinds: dict[tuple[int, frozenset[int | str]], Machine] = {}
     return {
-        name: kinds.setdefault((id(machine), taken[name]), machine._replace(taken=taken[name]))
-        if machine.measured and taken[name]
+        name: kinds.setdefault((id(machine), in_use[name]), machine._replace(in_use=in_use[name]))
+        if machine.measured and in_use[name]
         else machine
         for name, machine in machines.items()
     }

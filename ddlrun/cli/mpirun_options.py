@@ -51,7 +51,7 @@ UNSUPPORTED = {
     "--prefix": "use --mpirun DIR/bin/mpirun for another Open MPI; ddlrun tells its daemons where it is",
     "--path": "set PATH, which all ranks get",
     "--merge-stderr-to-stdout": "redirect the output: ddlrun launch ... 2>&1",
-    "--app": "write the programs after another: -np 2 A : -np 3 B",
+    "--app": "separate the programs with a colon: -np 2 A : -np 3 B",
     "--use-hwthread-cpus": "use --threads-per-core N, for hardware threads of a rank's cores",
     "--xterm": "use --debug-rank N or --pty for a rank at this terminal",
     "--version": "ddlrun --version prints the version",
@@ -102,7 +102,7 @@ def translate_mapping(name: str, value: str) -> Words:
 
 
 def per_package(name: str, value: str, typed: str = "") -> Words:
-    """Translate a number of ranks per package. Raises InputError for another one than 1."""
+    """Translate a number of ranks per package. Raises InputError for any number but 1."""
     if value != "1":
         raise InputError(f"{name} {typed or value}: write the number of ranks per host: --accelerators N")
     return "--accelerators", "package"
@@ -118,7 +118,9 @@ def translate_ranking(name: str, value: str) -> Words:
 def translate_stdin(name: str, value: str) -> Words:
     """Translate the rank that gets standard input. Raises InputError for several."""
     if not value.isdecimal():
-        raise InputError(f"{name} {value}: one rank gets standard input: --stdin-rank N; with </dev/null none has any")
+        raise InputError(
+            f"{name} {value}: only one rank can read standard input: --stdin-rank N; for none, redirect it: </dev/null"
+        )
     return "--stdin-rank", value
 
 

@@ -14,7 +14,7 @@ NOTEBOOK = r"\.ipynb$"
 MISTAKES = {
     r"\s": "a command line is several words: leave the quotes out, as in ddlrun launch {0}",
     r"^[A-Za-z_]\w*=": "a variable is the value of an option: --env {0} PROGRAM",
-    NOTEBOOK: "convert the notebook, jupyter nbconvert --to script {0}, or call ddlrun.run in it",
+    NOTEBOOK: "convert the notebook (jupyter nbconvert --to script {0}), or call ddlrun.run in it",
     r"^\d+(x\d+){1,3}$": "a topology is an option: --topology {0} SCRIPT",
     r",|\[\d|^@": "hosts are an option: -H {0} SCRIPT",
 }
@@ -56,10 +56,12 @@ def _check_executable(path: str) -> None:
     try:
         with open(path, "rb") as file:
             line = file.readline(256)
-    except OSError:  # who may execute a file need not be able to read it
+    except OSError:  # an executable file need not be readable
         return
     if line.startswith(b"#!") and line.endswith(b"\r\n"):
-        raise InputError(f"{path!r} has lines that end in CR LF, with which it cannot start: sed -i 's/\\r$//' {path}")
+        raise InputError(
+            f"{path!r} has lines that end in CR LF, so that it cannot start; convert it: sed -i 's/\\r$//' {path}"
+        )
 
 
 def _remedy(path: str) -> str:
@@ -67,7 +69,7 @@ def _remedy(path: str) -> str:
     if path.endswith(".ipynb"):
         return MISTAKES[NOTEBOOK].format(path)
     shell = "sh" if path.endswith(".sh") else "INTERPRETER"
-    return f"chmod +x {path}, or name what runs it: {shell} {path}"
+    return f"chmod +x {path}, or write its interpreter before it: {shell} {path}"
 
 
 def _check_missing(script: str, args: tuple[str, ...]) -> None:

@@ -47,7 +47,7 @@ def command(number: int, *, all_runs: bool, as_json: bool) -> None:
 
 
 def render_history(history: Sequence[PastRun], columns: int | None = None) -> str:
-    """Render runs as a table. In few columns the program remains, and less important cells are left out."""
+    """Render runs as a table. On a narrow terminal, leave out less important columns, but not the program."""
     if not history:
         return "no runs\n"
     rows = [HEADER, *map(_row, history)]
@@ -56,7 +56,7 @@ def render_history(history: Sequence[PastRun], columns: int | None = None) -> st
 
 
 def _fit(rows: Sequence[tuple[str, ...]], columns: int) -> Sequence[tuple[str, ...]]:
-    """Return rows without as many of the less important cells as leaves room for the programs."""
+    """Return rows without less important columns, until there is room for the programs."""
     for name in LESS_IMPORTANT:
         others = [(*row[:-1], "p" * LEAST_PROGRAM) for row in rows]
         if max(map(len, left_aligned(others))) <= columns:

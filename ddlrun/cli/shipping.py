@@ -31,7 +31,7 @@ from ddlrun.topology import Topology
 LEAST_SECONDS = 60.0
 # The time limit of a transfer as a whole; connections without progress end much earlier.
 LONGEST_SECONDS = 86400.0
-# The messages to which a host does not reply before its ssh ends, and the seconds of that without --heartbeat.
+# ssh ends after this many unanswered keepalive messages, and after this many seconds if --heartbeat is 0.
 KEEPALIVES, KEEPALIVE_SECONDS = 5, 120.0
 
 
@@ -82,7 +82,7 @@ def _make_archive(source: ShipSource, request: ShipRequest, *, whole: bool) -> A
 
 @contextmanager
 def reach_privately(launcher: AgentLauncher, heartbeat: float) -> Iterator[ProbeTarget]:
-    """Provide the target of scripts with a secret, which therefore stand on no command line and in no folder.
+    """Provide a target for scripts with a secret, which appear on no command line and in no folder.
 
     Args:
         launcher: The launcher.

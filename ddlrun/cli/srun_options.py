@@ -39,7 +39,7 @@ UNSUPPORTED = {
          "-rankmap", "-order-nodes", "-grr", "-hosts-group"), PLACEMENT),
     "-print-rank-map": SHOW,
     **dict.fromkeys(("--exclude", "--nolocal", "-skip-launch-node"), "leave the host out of -H HOST,HOST"),
-    **dict.fromkeys(("--multi-prog", "-configfile"), "write the programs after another: -np 2 A : -np 3 B"),
+    **dict.fromkeys(("--multi-prog", "-configfile"), "separate the programs with a colon: -np 2 A : -np 3 B"),
     **dict.fromkeys(("-gdb", "-gtool", "-gtoolfile"), "use --debug-rank N, or --wrap RANKS:COMMAND for a tool"),
     "-usize": "use --spawn-slots N for MPI_Comm_spawn",
     "-disable-auto-cleanup": "a failed rank ends the job in any case; leave the option out",

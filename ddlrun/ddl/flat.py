@@ -81,14 +81,14 @@ def _view_memory(
     if not tensor.numel():
         return np.empty(shape, dtype)
     if not place or dtype.kind not in "biufc" or tensor.is_conj() or tensor.is_neg():
-        raise TypeError("its memory is not that of its elements")
+        raise TypeError("its memory does not hold its elements")
     return np.asarray(_TensorMemory(tensor, {
         "version": 3, "data": (place, False), "typestr": dtype.str, "shape": shape, "strides": strides,
     }))  # fmt: skip
 
 
 class _TensorMemory:
-    """The memory of a tensor, which numpy keeps. `tensor.numpy()` would forbid torch to resize the tensor."""
+    """The memory of a tensor for numpy, which keeps the tensor. `tensor.numpy()` would forbid torch to resize it."""
 
     def __init__(self, tensor: Any, interface: dict[str, Any]) -> None:  # noqa: ANN401
         self.tensor, self.__array_interface__ = tensor, interface

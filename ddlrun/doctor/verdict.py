@@ -227,7 +227,7 @@ def _find_cut_off(look: JobLook) -> tuple[tuple[int, ...], str] | None:
 
 
 def _judge_without_waiting(others: Sequence[Group]) -> HangVerdict:
-    """Return the verdict where no rank is known to wait for another; one that waits for something unknown may do so."""
+    """Return the verdict where no rank is known to wait for another. A rank with an unknown wait may do so."""
     if not others:
         return HangVerdict(HangFinding.UNKNOWN, (), "no rank could be examined")
     free = (Activity.RUNS, Activity.IMPORTS, Activity.SLEEPS, Activity.FINALIZES, Activity.UNKNOWN)

@@ -24,8 +24,10 @@ class MachineNoteCode(Enum):
     MEMORY_LIMITED = "a cgroup allows {allowed} of {installed} GiB of memory"
     GPUS_CLOSED = "{closed} of {gpus} GPUs not counted: no driver, or not allowed by the cgroup"
     GPUS_RESTRICTED = "{variable}={value} leaves {left} of {gpus} GPUs"
-    GPUS_PARTITIONED = "{variable}={value}: {left} MIG, one for each rank, as CUDA shows a process no more"
-    GPUS_UNLOCATED = "{variable}={value}: {left} for ranks, which see them as you set them; their place is not known"
+    GPUS_PARTITIONED = "{variable}={value}: {left} MIG, one per rank, because CUDA shows a process only one"
+    GPUS_UNLOCATED = (
+        "{variable}={value}: {left} for ranks; the variable is passed on unchanged, because their location is not known"
+    )
     GPUS_ALLOCATED = "{allocated} of {gpus} GPUs are the job's"
     GPUS_DIFFER = "nvidia-smi lists {listed} GPUs, {usable} may be used"
     TABLE_UNCHECKED = "lscpu -p prints no total: a list that was cut off has fewer cores; save lscpu -J beside it"
@@ -151,8 +153,8 @@ class Machine(NamedTuple):
     notes: tuple[MachineNote, ...] = ()
     empty_packages: tuple[int, ...] = ()
     openmpi4_cores: tuple[Core, ...] = ()
-    taken: frozenset[int | str] = frozenset()
-    """The OS indexes of CPUs, and the PCI addresses of GPUs, that other runs on the host have."""
+    in_use: frozenset[int | str] = frozenset()
+    """The OS indexes of CPUs and the PCI addresses of GPUs that other runs on the host use."""
 
     @property
     def rdma_devices(self) -> tuple[str, ...] | None:

@@ -138,7 +138,7 @@ def _ordered_cores(sets: CpuSets) -> list[Cpus]:
 
 
 def typed_sets(sets: CpuSets) -> list[TypedSet]:
-    """Return all sets with their types, those first that count where two cross."""
+    """Return all sets with their types; where two cross, the earlier one counts."""
     nodes = [*(sets.nodes[node] for node in sorted(sets.nodes)), *sets.memory_nodes.values()]
     inner = [*(("Core", cpus) for cpus in sets.cores), *(("Package", cpus) for cpus in sets.packages)]
     return [*inner, *sets.groups, *(("NUMANode", cpus) for cpus in nodes), *sets.near]

@@ -8,7 +8,7 @@ from ddlrun.machine import GPU, NIC, Core, MachineNote, MachineNoteCode, machine
 
 # PCI vendor IDs and their names; per vendor the variables that restrict its GPUs, in the order of their application.
 VENDORS = {"10de": "nvidia", "1002": "amd", "8086": "intel"}
-# Set by who starts a container. CUDA does not read it.
+# Set for a container by whoever starts it. CUDA does not read it.
 OF_CONTAINER = "NVIDIA_VISIBLE_DEVICES"
 RESTRICTING = {
     "nvidia": ("CUDA_VISIBLE_DEVICES", OF_CONTAINER),
@@ -16,13 +16,13 @@ RESTRICTING = {
     "intel": ("ZE_AFFINITY_MASK",),
 }
 CHOOSING = tuple(dict.fromkeys(name for names in RESTRICTING.values() for name in names))
-# A variable that has no effect beside one of these. HIP reads CUDA's only without its own.
+# Variable -> variables that override it. HIP reads CUDA's only without its own.
 _HIDDEN_BY = {
     OF_CONTAINER: ("CUDA_VISIBLE_DEVICES",),
     "CUDA_VISIBLE_DEVICES": ("HIP_VISIBLE_DEVICES",),
     "GPU_DEVICE_ORDINAL": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
 }
-# Only if CUDA counts GPUs by address are they known by their numbers; GPUs of one model it counts so in any case.
+# Numbers identify GPUs only if CUDA counts them by address, as it always does with GPUs of one model.
 ORDER, BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 _MIG = "MIG-"
 _VGA, _PROCESSING = "0300", "12"
@@ -124,7 +124,7 @@ def granted(
 ) -> tuple[tuple[GPU, ...], tuple[MachineNote, ...]]:
     """Return the GPUs that may be used, in the user's order, and notes on the others.
 
-    Devices that are no GPUs of the host are counted, not located: MIG devices, tiles, numbers in an unknown order.
+    MIG devices, tiles, and numbers in an unknown order are counted, but not located.
 
     Args:
         gpus: all GPUs of the machine.

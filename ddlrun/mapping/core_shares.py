@@ -46,7 +46,7 @@ def keep_first_packages(packages: Sequence[Cores], needed: int) -> list[Cores]:
 def choose_groups(groups: Sequence[Sized], ranks: int, taken: Sequence[int] = ()) -> list[int]:
     """Return the group (package or NUMA node) of each rank, in ascending order, that makes the smallest share largest.
 
-    Of several it is the one with the fewest ranks; `taken` has the groups of other ranks.
+    Of equally good groups it is the one with the fewest ranks; `taken` has the groups of other ranks.
 
     >>> choose_groups([range(10), range(10)], 3)
     [0, 0, 1]

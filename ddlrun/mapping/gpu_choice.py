@@ -10,12 +10,13 @@ from ddlrun.mapping.policy import PlacementPolicy
 def choose_gpus(machine: Machine, ranks: int, policy: PlacementPolicy) -> list[GPU | None]:
     """Return each rank's GPU.
 
-    With fewer GPUs than ranks, no rank has one, or, if the policy lets ranks share GPUs, each GPU in turn. GPUs that
-    other runs have are used only if there are too few others.
+    With fewer GPUs than ranks, no rank has one, or, if the policy lets ranks share GPUs, each GPU in turn. GPUs of
+    other runs are used only if there are too few others.
+
     Raises PlacementError if --gpu-order has unknown numbers.
     """
     gpus = _ordered(machine, policy)
-    free = [gpu for gpu in gpus if gpu.pci_address not in machine.taken]
+    free = [gpu for gpu in gpus if gpu.pci_address not in machine.in_use]
     if policy.gpu_order is None and len(free) >= ranks:
         gpus = free
     if ranks > len(gpus):

@@ -56,7 +56,7 @@ def place_local_ranks(
     Raises:
         PlacementError: the ranks do not fit; the text continues "but HOST".
     """
-    if not machine.taken or not policy.cores_per_rank:
+    if not machine.in_use or not policy.cores_per_rank:
         return _place_ranks(machine, ranks, policy)
     free = machine._replace(cores=tuple(core._replace(usable=_is_free(core, machine)) for core in machine.cores))
     try:
@@ -67,7 +67,7 @@ def place_local_ranks(
 
 def _is_free(core: Core, machine: Machine) -> bool:
     """Return True if ranks may use a core, and no other run has it."""
-    return core.usable and machine.taken.isdisjoint(pu.os_index for pu in core.pus)
+    return core.usable and machine.in_use.isdisjoint(pu.os_index for pu in core.pus)
 
 
 def _place_ranks(machine: Machine, ranks: int, policy: PlacementPolicy) -> tuple[LocalRankPlacement, ...]:

@@ -53,12 +53,12 @@ def _idle_packages(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> 
 
 
 def _taken_notes(machine: Machine, bindings: Sequence[LocalRankPlacement], policy: PlacementPolicy) -> Iterator[str]:
-    """Yield notes on CPUs and GPUs of the ranks that other runs have too."""
-    cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus} & machine.taken
+    """Yield notes on CPUs and GPUs of the ranks that other runs use, too."""
+    cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus} & machine.in_use
     if cpus:
         unbound = "too few cores are free, so that ranks may run on all: they " if policy.cores_per_rank else "ranks "
         yield f"{unbound}share CPUs {cpu_list(cpus)} with other runs (ddlrun ps)"
-    gpus = {binding.gpu.number for binding in bindings if binding.gpu and binding.gpu.pci_address in machine.taken}
+    gpus = {binding.gpu.number for binding in bindings if binding.gpu and binding.gpu.pci_address in machine.in_use}
     if gpus:
         yield f"ranks share GPUs {cpu_list(gpus)} with other runs (ddlrun ps)"
 

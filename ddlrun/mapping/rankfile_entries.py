@@ -109,7 +109,7 @@ def quote(text: str) -> str:
 
 
 class _LineReading:
-    """What Open MPI takes from the tokens of a line, one after the other, and the problems of that."""
+    """Reads the tokens of a line in turn, as Open MPI does, and collects problems."""
 
     def __init__(self, line: TokenLine, text: str) -> None:
         self.findings: list[LintFinding] = []

@@ -13,8 +13,8 @@ RUNS = 5
 def time_horovod(comm: MPI.Intracomm, gradient: int) -> float:
     """Return the median over runs of the slowest rank's seconds for all gradients of a step.
 
-    Horovod reads its settings in hvd.init() from the environment. A second hvd.init() of a process with other settings
-    writes outside of its vectors, and ends in a segmentation fault (0.28.1).
+    hvd.init() reads Horovod's settings from the environment. A second hvd.init() with other settings in the same
+    process writes out of bounds, and ends in a segmentation fault (0.28.1).
     """
     import horovod.torch as hvd  # noqa: PLC0415 - where it is installed
     import torch  # noqa: PLC0415

@@ -35,7 +35,7 @@ def search_fusion(
     Args:
         measure: Returns the seconds of a step.
         gradient: Bytes of gradients.
-        has_time: Returns False from when on no measurement may start.
+        has_time: Returns False once no further measurement may start.
     """
     default = FusionSetting()
     times = {default: measure(default)}
@@ -53,7 +53,7 @@ def search_fusion(
     whole = next((fusion for fusion in sorted(FUSIONS) if fusion >= gradient), max(FUSIONS))
     complete = measure_all(FusionSetting(fusion) for fusion in FUSIONS if fusion <= whole)
     complete = measure_all([best()._replace(cycle=cycle) for cycle in CYCLES]) and complete
-    complete = measure_all(dict.fromkeys((default, best()))) and complete  # a second measurement removes luck
+    complete = measure_all(dict.fromkeys((default, best()))) and complete  # measured twice, as one result may be lucky
     chosen = best() if times[best()] <= BETTER * times[default] else default
     rows: list[HorovodSettingRecord] = [
         {"variables": setting.variables, "seconds": seconds} for setting, seconds in times.items()

@@ -67,8 +67,8 @@ def choose_network(
 ) -> Network:
     """Return the network of hosts (host -> its addresses): the fastest subnet that all of them share.
 
-    A subnet is as fast as its slowest host. Without a common subnet, each host has one address, if possible of those
-    that are `known` as addresses of the hosts' names. `cidr` and `interfaces` (names; each host uses those that it has)
+    A subnet is as fast as its slowest host. Without a common subnet, each host has one address, if possible one
+    of `known`: the addresses of the hosts' names. `cidr` and `interfaces` (names; each host uses those that it has)
     overrule the choice. Raises InputError on a malformed CIDR, PreflightError with the hosts without an address there.
     """
     if cidr is not None or interfaces:

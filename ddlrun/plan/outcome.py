@@ -35,7 +35,7 @@ class RankEnd(NamedTuple):
 
     @property
     def ended_by_order(self) -> bool:
-        """Whether ddlrun's order has ended it; it may have failed by itself before the order took effect."""
+        """Whether ddlrun's order ended it. It may have failed by itself before the order took effect."""
         return self.ordered and self.exit_code in ORDERED_CODES
 
 

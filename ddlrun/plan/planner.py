@@ -125,7 +125,7 @@ def _check_lengths(variables: Mapping[str, str]) -> None:
         if size >= MOST_BYTES:
             what = "the arguments of --wrap, and of programs after ':'" if name == WRAPPERS else name
             raise InputError(
-                f"{what}: {size} characters are too long, Linux takes {MOST_BYTES - 1} for a variable with its name; "
+                f"{what}: {size} characters are too long, Linux allows {MOST_BYTES - 1} for a variable with its name; "
                 "write them into a file, and pass its name"
             )
 

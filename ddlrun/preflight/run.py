@@ -224,23 +224,23 @@ def _choose_network(
     if "network" not in request.only:
         return network, []
     code = FindingCode.NETWORK if network.subnets else FindingCode.NO_COMMON_NETWORK
-    crowded = list(crowded_interfaces(facts, network)) if request.major == 4 else []
-    hosts = facts.keys() - {finding.host for finding in crowded}
+    ambiguous = list(ambiguous_interfaces(facts, network)) if request.major == 4 else []
+    hosts = facts.keys() - {finding.host for finding in ambiguous}
     fine = [PreflightFinding(host, "network", code, {"summary": network.summary}) for host in facts if host in hosts]
-    return network, [*fine, *crowded]
+    return network, [*fine, *ambiguous]
 
 
-def crowded_interfaces(facts: Mapping[str, HostFacts], network: Network) -> Iterator[PreflightFinding]:
+def ambiguous_interfaces(facts: Mapping[str, HostFacts], network: Network) -> Iterator[PreflightFinding]:
     """Yield a finding for each host whose interface on the network has several IPv4 addresses, unless MPI has RDMA."""
     for host, host_facts in facts.items():
         used = network.interfaces.get(host, ())
         own = [address for address in host_facts.addresses if address.interface in used and ":" not in address.ip]
         names = [address.interface for address in own]
-        crowded = next((name for name in names if names.count(name) > 1), None)
+        ambiguous = next((name for name in names if names.count(name) > 1), None)
         rdma = host_facts.machine is not None and host_facts.machine.rdma_devices
-        if crowded is not None and not rdma:
-            addresses = ", ".join(address.ip for address in own if address.interface == crowded)
-            values = {"interface": crowded, "addresses": addresses}
+        if ambiguous is not None and not rdma:
+            addresses = ", ".join(address.ip for address in own if address.interface == ambiguous)
+            values = {"interface": ambiguous, "addresses": addresses}
             yield PreflightFinding(host, "network", FindingCode.TWO_ADDRESSES, values)
 
 

@@ -6,9 +6,9 @@ its own and the code of both nonces. Each direction of the connection then has a
 both nonces.
 
 The head of every later message, its kind and its length, is followed by its code, and so is its text, unless that is
-empty. A code is over the number of codes before it in its direction, the head and the text. What was altered, repeated,
-left out, reordered, or moved to another direction or connection does not match its code. The receiver knows that before
-it waits for a text, so that no altered length makes it wait.
+empty. A code covers the number of codes before it in its direction, the head and the text. A message that was altered,
+repeated, left out, reordered, or moved to another direction or connection does not match its code. The receiver checks
+the code of the head before it waits for the text, so that an altered length cannot make it wait.
 
 A suite has the algorithms for this. See encryption.py for the one that also encrypts the texts.
 """

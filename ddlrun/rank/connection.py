@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 MOMENT = 1e-3
 ANOTHER = "another program answers, or what was sent was altered on the way"
-# Output that ddlrun has not taken delays the reason for closing the connection for no longer than this.
+# Seconds for which unsent output may delay the reason for closing the connection.
 FAREWELL_SECONDS = 1.0
 
 

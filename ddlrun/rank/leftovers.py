@@ -1,6 +1,6 @@
 """Shared memory that MPI and NCCL leave behind when ranks are killed, or exit without MPI_Finalize.
 
-A file of it is left behind if no process has it open or mapped: what uses it maps it as long as it lives.
+A file is left behind if no process has it open or mapped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NAMES: Final = ("mpich_shm_*", "Intel_MPI_*", "sm_segment.*", "vader_segment.*",
 # A process that cannot be killed may block whoever reads what it has mapped.
 SECONDS: Final = 10.0
 MOMENT: Final = 5e-3
-# Files are listed before their users, so that none that was made meanwhile counts as unused; open files before mapped
-# ones, as a user maps a file before it closes it. Where a container has the host's shared memory, but sees its own
-# processes alone, nothing is removed.
+# Files are listed before processes, so that a new file never counts as unused; open files before mapped ones, as a
+# process maps a file before it closes it. Nothing is removed in a container that has the host's shared memory, but
+# cannot see the host's processes.
 SCRIPT: Final = r"""
 set -- FILES
 in_use=$({ ls -l /proc/[0-9]*/fd; cat /proc/[0-9]*/maps; } 2>/dev/null |

@@ -1,7 +1,7 @@
-"""The mark of a run's processes, which another environment and another session do not remove: a resource limit.
+"""The mark of a run's processes: a resource limit, which stays in another environment and another session.
 
 Children inherit the limit of the CPU time of real-time processes (RLIMIT_RTTIME), and keep it through exec(3). The mark
-is the run's number beyond 73,000 years, so that no program meets the limit.
+is a checksum of the run's name plus 73,000 years, so that no program reaches the limit.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ HINTS = (
     ),
     (
         r"No module named '?((\w+)\.[\w.]+)",
-        "{1} on that host has no module {0}: it is of another version, or not whole",
+        "{1} on that host has no module {0}: it is of another version, or installed incompletely",
     ),
     (r"No module named '?(\w+)", "Python on that host has no module {0}: install it there"),
     (

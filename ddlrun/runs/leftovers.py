@@ -1,4 +1,4 @@
-"""Files that dead jobs have left on hosts: shared memory, and the folders of ddlrun and Open MPI for a session."""
+"""Files of ended jobs on hosts: shared memory, and temporary folders of ddlrun and Open MPI."""
 
 from collections.abc import Iterable, Mapping
 
@@ -35,7 +35,7 @@ echo @end
 def remove_leftovers(
     hosts: Iterable[str], reach: ProbeTarget, *, only_list: bool
 ) -> tuple[dict[str, list[str]], Mapping[str, FinishedProcess]]:
-    """Remove the leftovers on hosts; return their paths by host, and the replies of hosts that failed.
+    """Remove leftover files on hosts; return their paths by host, and the replies of hosts that failed.
 
     Args:
         hosts: The hosts.

@@ -19,8 +19,8 @@ LOCK_TRIES, LOCK_SECONDS = 200, 0.01
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-class HeldRecord(TypedDict):
-    """What the ranks on hosts of one kind have."""
+class ResourcesRecord(TypedDict):
+    """The CPUs and GPUs that a run uses on hosts that are alike."""
 
     hosts: Sequence[str]
     cpus: str
@@ -47,8 +47,8 @@ class Run(NamedTuple):
     started: float
     """Seconds since the epoch."""
     program: tuple[str, ...]
-    held: Sequence[HeldRecord] = ()
-    """The CPUs and GPUs that ranks have."""
+    resources: Sequence[ResourcesRecord] = ()
+    """The CPUs and GPUs that the ranks use."""
 
     def alive(self) -> bool | None:
         """Return True if its ddlrun still runs, None if that was started on another host."""
@@ -79,7 +79,9 @@ def _read_record(path: str) -> Run | None:
 
 def parse_run(record: Mapping[str, Any]) -> Run:
     """Return the run of a record as JSON has it. Raises TypeError or KeyError where a field is missing."""
-    fields = {name: record[name] for name in Run._fields if name != "held"} | {"held": record.get("held", ())}
+    fields = {name: record[name] for name in Run._fields if name != "resources"} | {
+        "resources": record.get("resources", ())
+    }
     return Run(**{**fields, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])})
 
 
@@ -89,12 +91,12 @@ def describe_run(plan: Plan) -> dict[str, Any]:
         "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
         "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
         "process_start": born(os.getpid()), "started": time.time(), "program": list(plan.printed_program),
-        "held": [*_held(plan.placement)],
+        "resources": [*_resources(plan.placement)],
     }  # fmt: skip
 
 
-def _held(placement: Placement) -> Iterator[HeldRecord]:
-    """Yield the CPUs and GPUs of the ranks; no CPUs where ranks may use more than their own number."""
+def _resources(placement: Placement) -> Iterator[ResourcesRecord]:
+    """Yield the CPUs and GPUs of the ranks; no CPUs if ranks are not bound to their own cores."""
     for indexes, machine, bindings in placement.groups():
         bound = machine.measured and all(len(binding.cores) <= binding.threads for binding in bindings)
         cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus if bound}
@@ -106,22 +108,22 @@ def _held(placement: Placement) -> Iterator[HeldRecord]:
         }
 
 
-def find_taken(folder: str, hosts: Iterable[str]) -> dict[str, frozenset[int | str]]:
-    """Return the CPUs and GPUs of each host that recorded runs of this machine hold there."""
+def find_in_use(folder: str, hosts: Iterable[str]) -> dict[str, frozenset[int | str]]:
+    """Return the CPUs and GPUs in use on each host by other runs that were started on this machine."""
     own_name = os.uname().nodename
-    taken: dict[str, frozenset[int | str]] = {}
+    in_use: dict[str, frozenset[int | str]] = {}
     for run in read_runs(folder):
-        for held in run.held if run.alive() and run.pid != os.getpid() else ():
-            parts = frozenset[int | str]((*parse_cpu_list(held["cpus"]), *held["gpus"]))
-            for host in held["hosts"]:
+        for used in run.resources if run.alive() and run.pid != os.getpid() else ():
+            parts = frozenset[int | str]((*parse_cpu_list(used["cpus"]), *used["gpus"]))
+            for host in used["hosts"]:
                 name = "" if is_local(host, own_name) else host
-                taken[name] = taken.get(name, frozenset()) | parts
-    return {host: taken.get("" if is_local(host, own_name) else host, frozenset()) for host in hosts}
+                in_use[name] = in_use.get(name, frozenset()) | parts
+    return {host: in_use.get("" if is_local(host, own_name) else host, frozenset()) for host in hosts}
 
 
 @contextmanager
 def lock_registry(folder: str) -> Iterator[None]:
-    """Let no other launch of this user choose cores at the same time; a launch that stops there is not awaited."""
+    """Keep other launches of this user from choosing cores at the same time; give up the lock after 2 s of waiting."""
     import fcntl  # noqa: PLC0415 - 1 ms, for a launch that starts alone
 
     with suppress(OSError):

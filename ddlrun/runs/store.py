@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for the annotations alone
 
 # The beginning of the folders of runs where the state folder is not writable.
 ELSEWHERE = "/tmp/ddlrun-run-"  # noqa: S108 - other users' folders are left out
-# What is reserved for the outcome on a disk that becomes full.
+# The space that is reserved for the outcome, in case the disk becomes full.
 RESERVED_BYTES = 1 << 16
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -182,7 +182,7 @@ def write_private(path: str, blocks: Iterable[str]) -> None:
 
 
 def reserve_outcome(files: RunDir) -> None:
-    """Take the place of the outcome on the disk, in the file that `write_private` replaces; errors are ignored."""
+    """Reserve disk space for the outcome in the file that `write_private` replaces; ignore errors."""
     with suppress(OSError):
         file = os.open(f"{files.outcome}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

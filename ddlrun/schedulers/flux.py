@@ -34,5 +34,5 @@ def read(context: SchedulerContext) -> Allocation:
             "with -H"
         )
     several = [name for name, count in brokers.items() if count > 1]
-    note = f"Flux runs several brokers on {fold(several)}: it counts as one host each"
+    note = f"Flux runs several brokers on {fold(several)}: each counts as one host"
     return Allocation(scheduler="flux", job_id=job_id, hosts=hosts, notes=(note,) if several else ())

@@ -151,7 +151,7 @@ def _read_host_file(context: SchedulerContext, job_id: str) -> SlurmHosts:
         raise InputError(f"{source}: {foreign} is not a host of Slurm job {job_id}; correct it or unset SLURM_HOSTFILE")
     turns = range(max(counts.values(), default=0))
     in_turn = names == [name for turn in turns for name, count in counts.items() if turn < count]
-    note = f"{source}: ranks of a host follow each other, which is another order than that of the file"
+    note = f"{source}: the ranks of a host are consecutive, unlike in the file"
     in_order = in_turn or names == [name for name, count in counts.items() for _ in range(count)]
     return SlurmHosts(
         hosts=[Host(name, count) for name, count in counts.items()],

@@ -55,7 +55,7 @@ class Received(NamedTuple):
     problems: Mapping[str, Sequence[str]]
     """Host -> what did not come, and why."""
     left: Mapping[str, Sequence[str]]
-    """Host -> what never comes, such as links, and why."""
+    """Host -> files that are never copied back, such as links, and why."""
 
 
 class FetchTask(NamedTuple):

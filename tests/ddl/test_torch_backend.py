@@ -51,8 +51,8 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
         "the output has 2 rows, which 3 ranks do not divide",
     ]
     refused = [f"{kind}: ArgumentError: backend ddl: {text}; use SUM, or cast to another type" for kind, text in (
-        ("bits", "float32 has no operation BAND"), ("average", "bool has no operation AVG"),
-        ("factor", "float32 has no operation PREMUL_SUM"),
+        ("bits", "float32 does not support BAND"), ("average", "bool does not support AVG"),
+        ("factor", "float32 does not support PREMUL_SUM"),
     )]  # fmt: skip
     assert all(lines[3:6] == refused for lines in outputs)
     late = "was not complete at the timeout of 10 s: rank 2 had not"

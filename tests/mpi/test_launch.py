@@ -387,7 +387,7 @@ def test_a_variable_that_is_too_long_is_an_error_before_the_start(launch: Launch
     config.write_text(f"env: {{LONG: {'x' * 140_000}}}\n")
     done = launch("--config-file", str(config), "-np", "1", "true")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ddlrun: error: LONG: 140005 characters are too long, Linux takes 131071")
+    assert done.stderr.startswith("ddlrun: error: LONG: 140005 characters are too long, Linux allows 131071")
 
 
 def test_standard_input_reaches_rank_0_with_its_end(launch: Launch) -> None:

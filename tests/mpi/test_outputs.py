@@ -192,7 +192,12 @@ def test_ps_of_a_running_job(mpirun: str, tmp_path: Path) -> None:
             validate(shown, "ps")
             assert (
                 unsaid(
-                    shown, run(tmp_path, "ps").stdout, "runs.started", "runs.process_start", "runs.held", "processes"
+                    shown,
+                    run(tmp_path, "ps").stdout,
+                    "runs.started",
+                    "runs.process_start",
+                    "runs.resources",
+                    "processes",
                 )
                 == []
             )

@@ -177,8 +177,8 @@ def test_words_of_open_mpi(line: str, slots: int) -> None:
         ("a port=2222", "'port=2222' has no effect in a hostfile of ddlrun; set Port of the host in ~/.ssh/config"),
         ("a username = ada", "set User of the host in ~/.ssh/config"),
         ("rank 0=a slot=0", "a rank file is an option of its own: --rankfile FILE"),
-        ("h1, h2", "line 1: 'h1,' is no host of a hostfile; write one host per line"),
-        ("h1,h2 slots=2", "'h1,h2' is no host of a hostfile"),
+        ("h1, h2", "line 1: 'h1,' is not a host name; write one host per line"),
+        ("h1,h2 slots=2", "'h1,h2' is not a host name"),
     ],
 )
 def test_refused_lines_of_a_hostfile(line: str, part: str) -> None:

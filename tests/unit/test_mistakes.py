@@ -101,7 +101,7 @@ MISTAKES = [
         "launch -np 2 CUDA_VISIBLE_DEVICES=0,1 python train.py",
         "the value of an option: --env CUDA_VISIBLE_DEVICES=0,1 PROGRAM",
     ),
-    ("launch missing.ipynb", "convert the notebook, jupyter nbconvert --to script missing.ipynb"),
+    ("launch missing.ipynb", "convert the notebook (jupyter nbconvert --to script missing.ipynb"),
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
     ("launch --topology= train.py", "the value is empty; give one, or leave the option out"),
     ("launch .", "'.' is a folder; name the script or program in it"),
@@ -147,11 +147,20 @@ PROGRAMS = {
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("launch ./run.sh", "'./run.sh' is not executable; chmod +x ./run.sh, or name what runs it: sh ./run.sh"),
-        ("launch run.sh", "there is no program 'run.sh'; chmod +x ./run.sh, or name what runs it: sh ./run.sh"),
-        ("launch ./dos.sh", "has lines that end in CR LF, with which it cannot start: sed -i 's/\\r$//' ./dos.sh"),
+        (
+            "launch ./run.sh",
+            "'./run.sh' is not executable; chmod +x ./run.sh, or write its interpreter before it: sh ./run.sh",
+        ),
+        (
+            "launch run.sh",
+            "there is no program 'run.sh'; chmod +x ./run.sh, or write its interpreter before it: sh ./run.sh",
+        ),
+        (
+            "launch ./dos.sh",
+            "has lines that end in CR LF, so that it cannot start; convert it: sed -i 's/\\r$//' ./dos.sh",
+        ),
         ("launch dos.sh", "the file in this folder is ./dos.sh"),
-        ("launch ./notes.ipynb", "jupyter nbconvert --to script ./notes.ipynb, or call ddlrun.run in it"),
+        ("launch ./notes.ipynb", "(jupyter nbconvert --to script ./notes.ipynb), or call ddlrun.run in it"),
         ("launch notes.ipynb", "jupyter nbconvert --to script ./notes.ipynb"),
         ("launch folder", "'folder' is a folder; name the script or program in it"),
         ("launch ./folder", "'./folder' is a folder"),
@@ -159,7 +168,7 @@ PROGRAMS = {
         ("launch train.py:2", "script 'train.py:2' does not exist; write -np 2 train.py for 2 ranks"),
         ("launch -H h1 h2 train.py", "there is no program 'h2'; if it is a host, hosts are one word: -H HOST,h2"),
         ("launch torchrn train.py", "there is no program 'torchrn' (did you mean torchrun?)"),
-        ("launch \N{EM DASH}np 2 train.py", "its dash is not the one of the keyboard; write -np"),
+        ("launch \N{EM DASH}np 2 train.py", "its dash is not an ASCII hyphen; write -np"),
         ("launch --ship cod train.py", "--ship: cod does not exist (did you mean code?)"),
         ("check --script no.py", "--script no.py: no such file here"),
         ("check --script folder", "--script folder: no such file here"),
@@ -207,7 +216,7 @@ def test_the_note_on_a_variable_of_no_option(
 ) -> None:
     monkeypatch.setenv(variable, "none")
     group.main(["show", "hosts", "--machine", "dgx1"], prog_name="ddlrun", standalone_mode=False)
-    note = f"ddlrun: note: {variable} has no effect: there is no such variable{hint}\n"
+    note = f"ddlrun: note: {variable} has no effect: ddlrun has no such variable{hint}\n"
     assert (note in capsys.readouterr().err) == (hint is not None)
 
 

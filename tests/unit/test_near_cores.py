@@ -289,7 +289,7 @@ def test_each_kind_of_cores_is_divided_equally(fast: int, slow: int, ranks: int)
 def taken_by(described: Machine, cores: list[int], gpus: int = 0) -> Machine:
     """Return a machine of which other runs have these cores and its first GPUs."""
     cpus = {pu.os_index for core in described.cores if core.logical_index in cores for pu in core.pus}
-    return described._replace(taken=frozenset({*cpus, *(str(gpu.pci_address) for gpu in described.gpus[:gpus])}))
+    return described._replace(in_use=frozenset({*cpus, *(str(gpu.pci_address) for gpu in described.gpus[:gpus])}))
 
 
 @pytest.mark.parametrize(

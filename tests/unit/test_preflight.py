@@ -27,7 +27,7 @@ from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings, render_lines
 from ddlrun.preflight.identity import find_aliases
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
-from ddlrun.preflight.run import PreflightReport, crowded_interfaces
+from ddlrun.preflight.run import PreflightReport, ambiguous_interfaces
 from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
 from ddlrun.preflight.table import check_json, render_report, report_json
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
@@ -534,6 +534,6 @@ def test_an_interface_with_two_addresses_is_a_warning_for_open_mpi_4() -> None:
         "h3": facts(3, addresses=(*facts(3).addresses, second._replace(interface="eth1"))),
     }
     network = choose_network({host: host_facts.addresses for host, host_facts in hosts.items()})
-    (finding,) = crowded_interfaces(hosts, network)
+    (finding,) = ambiguous_interfaces(hosts, network)
     assert (finding.host, finding.level) == ("h2", Level.WARNING)
     assert finding.message.startswith("eth0 has several addresses (10.0.0.2, 10.8.0.2), with which Open MPI 4.1 blocks")

@@ -186,7 +186,7 @@ def test_slurm_host_files_override_any_distribution(text: str, expected: str, cy
         allocation = job(environ, {"/l": text})
         assert " ".join(f"{host.name}:{host.slots}" for host in allocation.hosts) == expected
         assert allocation.cyclic == bool(cyclic)
-        assert any("another order than that of the file" in note for note in allocation.notes) == (cyclic is None)
+        assert any("are consecutive, unlike in the file" in note for note in allocation.notes) == (cyclic is None)
         assert allocation.hosts.source == "Slurm job 7 (SLURM_HOSTFILE /l)"
 
 
@@ -446,7 +446,7 @@ def test_flux_with_several_brokers_per_host() -> None:
     for text in ("n01,n01,n02,n02\n", "n[01,01,02,02]\n"):
         allocation = job(flux, replies={"flux hostlist local": text})
         assert slots(allocation) == [("n01", None), ("n02", None)]
-        assert allocation.notes == ("Flux runs several brokers on n[01-02]: it counts as one host each",)
+        assert allocation.notes == ("Flux runs several brokers on n[01-02]: each counts as one host",)
 
 
 @pytest.mark.parametrize(

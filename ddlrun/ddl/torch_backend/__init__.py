@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def _accept_timeouts(c10d: Any) -> None:  # noqa: ANN401 - torch's module
-    """Let torch's function for the timeout of a group, which knows gloo and NCCL alone, set that of ours."""
+    """Extend torch's _set_pg_timeout, which supports gloo and NCCL only, to this backend."""
     set_of_others = c10d._set_pg_timeout  # noqa: SLF001 - it has no public name
 
     @wraps(set_of_others)

@@ -1,4 +1,4 @@
-"""Methods that torch.compile leaves alone: C++ code of torch calls them while it compiles the Python code around."""
+"""Methods that torch.compile skips: torch's C++ code calls them while the surrounding code is compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRAMES: Any = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]  # noqa:
 
 
 def uncompiled(method: Method) -> Method:
-    """Let torch.compile neither compile a method nor what it calls.
+    """Exclude a method, and what it calls, from torch.compile.
 
     `torch.compiler.disable` would import the compiler, which takes seconds. Before PyTorch 2.7 this does nothing.
     """

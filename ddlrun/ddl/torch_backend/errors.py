@@ -23,7 +23,7 @@ class GroupError(LostRankError, DistBackendError):  # type: ignore[misc]
 
 
 def as_group_error(error: Exception, job: Membership) -> Exception:
-    """Return the error that the works of a group raise for one of its thread: of its endpoint, or of a variable."""
+    """Return the error that the works of a group raise after an exception in its thread."""
     if isinstance(error, LostRankError):
         return GroupError(*error.problems)
     if isinstance(error, RuntimeError):

@@ -33,14 +33,14 @@ def read_operation(opts: Any) -> Any:  # noqa: ANN401 - options of torch's, and 
 
 
 def find_operator(op: Any, dtype: str) -> Operator:  # noqa: ANN401 - a ReduceOp
-    """Return the operator of an operation. Raises ArgumentError if the dtype does not have it."""
+    """Return the operator of an operation. Raises ArgumentError if the dtype does not support it."""
     kind = next(kind for kind in ReduceOp.RedOpType.__members__.values() if op == kind)
     is_complex = dtype.startswith("complex")
     functions = LOGICAL if dtype == "bool" else COMPLEX if is_complex else BITWISE if "int" in dtype else {}
     if kind in functions:
         return Operator(dtype, NAMES.get(kind, "elements"), combine_with(functions[kind]))
     if kind not in NAMES or is_complex or dtype == "bool":
-        raise ArgumentError(f"backend ddl: {dtype} has no operation {kind.name}; use SUM, or cast to another type")
+        raise ArgumentError(f"backend ddl: {dtype} does not support {kind.name}; use SUM, or cast to another type")
     try:
         return find_reduce_op(dtype, NAMES[kind])
     except InputError as error:

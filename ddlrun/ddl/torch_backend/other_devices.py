@@ -75,7 +75,7 @@ class OtherDevices(GroupBase):
         return super().barrier(opts)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time limit of the calls that follow."""
+        """Set the time limit of later calls."""
         self._thread.seconds = timeout.total_seconds()
         if self._other is not None:
             c10d._set_pg_timeout(timeout, self._other)  # noqa: SLF001

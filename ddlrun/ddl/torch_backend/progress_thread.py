@@ -172,7 +172,7 @@ class ProgressThread:
         return isinstance(latest, Exclusive) and not latest.over
 
     def _advance(self) -> None:
-        """Start works, complete works and move messages, once; after a failure, let all works fail."""
+        """Start works, complete works and move messages, once; after a failure, fail all works."""
         self._start_all()
         if self._failure is None:
             self._complete()
@@ -185,8 +185,8 @@ class ProgressThread:
             self._endpoint.serve(LONGEST_WAIT)
 
     def _break_off(self, error: Exception) -> None:
-        """Let the group fail. For the others this rank is lost, unless they see the reason themselves."""
-        if self._failure is not None:  # after `abort`, or not even replies to others are possible
+        """Fail the group. Other ranks report this one as lost, unless they see the reason themselves."""
+        if self._failure is not None:  # after `abort`, or if replying to others failed
             self._ends = True
             return
         self._failure = as_group_error(error, self._endpoint.job)

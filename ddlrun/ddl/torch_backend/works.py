@@ -75,7 +75,7 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
     """A work with a future. Unlike that of torch's own class, its `wait` raises the error of the future."""
 
     def __init__(self, future: Future[Any], result: Any, source: Callable[[], int] | None = None) -> None:  # noqa: ANN401
-        """Take a future, its later value, and for a received message what returns its sender, -1 if not yet known."""
+        """Wrap a future and its later value. `source` returns the sender of a received message, -1 if unknown."""
         super().__init__()
         self._future, self._result, self._source = future, result, source
 
@@ -136,7 +136,7 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
 
         self._future.add_done_callback(run_callbacks)
         future: torch.futures.Future[Any] = complete.then(lambda _complete: self._future.value())
-        # DDP's own hook for float16 is C++, where a list of Python's is no value.
+        # DDP's own hook for float16 is C++, which cannot use a Python list as a value.
         is_from_python = "get_future" in sys._getframe(1).f_code.co_names  # noqa: SLF001
         if not is_from_python and _is_one_half(self._result):
             future = _list_future()(future, self._result)
@@ -160,7 +160,7 @@ def _is_one_half(result: Any) -> bool:  # noqa: ANN401
 
 @cache
 def _list_future() -> Any:  # noqa: ANN401
-    """Return a function that returns a future with a value of C++: a list of tensors, after another future.
+    """Return a function that makes a C++ future of a list of tensors, completed after another future.
 
     Callbacks of such a future run in torch's pool of threads, where they must not wait for other works.
     """

@@ -32,7 +32,7 @@ CACHE, REPOSITORY = "__pycache__", ".git"
 DIGEST_BYTES = 32
 WHOLE, BROKEN = b"\1", b"\0"
 LARGEST_NUMBER = 1 << 62
-# The files and folders that a host names, at most, and the characters of each of them.
+# The most paths that a host names, and the most characters per path.
 MOST_NAMED, LONGEST_NAME = 20, 200
 WILDCARDS = frozenset("*?[")
 
@@ -74,9 +74,9 @@ class Results(NamedTuple):
 
     rows: list[Row]
     unreadable: list[Reason]
-    """What cannot be read, with the reasons."""
+    """Paths that cannot be read, with the reasons."""
     left: list[Reason]
-    """What does not come back, with the reasons; caches are not named."""
+    """Paths that are not copied back, with the reasons; caches are not named."""
 
 
 def list_results(folder: str, wanted: Sequence[str], shipped: Mapping[str, int] | None = None) -> Results:

@@ -34,7 +34,7 @@ STARTING_SECONDS = 60.0
 OBJECTS, RUNS, INCOMING = "objects", "runs", "incoming"
 # The end of the name of the file that lists the objects of a run.
 LIST = ".objects"
-# The same of the list of what was shipped, which is removed with that one.
+# The end of the name of the file that lists what was shipped; it is removed with the other list.
 SHIPPED = f"{LIST}.shipped"
 # Code up to this size is copied, so that ranks may change it; larger files are links.
 MOST_COPIED = 1 << 20
