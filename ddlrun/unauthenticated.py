@@ -35,10 +35,10 @@ class UnauthenticatedConnections:
         self._lock = threading.Lock()
 
     def accept(self, listener: socket.socket) -> Iterator[tuple[socket.socket, str]]:
-        """Yield new connections of a listener with their remote addresses, until it is shut down."""
-        listener.settimeout(CHECK_SECONDS)
+        """Yield new connections of a listener with their remote addresses, until it is shut down or closed."""
         while True:
             try:
+                listener.settimeout(CHECK_SECONDS)
                 link, address = listener.accept()
             except TimeoutError:
                 self.drop_overdue()

@@ -215,3 +215,9 @@ def test_an_authenticated_connection_stays() -> None:
         with here, there:
             here.sendall(b"x")
             assert there.recv(1) == b"x"
+
+
+def test_a_listener_that_was_closed_before_it_accepts_ends() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.close()
+    assert not list(UnauthenticatedConnections(seconds=1).accept(listener))
