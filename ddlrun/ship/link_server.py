@@ -54,7 +54,8 @@ class LinkServer:
                 link.shutdown(socket.SHUT_RDWR)
         end = time.monotonic() + END_SECONDS
         for thread in tuple(self._threads):
-            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():  # another thread may be about to start it
+                thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self, function: Callable[..., None], arguments: tuple[object, ...]) -> None:
         def run() -> None:
