@@ -23,7 +23,7 @@ from ddlrun.ddl.operation import Chunk, Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
-from ddlrun.ddl.tcp.connection import HEAD, Connection
+from ddlrun.ddl.tcp.connection import HEAD_BYTES, Connection, pack_head
 from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
 from ddlrun.ddl.tcp.handshake import KNOCK, Greeting
 from ddlrun.ddl.tcp.message import Completion
@@ -35,6 +35,7 @@ from ddlrun.ddl.transport import LANE
 from ddlrun.errors import InputError, LostRankError
 from tests.conftest import launch_line
 from tests.ddl.test_mpi import started
+from tests.support.altering_proxy import Place, altering
 from tests.support.ports import reserved_port
 
 TCP = "DDLRUN_DDL_TRANSPORT=tcp"
@@ -211,12 +212,20 @@ def member(rank: int, size: int) -> Membership:
 
 
 @contextmanager
-def endpoints(size: int, secrets: list[bytes] | None = None, hosts: str = "hhhhh") -> Iterator[list[Endpoint]]:
-    """Yield endpoints of a job, all in this process, with the names of their hosts."""
+def endpoints(
+    size: int,
+    secrets: list[bytes] | None = None,
+    hosts: str = "hhhhh",
+    reach: Callable[[int, int], int] = lambda _rank, port: port,
+) -> Iterator[list[Endpoint]]:
+    """Yield endpoints of a job, all in this process, with the names of their hosts.
+
+    `reach(rank, port)` returns the port by which a rank is reached that listens at `port`.
+    """
     listeners = [listen("127.0.0.1") for _ in range(size)]
     addresses = [
-        RankAddress("127.0.0.1", listener.getsockname()[1], host)
-        for listener, host in zip(listeners, hosts, strict=False)
+        RankAddress("127.0.0.1", reach(rank, listener.getsockname()[1]), host)
+        for rank, (listener, host) in enumerate(zip(listeners, hosts, strict=False))
     ]
     made = [
         Endpoint(member(rank, size), listener, (secrets or [b"secret"] * size)[rank], addresses.__getitem__)
@@ -363,6 +372,41 @@ def test_an_end_without_the_secret_is_not_heard() -> None:
 
     with endpoints(2, [b"one", b"another"]) as made:
         assert together(made, call)[0] == "rank 0 of 2: rank 1 is lost: it does not know the secret of the job"
+
+
+@pytest.mark.parametrize(
+    ("to_server", "byte", "error"),
+    [
+        pytest.param(True, 3, "", id="greeting"),
+        pytest.param(True, 40, "rank 1 is lost: it has ended", id="proof"),
+        pytest.param(False, 20, "rank 1 is lost: it does not know the secret of the job", id="reply"),
+        pytest.param(True, 62, "rank 0 is lost: its message was altered on the way", id="group"),
+        pytest.param(False, 57, "rank 1 is lost: its message was altered on the way", id="tag"),
+        pytest.param(False, 66, "rank 1 is lost: its message was altered on the way", id="length"),
+        pytest.param(False, 80, "rank 1 is lost: its message was altered on the way", id="object"),
+    ],
+)
+def test_an_altered_byte_is_an_error_that_names_the_peer(*, to_server: bool, byte: int, error: str) -> None:
+    ports = {}
+
+    def reach(rank: int, port: int) -> int:
+        ports[rank] = port
+        return proxy.port if rank else port
+
+    def call(comm: TcpCommunicator) -> Any:
+        try:
+            return comm.allgather(comm.rank)
+        except LostRankError:
+            comm.endpoint.close()
+            raise
+
+    place = Place(to_server, byte)
+    with altering(place, lambda: ports[1]) as proxy, endpoints(2, hosts="ab", reach=reach) as made:
+        results = together(made, call)
+    assert proxy.altered
+    named = [f"rank {1 - rank} is lost: " in result for rank, result in enumerate(results) if result != [0, 1]]
+    assert all(named), results
+    assert any(str(result).endswith(error or "[0, 1]") for result in results), results
 
 
 def is_closed(file: socket.socket) -> bool:
@@ -659,18 +703,18 @@ def test_a_rank_is_woken_up_once_a_long_message_is_complete() -> None:
     connection.post_receive(1, 1, Completion(owner, complete, memoryview(buffer)))
     waiter = select.poll()
     waiter.register(connection.socket, select.POLLIN)
-    data = HEAD.pack(1, 1, size) + bytes(range(250)) * (size // 250)
-    sender.sendall(data[: HEAD.size + early])
+    data = pack_head(1, 1, size) + bytes(range(250)) * (size // 250)
+    sender.sendall(data[: HEAD_BYTES + early])
     while not connection._incoming or connection._incoming.at < early:  # noqa: SLF001
         assert waiter.poll(300_000)
         assert connection.read()
-    sender.sendall(data[HEAD.size + early : -1])
+    sender.sendall(data[HEAD_BYTES + early : -1])
     assert not waiter.poll(50)
     sender.sendall(data[-1:])
     assert waiter.poll(300_000)
     assert connection.read()
-    assert (complete, bytes(buffer)) == ([owner], data[HEAD.size :])
-    sender.sendall(HEAD.pack(1, 2, 0))
+    assert (complete, bytes(buffer)) == ([owner], data[HEAD_BYTES:])
+    sender.sendall(pack_head(1, 2, 0))
     assert waiter.poll(300_000)
     sender.close()
     connection.close()

@@ -1,6 +1,6 @@
 """The exchange of addresses at the start of a job: each rank sends its own to rank 0, which sends all of them back.
 
-Messages are JSON after their length. Rank 0 listens only until the exchange is complete.
+Messages are JSON after their length, each with a CRC. Rank 0 listens only until the exchange is complete.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun.ddl.tcp.handshake import EXCHANGE, HandshakeError, accept_at, connect_as
+from ddlrun.ddl.tcp.message import CODE, AlteredBytesError, seal, unseal
 from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept
 from ddlrun.ddl.tcp.poller import MOST_UNAUTHENTICATED, READ, Introduction, Poller
 from ddlrun.errors import LostRankError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Record = dict[str, Any]
 
 LENGTH = struct.Struct("<I")
+HEAD_BYTES = LENGTH.size + CODE.size
 LONGEST_RECORD = 1 << 16
 # Seconds between two attempts to connect to rank 0, which may start later.
 PAUSE = 0.05
@@ -105,10 +107,13 @@ class AddressExchange:
     def _talk(self, file: socket.socket) -> Generator[tuple[bytes, int], bytes, Greeting]:
         """Run the handshake, and receive the record of a rank."""
         greeting = yield from accept_at(0, self._job.size, self._job.secret)
-        (size,) = LENGTH.unpack((yield b"", LENGTH.size))
-        if greeting.purpose != EXCHANGE or size > LONGEST_RECORD:
-            raise HandshakeError
-        record = json.loads((yield b"", size))
+        try:
+            (size,) = LENGTH.unpack(unseal((yield b"", HEAD_BYTES)))
+            if greeting.purpose != EXCHANGE or size > LONGEST_RECORD:
+                raise HandshakeError
+            record = json.loads(bytes(unseal((yield b"", size))))
+        except AlteredBytesError as error:
+            raise HandshakeError from error
         if greeting.sender in self._members:
             self._problems.append(f"two processes are rank {greeting.sender}")
         elif record["size"] != self._job.size:
@@ -152,8 +157,8 @@ def exchange(job: Membership, file: socket.socket, record: Record) -> Record:
         with file:
             file.sendall(pack(record))
             file.settimeout(job.seconds + PAUSE)
-            (size,) = LENGTH.unpack(_receive(file, LENGTH.size))
-            reply: Record = json.loads(_receive(file, size))
+            (size,) = LENGTH.unpack(unseal(_receive(file, HEAD_BYTES)))
+            reply: Record = json.loads(bytes(unseal(_receive(file, size))))
     except OSError as error:
         raise LostRankError(f"{job}: rank 0 is lost: {error.strerror or error}") from error
     if "problem" in reply:
@@ -163,8 +168,8 @@ def exchange(job: Membership, file: socket.socket, record: Record) -> Record:
 
 def pack(record: Record) -> bytes:
     """Return a record as it is sent."""
-    data = json.dumps(record).encode()
-    return LENGTH.pack(len(data)) + data
+    data = seal(json.dumps(record).encode())
+    return seal(LENGTH.pack(len(data))) + data
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

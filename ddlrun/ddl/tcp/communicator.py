@@ -8,8 +8,9 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, Generic
 
-from ddlrun.ddl.tcp.message import Completion
+from ddlrun.ddl.tcp.message import AlteredBytesError, Completion, seal, unseal
 from ddlrun.ddl.transport import LANE, Owner
+from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,7 @@ class TcpCommunicator:
         data = pickle.dumps(item) if parent is None else self._receive(parent, tag)
         messages = Messages(self)
         for child in children:
-            messages.send(data, child, tag)
+            messages.send(seal(data), child, tag)
         messages.Wait()
         return item if parent is None else pickle.loads(data)  # noqa: S301 - the sender is authenticated
 
@@ -175,15 +176,21 @@ class TcpCommunicator:
 
     def _send(self, data: bytes, peer: int, tag: int) -> None:
         messages = Messages(self)
-        messages.send(data, peer, tag)
+        messages.send(seal(data), peer, tag)
         messages.Wait()
 
-    def _receive(self, peer: int, tag: int) -> memoryview:
+    def _receive(self, peer: int, tag: int) -> bytes | memoryview:
         inbox = Inbox()
         self.endpoint.post_receive(self.ranks[peer], self.group, tag, Completion(inbox, []))
         while inbox.open:
             self.wait()
-        return inbox.data
+        try:
+            return unseal(inbox.data)
+        except AlteredBytesError as error:
+            job = self.endpoint.job
+            lost = LostRankError(f"{job}: rank {job.number(self.ranks[peer])} is lost: {error.strerror}")
+            self.endpoint.stop(lost)
+            raise lost from error
 
     def _next_tag(self) -> int:
         self._calls += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddlrun.ddl.tcp.message import Incoming, Loan
+from ddlrun.ddl.tcp.message import CODE, Incoming, Loan, seal, unseal
 from ddlrun.ddl.tcp.peer_memory import RevokedMemoryError, address_of
 from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE
 from ddlrun.ddl.transport import WrongLengthError
@@ -22,17 +22,23 @@ if TYPE_CHECKING:
     from ddlrun.ddl.tcp.peer_memory import PeerMemory
 
 HEAD = struct.Struct("<QIQ")
-"""The head of a message: its group, its tag and its bytes. Group 0 is for messages between endpoints."""
+"""The head of a message: its group, its tag and its bytes; a CRC follows. Group 0 is for messages between endpoints."""
+HEAD_BYTES = HEAD.size + CODE.size
 FROM_ENDPOINT = 0
 # Tags of these. The others are those of ProgressReports.
 LOST, OFFER, READABLE, RETURNED, REFUSED, CONNECT = 1, 4, 5, 6, 7, 8
-# The length in the head of a message that the peer copies from this rank's memory; a loan follows: its address, bytes
-# and number.
+# The length in the head of a message that the peer copies from this rank's memory; a loan follows: its address, bytes,
+# number, and a CRC.
 LENT = 1 << 63
 LOAN = struct.Struct("<QQQ")
 LEAST_LOAN, MOST_LOAN = 768 << 10, 1 << 30
 # Bytes of a message that this rank is woken up for. If fewer than LEAST_WAKE are missing, any number wakes it up.
 LEAST_WAKE, MOST_WAKE = 1 << 14, 1 << 20
+
+
+def pack_head(group: int, tag: int, size: int) -> bytes:
+    """Return the head of a message."""
+    return seal(HEAD.pack(group, tag, size))
 
 
 class Connection:
@@ -53,7 +59,7 @@ class Connection:
         """Sets the events of the socket that the endpoint waits for; does nothing until there is a socket."""
         self._out: deque[tuple[list[memoryview], Completion | None]] = deque()
         self._watches_writability = False
-        self._head = memoryview(bytearray(HEAD.size))
+        self._head = memoryview(bytearray(HEAD_BYTES))
         self._head_at = 0
         self._incoming: Incoming | None = None
         self._loan_key: tuple[int, int] | None = None
@@ -136,7 +142,7 @@ class Connection:
         if lend and self.can_lend and completion is not None and LEAST_LOAN <= len(data) <= MOST_LOAN:
             self._lend(group, tag, data, completion)
             return
-        views = [memoryview(HEAD.pack(group, tag, len(data))), data]
+        views = [memoryview(pack_head(group, tag, len(data))), data]
         if self.socket is not None and not self._out and self._send_some(views):
             return
         self._queue(views, completion)
@@ -144,10 +150,10 @@ class Connection:
 
     def _lend(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
         self._loans += 1
-        loan = LOAN.pack(address_of(data), len(data), self._loans)
+        loan = seal(LOAN.pack(address_of(data), len(data), self._loans))
         self._lent[self._loans] = group, tag, data, completion
         completion.owner.open += 1
-        self._out.append(([memoryview(HEAD.pack(group, tag, LENT) + loan)], None))
+        self._out.append(([memoryview(pack_head(group, tag, LENT) + loan)], None))
         try:
             self.flush()
         except OSError:  # the caller counts the message
@@ -156,11 +162,11 @@ class Connection:
 
     def send_later(self, group: int, tag: int, data: memoryview, completion: Completion | None = None) -> None:
         """Count a message as open that cannot be sent any more."""
-        self._queue([memoryview(HEAD.pack(group, tag, len(data))), data], completion)
+        self._queue([memoryview(pack_head(group, tag, len(data))), data], completion)
 
     def send_control(self, tag: int, value: int) -> None:
         """Send a message from endpoint to endpoint, which consists of a number. Raises OSError."""
-        self._out.append(([memoryview(HEAD.pack(FROM_ENDPOINT, tag, value))], None))
+        self._out.append(([memoryview(pack_head(FROM_ENDPOINT, tag, value))], None))
         self.flush()
 
     def flush(self) -> None:
@@ -219,18 +225,19 @@ class Connection:
         if self.socket is None or not self.is_readable:
             return True
         while True:
-            if self._head_at == HEAD.size and self._incoming is None:
+            if self._head_at == HEAD_BYTES and self._incoming is None:
+                fields = HEAD.unpack(unseal(self._head))
                 self._head_at = 0
-                self._begin_message(*HEAD.unpack(self._head))
+                self._begin_message(*fields)
             incoming, head = self._incoming, self._head
             try:
                 if incoming is None:
-                    wanted = HEAD.size - self._head_at
+                    wanted = HEAD_BYTES - self._head_at
                     received = self.socket.recv_into(head[self._head_at :])
                     self._head_at += received
                 else:
                     rest = incoming.view[incoming.at :]
-                    wanted = len(rest) + HEAD.size
+                    wanted = len(rest) + HEAD_BYTES
                     received = self.socket.recvmsg_into([rest, head])[0]
                     incoming.at += min(received, len(rest))
                     self._head_at = max(received - len(rest), 0)
@@ -267,7 +274,7 @@ class Connection:
         key = group, tag
         if size == LENT:
             self._loan_key = key
-            self._incoming = Incoming(None, LOAN.size)
+            self._incoming = Incoming(None, LOAN.size + CODE.size)
             return
         completion = self._next_posted(key)
         if completion is not None:
@@ -307,7 +314,7 @@ class Connection:
     def _send_refused(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
         """Send a message that the peer could not copy."""
         self.can_lend = False
-        self._out.append(([memoryview(HEAD.pack(group, tag, len(data))), data], completion))
+        self._out.append(([memoryview(pack_head(group, tag, len(data))), data], completion))
         self.flush()
 
     def _take_loan(self, key: tuple[int, int], loan: Loan) -> None:
@@ -355,7 +362,7 @@ class Connection:
         self._incoming = None
         if self._loan_key is not None:
             key, self._loan_key = self._loan_key, None
-            self._take_loan(key, Loan(*LOAN.unpack(incoming.view)))
+            self._take_loan(key, Loan(*LOAN.unpack(unseal(incoming.view))))
             return
         if incoming.completion is not None:
             incoming.deliver(incoming.completion)

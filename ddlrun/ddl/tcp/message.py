@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import struct
+import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
+
+CODE = struct.Struct("<I")
+
+
+class AlteredBytesError(OSError):
+    """Bytes are others than were sent."""
+
+
+def seal(data: bytes | memoryview) -> bytes:
+    """Return bytes and their CRC, by which the receiver notices that they were altered on the way."""
+    return b"".join((data, CODE.pack(zlib.crc32(data))))
+
+
+def unseal(data: bytes | memoryview) -> bytes | memoryview:
+    """Return bytes without their CRC. Raises AlteredBytesError."""
+    content = data[: -CODE.size]
+    if zlib.crc32(content) != CODE.unpack_from(data, len(content))[0]:
+        raise AlteredBytesError(errno.EBADMSG, "its message was altered on the way")
+    return content
 
 
 class Completion(NamedTuple):
