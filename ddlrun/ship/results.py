@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
-from ddlrun.ship.host.link import LinkError, receive_exactly, send_line
+from ddlrun.ship.host.link import LinkError, MessageError, receive_exactly, receive_message, send_message
 from ddlrun.ship.host.results import (
     DIGEST_BYTES,
     LARGEST_NUMBER,
@@ -20,7 +20,7 @@ from ddlrun.ship.host.results import (
     is_wanted,
     shorten,
 )
-from ddlrun.ship.host.unpack import BLOCK, HEAD
+from ddlrun.ship.host.unpack import BLOCK
 from ddlrun.ship.link_server import LinkServer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.script import build_modules, parse_report, task_script
@@ -130,25 +130,21 @@ class ResultServer(LinkServer):
             self.unreadable[host] = _render_reasons(body["unreadable"])
             self.left[host] = _render_reasons(body["left"])
             os.mkdir(folder)
-            send_line(link, {"ready": True})
+            send_message(link, {"ready": True})
             files = self._receive(link, host, folder)
-            send_line(link, {"received": True})
+            send_message(link, {"received": True})
             self.files[host] = files
-        except (OSError, ResultError) as error:
+        except (OSError, ResultError, MessageError) as error:
             self.failures[host] = str(error)
         except (LinkError, KeyError, TypeError, ValueError):
             return  # the host reports what went wrong
 
     def _receive(self, link: socket.socket, host: str, folder: str) -> list[ResultFile]:
         """Receive all files of a host. Raises ResultError for what is not accepted."""
-        head = receive_exactly(link, HEAD)
-        length = int.from_bytes(head, "big")
-        if length > LONGEST_MANIFEST:
-            raise ResultError("its list of files is too long")
-        manifest = receive_exactly(link, length)
+        manifest = receive_message(link, LONGEST_MANIFEST)
         files = parse_manifest(manifest, host, folder, self._task.request.fetched)
         self._reserve(sum(file.size for file in files))
-        digest = hashlib.sha256(head + manifest)
+        digest = hashlib.sha256(manifest)
         whole: list[ResultFile] = []
         broken: list[ResultFile] = []
         for file in files:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ddlrun.errors import DdlrunError
 from ddlrun.ship.archive import Archive
 from ddlrun.ship.chain import chain_order, predecessors
-from ddlrun.ship.host.link import LinkError, send_line
+from ddlrun.ship.host.link import LinkError, send_message
 from ddlrun.ship.host.unpack import ArchiveError
 from ddlrun.ship.host.zstd import compress, has_zstd
 from ddlrun.ship.link_server import LinkServer
@@ -133,7 +133,7 @@ class TransferServer(LinkServer):
             return
         stop = bool(self.problems) or self.unread or self._plan.only_check
         transfers = [] if stop else [self._transfer(host, archive) for archive in self._wanted_by(host)]
-        send_line(link, {"transfers": transfers, "stop": stop})
+        send_message(link, {"transfers": transfers, "stop": stop})
 
     def _may_reply(self) -> bool:
         return self._chains is not None or time.monotonic() >= self._deadline

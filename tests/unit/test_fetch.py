@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -22,12 +23,13 @@ from ddlrun.cli.fetching import remove_interrupted, render_fetched, render_left
 from ddlrun.cli.read_ship import read_ship
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
-from ddlrun.ship.host.link import LinkError, connect, receive_line
+from ddlrun.ship.host.link import LinkError, connect, receive_message, send_message
 from ddlrun.ship.host.results import CACHE, is_left_out, list_results, send_results, shorten
 from ddlrun.ship.host.store import Store
 from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultError, ResultFile, ResultServer, parse_manifest
+from tests.support.altering_proxy import Place, altering
 
 SECRET = "5e" * 32
 LATER = time.time() + 3600.0
@@ -142,13 +144,15 @@ class Exchange:
         self.server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(self.here)), SECRET)
         self.server.accept_hosts()
 
-    def run(self, send: Callable[..., None] = send_results, host: str = "h1", *, close: bool = True) -> None:
-        """Send all files of the host, and close the server."""
+    def run(
+        self, send: Callable[..., None] = send_results, host: str = "h1", *, port: int = 0, close: bool = True
+    ) -> None:
+        """Send all files of the host, by way of a port if there is one, and close the server."""
         results = list_results(str(self.host), ["."])
         unreadable = shorten([*results.unreadable, *self.problems])
         hello = {"host": host, "unreadable": unreadable, "left": shorten(results.left)}
         try:
-            with connect(["127.0.0.1"], self.server.port, SECRET, hello) as link:
+            with connect(["127.0.0.1"], port or self.server.port, SECRET, hello) as link:
                 send(link, str(self.host), results.rows)
         finally:
             if close:
@@ -286,12 +290,37 @@ def test_files_that_were_altered_on_the_way_are_refused(tmp_path: Path) -> None:
     assert exchange.server.failures == {"h1": "its files were altered on the way"}
 
 
+@pytest.mark.parametrize(
+    ("to_server", "byte", "arrives"),
+    [
+        pytest.param(False, 0, True, id="nonce"),
+        pytest.param(True, 3, True, id="length-of-the-greeting"),
+        pytest.param(True, 100, True, id="greeting"),
+        pytest.param(False, 35, False, id="length-of-the-reply"),
+        pytest.param(True, 155, False, id="length-of-the-list"),
+        pytest.param(True, 170, False, id="list"),
+        pytest.param(False, 64, True, id="confirmation"),
+    ],
+)
+def test_a_byte_that_a_proxy_alters_is_noticed_at_once(
+    tmp_path: Path, byte: int, *, to_server: bool, arrives: bool
+) -> None:
+    exchange = Exchange(tmp_path)
+    write(exchange.host / "a", "content")
+    with (
+        altering(Place(to_server, byte), lambda: exchange.server.port) as proxy,
+        suppress(LinkError, ConnectionError),
+    ):
+        exchange.run(port=proxy.port)
+    received = [(file.path, Path(file.received).read_text()) for file in exchange.server.files.get("h1", ())]
+    assert (proxy.altered, received) == (True, [("a", "content")] if arrives else [])
+
+
 def send_too_much(link: object, folder: str, rows: list[object]) -> None:  # noqa: ARG001 - as send_results
     """Announce more bytes than any disk has."""
-    receive_line(link)  # type: ignore[arg-type]
-    manifest = json.dumps([("a", 0o644, 0, 1 << 60)]).encode()
-    link.sendall(len(manifest).to_bytes(8, "big") + manifest)  # type: ignore[attr-defined]
-    receive_line(link)  # type: ignore[arg-type]
+    receive_message(link)  # type: ignore[arg-type]
+    send_message(link, [("a", 0o644, 0, 1 << 60)])  # type: ignore[arg-type]
+    receive_message(link)  # type: ignore[arg-type]
 
 
 def test_files_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path) -> None:
@@ -306,9 +335,9 @@ def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
     write(exchange.host / "a", "content")
 
     def send_half(link: object, folder: str, rows: list[object]) -> None:  # noqa: ARG001 - as send_results
-        receive_line(link)  # type: ignore[arg-type]
+        receive_message(link)  # type: ignore[arg-type]
         closing.start()
-        receive_line(link)  # type: ignore[arg-type]
+        receive_message(link)  # type: ignore[arg-type]
 
     closing = threading.Thread(target=exchange.server.close)
     with pytest.raises(LinkError, match="closed"):

@@ -21,7 +21,7 @@ from ddlrun.dashboard.server import DashboardServer
 from ddlrun.monitor.server import MetricsServer
 from ddlrun.preflight import peer
 from ddlrun.rank import protocol
-from ddlrun.ship.host.link import connect, receive_line
+from ddlrun.ship.host.link import connect, prove, reach, receive_message
 from ddlrun.ship.host.relay import Successors
 from ddlrun.ship.host.results import send_results
 from ddlrun.ship.request import ShipRequest
@@ -99,7 +99,7 @@ def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
 
     def meet() -> None:
         with connect(["127.0.0.1"], server.port, SECRET, {"host": "h1", "error": "no space"}) as link:
-            assert json.loads(receive_line(link)) == {"transfers": [], "stop": True}
+            assert json.loads(receive_message(link)) == {"transfers": [], "stop": True}
 
     server.start(PATIENCE)
     yield Guarded(server.port, os.getpid(), meet)
@@ -113,8 +113,9 @@ def successors(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the othe
         links = Successors(listener, SECRET)
 
         def meet() -> None:
-            with connect(["127.0.0.1"], port, SECRET, {"digest": "c0de"}), links.take("c0de"):
-                pass
+            with reach(["127.0.0.1"], port) as link:
+                prove(link, SECRET, {"digest": "c0de"})
+                links.take("c0de").close()
 
         yield Guarded(port, os.getpid(), meet)
         listener.shutdown(socket.SHUT_RDWR)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import os
 import socket
+import struct
+import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 NONCE_BYTES = 32
-LONGEST_LINE = 1 << 20
+# The head of a message: its length, the CRC of its bytes, and the CRC of these two numbers.
+HEAD = struct.Struct(">III")
+LONGEST_MESSAGE = 1 << 20
 # Time limits in seconds: of authentication, and without any progress.
 GREETING_SECONDS, SILENCE_SECONDS = 20.0, 120.0
 BACKLOG = 4096
@@ -22,6 +27,10 @@ BACKLOG = 4096
 
 class LinkError(Exception):
     """A connection failed; the text says why."""
+
+
+class MessageError(LinkError):
+    """A message was altered on the way, or is too long."""
 
 
 def listen(link: socket.socket) -> socket.socket:
@@ -33,10 +42,19 @@ def listen(link: socket.socket) -> socket.socket:
 
 
 def connect(addresses: Iterable[str], port: int, secret: str, body: Mapping[str, Any]) -> socket.socket:
-    """Reach another end, prove that this end knows the secret, and send a request. Raises LinkError."""
-    link = reach(addresses, port)
-    prove(link, secret, body)
-    return link
+    """Reach another end, prove that this end knows the secret, send a request, and wait for the start of the reply.
+
+    An end that closes the connection instead is tried once more: the request may have been altered on the way. Raises
+    LinkError.
+    """
+    for _ in range(2):
+        link = reach(addresses, port)
+        prove(link, secret, body)
+        with contextlib.suppress(ConnectionResetError):
+            if link.recv(1, socket.MSG_PEEK):
+                return link
+        link.close()
+    raise LinkError("the connection was closed")
 
 
 def reach(addresses: Iterable[str], port: int) -> socket.socket:
@@ -55,7 +73,7 @@ def prove(link: socket.socket, secret: str, body: Mapping[str, Any]) -> None:
     link.settimeout(SILENCE_SECONDS)
     nonce = receive_exactly(link, NONCE_BYTES)
     text = json.dumps(body)
-    link.sendall(json.dumps({"body": text, "code": _code(secret, nonce, text)}).encode() + b"\n")
+    send_message(link, {"body": text, "code": _code(secret, nonce, text)})
 
 
 def welcome(link: socket.socket, secret: str) -> dict[str, Any] | None:
@@ -64,7 +82,7 @@ def welcome(link: socket.socket, secret: str) -> dict[str, Any] | None:
     nonce = os.urandom(NONCE_BYTES // 2).hex().encode()
     try:
         link.sendall(nonce)
-        message = json.loads(receive_line(link))
+        message = json.loads(receive_message(link))
         text, code = str(message["body"]), str(message["code"])
         if not hmac.compare_digest(code.encode(), _code(secret, nonce, text).encode()):
             return None
@@ -75,20 +93,29 @@ def welcome(link: socket.socket, secret: str) -> dict[str, Any] | None:
     return body if isinstance(body, dict) else None
 
 
-def send_line(link: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send a message as a line of JSON."""
-    link.sendall(json.dumps(message).encode() + b"\n")
+def send_message(link: socket.socket, message: object) -> bytes:
+    """Send a message as JSON; return that."""
+    data = json.dumps(message).encode()
+    link.sendall(_pack_head(len(data), zlib.crc32(data)) + data)
+    return data
 
 
-def receive_line(link: socket.socket) -> bytes:
-    """Return the next line, after which the other end waits. Raises LinkError where there is none."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        part = link.recv(1 << 16)
-        if not part or len(line) > LONGEST_LINE:
-            raise LinkError("the connection was closed")
-        line += part
-    return bytes(line)
+def receive_message(link: socket.socket, longest: int = LONGEST_MESSAGE) -> bytes:
+    """Return the JSON of the next message. Raises LinkError where there is none, or MessageError."""
+    head = receive_exactly(link, HEAD.size)
+    size, code, _ = HEAD.unpack(head)
+    if head != _pack_head(size, code):
+        raise MessageError("a message was altered on the way")
+    if size > longest:
+        raise MessageError(f"a message of {size} bytes is too long")
+    data = receive_exactly(link, size)
+    if zlib.crc32(data) != code:
+        raise MessageError("a message was altered on the way")
+    return data
+
+
+def _pack_head(size: int, code: int) -> bytes:
+    return HEAD.pack(size, code, zlib.crc32(b"%d %d" % (size, code)))
 
 
 def receive_exactly(link: socket.socket, size: int) -> bytes:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from ddlrun.ship.host.link import GREETING_SECONDS, LinkError, connect, listen, prove, reach, receive_line
+from ddlrun.ship.host.link import GREETING_SECONDS, LinkError, connect, listen, prove, reach, receive_message
 from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
 from ddlrun.ship.host.results import list_results, send_results, shorten
 from ddlrun.ship.host.store import Store, StoreError, remove_tree
@@ -71,12 +71,22 @@ def _prepare(store: Store, sources: list[dict[str, Any]], *, may_remove: bool) -
 
 
 def _greet(control: socket.socket, task: Mapping[str, Any], hello: Mapping[str, Any]) -> dict[str, Any]:
-    """Report this host's state to ddlrun; return its reply, which waits for all hosts."""
+    """Report this host's state to ddlrun; return its reply, which waits for all hosts.
+
+    Where a message was altered on the way, this host reports once more: others wait for it.
+    """
+    try:
+        return _ask(control, task, hello)
+    except (LinkError, ConnectionResetError):
+        return _ask(reach(task["addresses"], task["port"]), task, hello)
+
+
+def _ask(control: socket.socket, task: Mapping[str, Any], hello: Mapping[str, Any]) -> dict[str, Any]:
     with control:
         prove(control, task["secret"], hello)
         control.settimeout(task["seconds"] + GREETING_SECONDS)
-        reply = json.loads(receive_line(control))
-    return {"transfers": reply["transfers"], "stop": reply["stop"]}
+        reply: dict[str, Any] = json.loads(receive_message(control))
+    return reply
 
 
 def _report_error(task: Mapping[str, Any], error: Exception) -> dict[str, Any]:

@@ -133,7 +133,13 @@ class Extraction(_Worker):
             self._unpack(self.blocks)
 
     def _unpack(self, source: ArchiveBlocks | ZstdStream) -> None:
-        unpack(source, self._folder, self._place)
+        try:
+            unpack(source, self._folder, self._place)
+        finally:
+            self._check(source)
+
+    def _check(self, source: ArchiveBlocks | ZstdStream) -> None:
+        """Take the rest. Raises ArchiveError for another archive than was sent, whatever else that has caused."""
         if source.digest() != self._digest:
             raise ArchiveError("it was altered on the way, or a file changed while it was read")
 

@@ -1,9 +1,8 @@
 """The files that ranks wrote on a host, and their way back to ddlrun.
 
-They travel as a stream: the length of its manifest in 8 bytes, the manifest as JSON, the contents of all files one
-after the other, and the SHA-256 of all that. The manifest is a list of [path, mode, mtime in ns, size], with paths
-relative to the working folder. One byte follows each file: WHOLE, or BROKEN where it could not be read to its size,
-which zeros fill up.
+They travel as a message with their manifest, the contents of all files one after the other, and the SHA-256 of all
+that. The manifest is a list of [path, mode, mtime in ns, size], with paths relative to the working folder. One byte
+follows each file: WHOLE, or BROKEN where it could not be read to its size, which zeros fill up.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import collections
 import contextlib
 import fnmatch
 import hashlib
-import json
 import os
 import stat
 from typing import NamedTuple
 
-from ddlrun.ship.host.link import receive_line
-from ddlrun.ship.host.unpack import BLOCK, HEAD
+from ddlrun.ship.host.link import receive_message, send_message
+from ddlrun.ship.host.unpack import BLOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,18 +143,16 @@ def shorten(reasons: Sequence[Reason]) -> list[Reason]:
 
 def send_results(link: socket.socket, folder: str, rows: Sequence[Row]) -> None:
     """Send files when ddlrun is ready, and wait until it has them. Raises LinkError."""
-    receive_line(link)
-    manifest = json.dumps(rows).encode()
-    digest = hashlib.sha256()
-    for block in _blocks(len(manifest).to_bytes(HEAD, "big") + manifest, folder, rows):
+    receive_message(link)
+    digest = hashlib.sha256(send_message(link, rows))
+    for block in _blocks(folder, rows):
         digest.update(block)
         link.sendall(block)
     link.sendall(digest.digest())
-    receive_line(link)
+    receive_message(link)
 
 
-def _blocks(head: bytes, folder: str, rows: Sequence[Row]) -> Iterator[bytes]:
-    yield head
+def _blocks(folder: str, rows: Sequence[Row]) -> Iterator[bytes]:
     for path, _, _, size in rows:
         left = size
         with contextlib.suppress(OSError), open(os.path.join(folder, path), "rb", buffering=0) as file:
