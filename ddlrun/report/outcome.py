@@ -155,8 +155,10 @@ def _later_failures(ends: list[RankEnd], root: RankEnd | None) -> Iterator[str]:
 def _failure(end: RankEnd) -> str:
     """Return the end of a rank in words, with its exception, of which the log has the traceback."""
     exception = exception_line(end.tail)
+    if len(exception) > MOST_CHARACTERS:
+        exception = f"{exception[:MOST_CHARACTERS]}..."
     code = "" if end.ended_by_order else f", exit code {end.exit_code}"
-    return f"{exception[:MOST_CHARACTERS]}{code}" if exception else render_end(end)
+    return f"{exception}{code}" if exception else render_end(end)
 
 
 def _ranks(ends: list[RankEnd]) -> str:

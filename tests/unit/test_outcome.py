@@ -302,6 +302,9 @@ def test_later_failures_are_folded() -> None:
         "  lost their connection to rank 1: rank 8 on h8 (RuntimeError: Connection closed by peer [0], exit code 1)",
         "  lost their connection to rank 1: rank 9 on h9 (RuntimeError: Connection closed by peer [0])",
     ]
+    long = end(0, 1, f"{TRACEBACK}OSError: {'x' * 300}\n")
+    (line,) = render_others(Outcome(1, None, 1.0, root=root, ends=(root, long)))
+    assert line == f"  also failed: rank 0 on h0 (OSError: {'x' * 191}..., exit code 1)"
     many = tuple(end(rank, 10 + rank) for rank in range(2, 9))
     assert list(render_others(Outcome(1, None, 1.0, root=root, ends=(root, *many))))[-2:] == [
         "  also failed: rank 5 on h5 (exit code 15)",

@@ -178,7 +178,7 @@ def connections(pid: int, port: int, *, listening: bool = False) -> int:
 
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.__name__)
-def test_unauthenticated_unauthenticatedare_few_and_displace_no_client(
+def test_unauthenticated_connections_are_few_and_displace_no_client(
     server: Callable[[Path], AbstractContextManager[Guarded]], kind: str, tmp_path: Path
 ) -> None:
     first, second = CLIENTS[kind]
