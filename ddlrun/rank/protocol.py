@@ -14,7 +14,7 @@ HEAD = 5
 MOST_TEXT = 1 << 20
 """The length of the longest text."""
 PART = 512
-"""So many bytes at once are a sign of life before their message is complete; less may be heartbeats that fill it up."""
+"""This many bytes at once are a sign of life before their message is complete; fewer may be heartbeats that fill it."""
 LONGEST_NUMBER = 20
 
 # The first message of each side, which have no code.
