@@ -139,7 +139,7 @@ class Extraction(_Worker):
             self._check(source)
 
     def _check(self, source: ArchiveBlocks | ZstdStream) -> None:
-        """Take the rest. Raises ArchiveError if the archive differs from the one that was sent, in place of other errors."""
+        """Take the rest. Raises ArchiveError for an archive other than the one sent, instead of other errors."""
         if source.digest() != self._digest:
             raise ArchiveError("it was altered on the way, or a file changed while it was read")
 
