@@ -75,19 +75,28 @@ class HeldTracebacks:
             shown.add(_signature(last_lines(root.tail)))
         for rank in list(self._held):
             text, end = self.release(rank), by_rank.get(rank)
-            signature = _signature(last_lines(text.decode(errors="replace")))
-            collateral = root is not None and end is not None and is_collateral(end.exit_code, end.tail)
-            if signature not in shown and not collateral:
-                shown.add(signature)
+            covered = root is not None and end is not None and is_collateral(end.exit_code, end.tail)
+            while text and (covered or _signature_of(text) in shown):
+                text, covered = _before_failure(text), False
+            if text:
+                shown.add(_signature_of(text))
                 yield rank, text
 
 
 def _without_end(text: bytes, tail: str) -> bytes:
     """Return a text without the failure at its end if the report shows all of that."""
     failure = find_failure(text.decode(errors="replace"))
-    if failure is None or failure.lines != last_lines(tail):
-        return text
-    return b"".join(line + b"\n" for line in text.split(b"\n")[: failure.start])
+    return text if failure is None or failure.lines != last_lines(tail) else _before_failure(text)
+
+
+def _before_failure(text: bytes) -> bytes:
+    """Return the lines of a text before its last failure; none without one."""
+    failure = find_failure(text.decode(errors="replace"))
+    return b"".join(line + b"\n" for line in text.split(b"\n")[: failure.start if failure else 0])
+
+
+def _signature_of(text: bytes) -> str:
+    return _signature(last_lines(text.decode(errors="replace")))
 
 
 def _signature(lines: list[str]) -> str:

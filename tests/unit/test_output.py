@@ -204,6 +204,7 @@ def traceback(error: str, line: int = 1) -> str:
 
 
 CAUGHT = traceback("KeyError: 1", 7)
+LOST = "Connection closed by peer 1"
 
 
 def failure(rank: int, tail: str) -> RankEnd:
@@ -241,6 +242,11 @@ def failure(rank: int, tail: str) -> RankEnd:
                 *(f"[0@h0] {line}" for line in CAUGHT.splitlines()),
                 *(f"[1@h1] {line}" for line in traceback("OSError: 1").splitlines()),
             ],
+        ),
+        # What a rank wrote before such a traceback is news, too.
+        (
+            [traceback("ValueError: no"), *(f"{CAUGHT}saving\n{traceback(last)}" for last in (LOST, "ValueError: no"))],
+            [f"[1@h1] {line}" for line in f"{CAUGHT}saving".splitlines()],
         ),
     ],
 )  # fmt: skip
