@@ -40,7 +40,7 @@ class UnauthenticatedConnections:
             try:
                 listener.settimeout(CHECK_SECONDS)
                 link, address = listener.accept()
-            except TimeoutError:
+            except socket.timeout:  # noqa: UP041 - hosts may have Python 3.8, where it is no TimeoutError
                 self.drop_overdue()
             except OSError as error:
                 if error.errno not in TRANSIENT:

@@ -222,3 +222,31 @@ def test_a_listener_that_was_closed_before_it_accepts_ends() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.close()
     assert not list(UnauthenticatedConnections(seconds=1).accept(listener))
+
+
+WAIT = """
+import socket, sys
+sys.path.insert(0, sys.argv[1])
+from ddlrun.unauthenticated import UnauthenticatedConnections
+
+class Connections(UnauthenticatedConnections):
+    def drop_overdue(self):
+        print("checked", flush=True)
+
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+next(Connections(60).accept(listener))
+"""
+OLD_PYTHONS = sorted(Path.home().glob(".pyenv/versions/3.[89].*/bin/python"))
+
+
+@pytest.mark.parametrize("python", [Path(sys.executable), *OLD_PYTHONS], ids=lambda path: path.parts[-3])
+def test_a_server_still_listens_after_a_time_without_clients(python: Path) -> None:
+    """On hosts with an old Python, too, whose sockets raise another error then."""
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([python, "-I", "-S", "-c", WAIT, root], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        assert server.stdout.readline() == "checked\n"
+        socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+    assert server.returncode == 0
