@@ -43,7 +43,7 @@ def _find_files(pid: int) -> tuple[str, str] | None:
         for name in sorted(os.listdir(folder), key=int, reverse=True):
             target = os.readlink(f"{folder}/{name}")
             if target.startswith(RECORDER_FILE):
-                return f"{folder}/{name}", f"{folder}/{target.removeprefix(RECORDER_FILE).split()[0]}"
+                return f"{folder}/{name}", f"{folder}/{target[len(RECORDER_FILE) :].split()[0]}"
     except OSError:  # it has ended, or a descriptor was closed
         pass
     return None
@@ -92,7 +92,7 @@ def parse_recorder(text: bytes) -> dict[str, Any]:
 
 def _describe(entry: dict[str, Any]) -> dict[str, Any]:
     backend, _, name = entry["profiling_name"].rpartition(":")
-    tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
+    tensors = zip(entry["input_dtypes"], entry["input_sizes"])  # noqa: B905 - Python 3.8 has no strict
     return {
         "number": int(entry["collective_seq_id"]),
         "name": name,

@@ -188,6 +188,14 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
     }  # fmt: skip
 
 
+def test_what_runs_on_hosts_needs_no_newer_python_than_3_8() -> None:
+    newer = {"removeprefix", "removesuffix", "bit_count", "randbytes", "is_relative_to"}
+    paths = [path for folder in ("rank", "agent", "ship/host") for path in (PACKAGE / folder).rglob("*.py")]
+    for path in (*paths, PACKAGE / "unauthenticated.py"):
+        nodes = ast.walk(ast.parse(path.read_text(), feature_version=(3, 8)))
+        assert not newer & {node.attr for node in nodes if isinstance(node, ast.Attribute)}, path
+
+
 def test_agents_and_keepers_load_no_enum_and_only_what_all_hosts_need() -> None:
     begin = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})"
     later = {"ddlrun.agent.root", "ddlrun.agent.child", "ddlrun.agent.pmi", "ddlrun.rank.keeper", "ddlrun.rank.program"}
