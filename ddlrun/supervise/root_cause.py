@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
@@ -158,9 +159,15 @@ def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
     listed = list(ends)
     failed = [end for end in listed if end.exit_code and not end.ordered]
     ordered = [end for end in listed if end.exit_code and end.ordered and not end.ended_by_order]
-    ending = [end for end in listed if failed and end.ended_by_order and find_failure(end.tail) is not None]
-    own = (end for end in (*failed, *ordered, *ending) if not _is_collateral(end))
+    ending = (end for end in listed if failed and end.ended_by_order and _has_own_failure(end, failed[0]))
+    own = (end for end in chain(failed, ordered, ending) if not _is_collateral(end))
     return next(own, next(iter(failed), None))
+
+
+def _has_own_failure(end: RankEnd, other: RankEnd) -> bool:
+    """Return True for a failure that another rank has not written, too, as one that their program has caught."""
+    failure = find_failure(end.tail)
+    return failure is not None and failure.message not in other.tail
 
 
 def _is_collateral(end: RankEnd) -> bool:

@@ -56,6 +56,8 @@ def test_a_rank_that_blames_another_is_not_the_root() -> None:
     waiting = end(1, 143, f"[rank1]: {TRACEBACK}ValueError: no\n", ordered=True, signal=15)
     assert root_of([lost, waiting]) == waiting
     assert root_of([lost, end(2, 143, "warning\n", ordered=True), end(3, 143, lost.tail, ordered=True)]) == lost
+    caught = end(0, 1, f"{waiting.tail}{lost.tail}")
+    assert root_of([caught, waiting]) == caught, "all ranks have caught that"
     assert root_of([waiting]) is None
 
 
