@@ -165,7 +165,7 @@ def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
 
 
 def _has_own_failure(end: RankEnd, other: RankEnd) -> bool:
-    """Return True for a failure that another rank has not written, too, as one that their program has caught."""
+    """Return True for a failure that the other rank did not print, too; a caught exception is printed by both."""
     failure = find_failure(end.tail)
     return failure is not None and failure.message not in other.tail
 
