@@ -425,6 +425,18 @@ def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_pa
 
 
 @pytest.mark.extra
+def test_link_local_addresses_serve_on_request(mpirun: str, tmp_path: Path) -> None:
+    with Cluster(hosts_per_rack=2, racks=1) as cluster:
+        for host in ("h1", "h2"):
+            address = f"addr add 169.254.7.{host[1:]}/16 dev cable0"
+            lines = ["link add cable0 link eth0 type macvlan", address, "link set cable0 up"]
+            links.ip(cluster.namespaces, host, lines)
+        done = launch(cluster, mpirun, tmp_path, "--network-interface", "cable0")
+        assert done.returncode == 0, done.stderr
+        assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]
+
+
+@pytest.mark.extra
 def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path) -> None:
     ask = [*DDLRUN, "launch", "-H", "h[2-4]:1", "--dry-run", "true"]
     done = cluster.run("h1", ask, cwd=tmp_path)
