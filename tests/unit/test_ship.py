@@ -27,6 +27,7 @@ from ddlrun.ship.chain import chain_order, predecessors
 from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
 from ddlrun.ship.files import list_code, list_tree, read_entries
 from ddlrun.ship.host.link import LinkError, connect, listen, receive_message, send_message, welcome
+from ddlrun.ship.host.main import ACTIONS
 from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
 from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
 from ddlrun.ship.host.unpack import ArchiveError, unpack
@@ -34,6 +35,7 @@ from ddlrun.ship.host.zstd import compress, has_zstd
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.server import HostState, TransferPlan, TransferServer
 from ddlrun.ship.transfer import ShippedRun, judge
+from tests.support.altering_proxy import Place, altering
 from tests.support.waiting import wait_until
 
 SECRET = "5e" * 32
@@ -165,13 +167,41 @@ def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     assert [Path(f"{folder}{tmp_path}/tree/a.txt").read_text() for folder in out] == ["one", "one"]
 
 
-def test_an_altered_archive_is_refused(tmp_path: Path) -> None:
-    content = bytearray(b"".join(archive_of(write_tree(tmp_path / "tree"), tmp_path).blocks()))
-    content[-1] ^= 1
+@pytest.mark.parametrize("byte", [0, 7, 9, 40, -1], ids=["length", "shorter", "kind", "path", "content"])
+def test_an_altered_archive_is_refused(tmp_path: Path, byte: int) -> None:
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
+    content = bytearray(b"".join(archive.blocks()))
+    content[byte] ^= 1
     near, far = socket.socketpair()
     threading.Thread(target=near.sendall, args=(content,)).start()
     with near, far, pytest.raises(ArchiveError, match="altered on the way"):
-        relay(far, len(content), Extraction(str(tmp_path / "out"), "0" * 64, place=""), None)
+        relay(far, len(content), Extraction(str(tmp_path / "out"), archive.digest, place=""), None)
+
+
+@pytest.mark.parametrize(
+    ("to_server", "byte"),
+    [
+        pytest.param(False, 3, id="nonce"),
+        pytest.param(True, 3, id="length-of-the-greeting"),
+        pytest.param(True, 100, id="greeting"),
+        pytest.param(False, 35, id="length-of-the-reply"),
+        pytest.param(False, 50, id="reply"),
+    ],
+)
+def test_a_message_of_a_host_that_a_proxy_alters_is_repeated(tmp_path: Path, byte: int, *, to_server: bool) -> None:
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
+    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, ["127.0.0.1"]), SECRET, lambda _: [])
+    source = {"digest": archive.digest, "path": archive.source.path, "whole": True, "space": archive.space}
+    task = {
+        "host": "h1", "folder": str(tmp_path / "cache"), "run": "run", "working_folder": "/work", "fetched": [],
+        "secret": SECRET, "addresses": ["127.0.0.1"], "seconds": 20, "only_check": False, "sources": [source],
+    }  # fmt: skip
+    server.start(20)
+    with altering(Place(to_server, byte), lambda: server.port) as proxy:
+        report = ACTIONS["receive"]({**task, "port": proxy.port})
+    server.close()
+    assert (proxy.altered, report) == (True, {})
+    assert Path(f"{tmp_path}/cache/objects/{archive.digest}{tmp_path}/tree/a.txt").read_text() == "one"
 
 
 @pytest.mark.skipif(not has_zstd(), reason="no zstd: sudo apt-get install zstd")
