@@ -85,7 +85,7 @@ def test_tune_measures_every_setting(mpirun: str, tmp_path: Path) -> None:
         "--gradient",
         "64KiB",
         "--budget",
-        "120s",
+        "1200s",
         "--horovod",
         "--save",
         "-",
