@@ -37,5 +37,7 @@ def remove_shipped(hosts: Sequence[str], options: Mapping[str, Any], reach: Prob
         if host not in failures:
             left = f", {render_size(report['left'])} left" if most_bytes is not None else ""
             click.echo(f"{host}: removed {counted(report['removed'], 'shipped folder')}{left}")
+            for path in report["stuck"]:
+                click.echo(f"{host}: {path} has files of another user, who can remove them", err=True)
     if failures:
         raise UnreachableError(*render_failures(failures, reach.ssh))

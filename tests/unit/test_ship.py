@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -321,6 +323,42 @@ def test_what_no_run_uses_is_removed_by_age_and_by_size(tmp_path: Path) -> None:
         sleeper.wait()
     store.remove_old(0)
     assert os.listdir(f"{store.folder}/runs") == []
+
+
+NOBODY = 65534
+REMOVAL = """
+import os, sys
+from ddlrun.ship.host.store import Store
+os.setuid(int(sys.argv[2]))
+store = Store(sys.argv[1])
+print(store.remove_old(0), len(store.missing(["01d"])), *map(os.path.basename, store.stuck), sep="\\n")
+"""
+
+
+def test_old_files_of_another_user_stop_nothing_and_are_named() -> None:
+    """Root in a container writes such files; a program may also make a folder that nobody can list."""
+    if os.geteuid():
+        pytest.skip("root alone makes files of another user")
+    with tempfile.TemporaryDirectory(dir="/tmp") as above:
+        os.chown(above, NOBODY, NOBODY)
+        store = Store(f"{above}/cache")
+        put(store, "01d", Path("/work"), 20.0)
+        for run in ("own", "other"):
+            store.make_run(run, "/work", [])
+            Path(f"{store.run(run)}/closed").mkdir()
+            Path(f"{store.run(run)}/closed/result").touch()
+        for parent, folders, names in os.walk(store.folder):
+            for name in (".", *folders, *names):
+                os.chown(f"{parent}/{name}", NOBODY, NOBODY)
+        for path in (f"{store.run('other')}/closed", f"{store.object('01d')}/work"):
+            os.chown(path, 0, 0)
+        os.chmod(f"{store.run('own')}/closed", 0)
+        argv = [sys.executable, "-c", REMOVAL, store.folder, str(NOBODY)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    removed, missing, *stuck = done.stdout.splitlines()
+    assert (removed, missing) == ("(2, 0)", "1")
+    assert [name.partition(".")[0] for name in stuck] == ["other", "01d-removed"]
 
 
 def test_hosts_that_share_the_folder_make_a_run_at_the_same_time(tmp_path: Path) -> None:

@@ -116,9 +116,10 @@ def _take(store: Store, task: Mapping[str, Any], transfer: Mapping[str, Any], su
 def _clean(task: Mapping[str, Any]) -> dict[str, Any]:
     """Remove files that no run has used for some time."""
     if not os.path.isdir(task["folder"]):
-        return {"removed": 0, "left": 0}
-    removed, left = Store(task["folder"]).remove_old(task["days"], task["most_bytes"])
-    return {"removed": removed, "left": left}
+        return {"removed": 0, "left": 0, "stuck": []}
+    store = Store(task["folder"])
+    removed, left = store.remove_old(task["days"], task["most_bytes"])
+    return {"removed": removed, "left": left, "stuck": store.stuck}
 
 
 def _send(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class Store:
     def __init__(self, folder: str) -> None:
         """Make the folder. Raises StoreError where it is another user's, OSError where it cannot be made."""
         self.folder = folder
+        self.stuck: list[str] = []
+        """Folders that were to be removed, and have parts of another user, such as root in a container."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
         status = os.lstat(folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -91,9 +93,12 @@ class Store:
 
     def incoming(self, digest: str) -> str:
         """Return the path of a new folder, in which an archive can be extracted."""
-        path = f"{self.folder}/{INCOMING}/{digest}.{os.uname().nodename}.{os.getpid()}"
+        path = self._incoming(digest)
         os.mkdir(path, 0o700)
         return path
+
+    def _incoming(self, name: str) -> str:
+        return f"{self.folder}/{INCOMING}/{name}.{os.uname().nodename}.{os.getpid()}"
 
     def put(self, path: str, digest: str) -> None:
         """Put an extracted archive in its place; another run may have been faster."""
@@ -162,7 +167,7 @@ class Store:
             before = time.time() - max(days * DAY_SECONDS, STARTING_SECONDS)
             old = [digest for digest, used in objects if used < before]
             for digest in old:
-                remove_tree(self.object(digest))
+                self._remove_object(digest)
             left = 0
             if most_bytes is not None:
                 more, left = self._shrink([digest for digest, _ in objects if digest not in old], most_bytes)
@@ -175,7 +180,7 @@ class Store:
             for digest, used in self._unused(_living_runs()):
                 if self.free >= needed or used > time.time() - LEAST_SECONDS:
                     return
-                remove_tree(self.object(digest))
+                self._remove_object(digest)
 
     def _shrink(self, unused: Sequence[str], most_bytes: int) -> tuple[int, int]:
         """Remove objects, the longest unused first, down to some bytes; return their number and the bytes left."""
@@ -184,10 +189,23 @@ class Store:
         for digest in unused:
             if left <= most_bytes:
                 break
-            remove_tree(self.object(digest))
+            self._remove_object(digest)
             left -= sizes[digest]
             removed += 1
         return removed, left
+
+    def _remove_object(self, digest: str) -> None:
+        """Remove an object; what cannot be removed of it has another name then, and no run uses it."""
+        removed = self._incoming(f"{digest}-removed")
+        os.rename(self.object(digest), removed)
+        self._remove(removed)
+
+    def _remove(self, path: str) -> bool:
+        """Remove a folder as far as possible; return whether it is gone."""
+        remove_tree(path)
+        if os.path.lexists(path):
+            self.stuck.append(path)
+        return not os.path.lexists(path)
 
     def _unused(self, alive: set[str]) -> list[tuple[str, float]]:
         """Return the objects that no living run uses, with the time of their last use, the oldest first."""
@@ -210,14 +228,13 @@ class Store:
             file.write(" ".join(digests))
 
     def _remove_run(self, name: str, days: float) -> int:
-        """Remove the folder of an ended run if it is old; return 1 if it was."""
+        """Remove the folder of an ended run if it is old; return 1 if it is gone."""
         path = f"{self.folder}/{RUNS}/{name}"
         before = time.time() - days * DAY_SECONDS
         if os.lstat(path).st_mtime > before or _changed_at(path) > before:
             return 0
         if os.path.isdir(path):
-            remove_tree(path)
-            return 1
+            return int(self._remove(path))
         os.unlink(path)
         return 0
 
@@ -226,16 +243,17 @@ class Store:
         names = os.listdir(f"{self.folder}/{INCOMING}")
         own = [name for name in names if name.partition(".")[2].rpartition(".")[0] == os.uname().nodename]
         gone = [name for name in own if not os.path.exists(f"/proc/{name.rpartition('.')[2]}")]
-        for name in gone:
-            remove_tree(f"{self.folder}/{INCOMING}/{name}")
-        return len(gone)
+        return sum(self._remove(f"{self.folder}/{INCOMING}/{name}") for name in gone)
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder, whose parts may be read-only."""
-    for folder, _, _ in os.walk(path):
-        os.chmod(folder, 0o700)
-    shutil.rmtree(path)
+    """Remove a folder, whose parts may be read-only, except for those of another user."""
+    folders = [path]
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            os.chmod(folder, 0o700)
+            folders += [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _replace_by_link(path: str, target: str) -> int:
