@@ -21,6 +21,8 @@ _LONGEST_RANK = 9
 _REFUSED = ("error", "quoted", "username")
 _HOST = r"[^\s=#/]+"
 _HOST_KINDS = ("int", "word", "dotted", "relative")
+# The tokens of most lines.
+_USUAL = {("rank", "int", "equal", host, "slot", "equal", slot) for host in _HOST_KINDS for slot in ("int", "word")}
 
 
 class RankEntry(NamedTuple):
@@ -114,9 +116,13 @@ class _LineReading:
     def __init__(self, line: TokenLine, text: str) -> None:
         self.findings: list[LintFinding] = []
         self._line, self._text = line, text
-        self._ranks, self._hosts, self._slots, self._others = (list[Token]() for _ in range(4))
-        self._tokens = deque(line.tokens)
+        self._others: list[Token] = []
         self._refused = False
+        if tuple([token.kind for token in line.tokens]) in _USUAL and len(line.tokens[1].text) <= _LONGEST_RANK:
+            self._ranks, self._hosts, self._slots = ([line.tokens[place]] for place in (1, 3, 6))
+            return
+        self._ranks, self._hosts, self._slots = (list[Token]() for _ in range(3))
+        self._tokens = deque(line.tokens)
         if line.tokens[0].kind != "rank":
             code = LintCode.NO_RANK if _is_host(line.tokens) else LintCode.NO_RANK_FIRST
             self._report(code, line.tokens[0], text=quote(line.tokens[0].text))
@@ -161,13 +167,13 @@ class _LineReading:
 
     def _is_complete(self) -> bool:
         """Return True if the line has one rank, one host and a slot text; report what it lacks or has twice."""
-        first, text, hosts = self._line.tokens[0], quote(self._words()), [host.text for host in self._hosts]
+        first, hosts = self._line.tokens[0], [host.text for host in self._hosts]
         if not hosts:
-            self._report(LintCode.NO_HOST, first, text=text)
+            self._report(LintCode.NO_HOST, first, text=quote(self._words()))
         elif not self._slots:
-            self._report(LintCode.NO_SLOT, first, text=text)
+            self._report(LintCode.NO_SLOT, first, text=quote(self._words()))
         elif len(self._ranks) > 1:
-            self._report(LintCode.SEVERAL_RANKS, self._ranks[1], text=text)
+            self._report(LintCode.SEVERAL_RANKS, self._ranks[1], text=quote(self._words()))
         elif len(set(hosts)) > 1:
             self._report(LintCode.SEVERAL_HOSTS, self._hosts[-1], host=quote(hosts[0]), last=quote(hosts[-1]))
         else:

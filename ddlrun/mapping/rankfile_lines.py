@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 # The alternatives are in an order in which the first match is the longest, which a lexer takes.
 _USER = r"(?:[A-Za-z0-9][A-Za-z0-9_-]*@)?"
-_TOKEN = rf"""(?x)
-    (?P<comment>(?:\#|//)[^\n]*(?:\n|\Z)) | (?P<newline>[\f\t\v\ ]*\n | /\*(?s:.*?)(?:\*/|\Z))
-    | (?P<blank>[\f\t\v\ ]+) | (?P<quoted>"[^"]*") | (?P<equal>=) | (?P<relative>\+n[0-9]+)
+_TOKEN = rf"""(?x)[\f\t\v\ ]*(?:
+    (?P<comment>(?:\#|//)[^\n]*(?:\n|\Z)) | (?P<newline>\n | /\*(?s:.*?)(?:\*/|\Z) | \Z)
+    | (?P<quoted>"[^"]*") | (?P<equal>=) | (?P<relative>\+n[0-9]+)
     | (?P<dotted>{_USER}(?:[A-Za-z][A-Za-z0-9_-]*\.[A-Za-z0-9_.-]* | (?:[0-9]{{1,3}}\.){{3}}[0-9]{{1,3}}))
     | (?P<word>[A-Za-z0-9_,;:*@-]+) | (?P<error>.)
-"""
+)"""
 _KEYWORDS = {
     "rank": "rank", "slot": "slot", "slots": "slot",
     "username": "username", "user-name": "username", "user_name": "username",
@@ -46,23 +46,16 @@ class TokenLine(NamedTuple):
 def split_lines(text: str) -> Iterator[TokenLine]:
     """Yield the lines of a rank file, those with a comment alone, too."""
     number, start, tokens = 1, 0, list[Token]()
-    for token in _tokens(text):
-        if token.kind not in ("newline", "comment"):
-            tokens.append(token)
-        elif tokens or token.kind == "comment":
-            yield TokenLine(number, start, tuple(tokens), token if token.kind == "comment" else None)
-            tokens = []
-        if "\n" in token.text:
-            number += token.text.count("\n")
-            start = token.start + token.text.rindex("\n") + 1
-    if tokens:
-        yield TokenLine(number, start, tuple(tokens), None)
-
-
-def _tokens(text: str) -> Iterator[Token]:
     for match in re.finditer(_TOKEN, text):
-        kind = str(match.lastgroup)
+        kind, word = str(match.lastgroup), match[match.lastindex or 0]
         if kind == "word":
-            kind = "int" if match[0].isdecimal() else _KEYWORDS.get(match[0], "word")
-        if kind != "blank":
-            yield Token(kind, match[0], match.start())
+            kind = "int" if word.isdecimal() else _KEYWORDS.get(word, kind)
+        token = Token(kind, word, match.end() - len(word))
+        if kind not in ("newline", "comment"):
+            tokens.append(token)
+        elif tokens or kind == "comment":
+            yield TokenLine(number, start, tuple(tokens), token if kind == "comment" else None)
+            tokens = []
+        if "\n" in word:
+            number += word.count("\n")
+            start = token.start + word.rindex("\n") + 1

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ddlrun.machine import Core, Machine
@@ -33,6 +34,7 @@ class SlotText(NamedTuple):
     term: str = ""
 
 
+@lru_cache(maxsize=1024)
 def parse_slots(text: str) -> SlotText:
     """Parse a slot text as its author meant it.
 
