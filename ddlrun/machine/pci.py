@@ -1,5 +1,6 @@
 """GPUs and NICs on a host's buses: their locations, and which of the GPUs may be used."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,10 +11,11 @@ from ddlrun.machine import GPU, NIC, Core, MachineNote, MachineNoteCode, machine
 VENDORS = {"10de": "nvidia", "1002": "amd", "8086": "intel"}
 # Set for a container by whoever starts it. CUDA does not read it.
 OF_CONTAINER = "NVIDIA_VISIBLE_DEVICES"
+_SELECTOR = "ONEAPI_DEVICE_SELECTOR"
 RESTRICTING = {
     "nvidia": ("CUDA_VISIBLE_DEVICES", OF_CONTAINER),
     "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
-    "intel": ("ZE_AFFINITY_MASK",),
+    "intel": ("ZE_AFFINITY_MASK", _SELECTOR),
 }
 CHOOSING = tuple(dict.fromkeys(name for names in RESTRICTING.values() for name in names))
 # Variable -> variables that override it. HIP reads CUDA's only without its own.
@@ -143,7 +145,10 @@ def granted(
         chosen = [gpu._replace(number=number) for number, gpu in enumerate(chosen)]
         in_order = vendor == "amd" or (vendor == "nvidia" and variables.get(ORDER) == BY_ADDRESS)
         for name in _applied(vendor or "", variables):
-            before, (chosen, code) = len(chosen), _choose(chosen, variables[name], uuids, in_order=in_order)
+            text = _selected(variables[name], len(chosen)) if name == _SELECTOR else variables[name]
+            if text is None:
+                continue
+            before, (chosen, code) = len(chosen), _choose(chosen, text, uuids, in_order=in_order)
             if len(chosen) < before or code is not MachineNoteCode.GPUS_RESTRICTED:
                 values = {"variable": name, "value": variables[name], "left": len(chosen), "gpus": before}
                 notes.append(machine_note(code, **values))
@@ -206,6 +211,21 @@ def _applied(vendor: str, variables: Mapping[str, str]) -> Iterator[str]:
         hidden = any(other in given for other in _HIDDEN_BY.get(name, ()))
         if not hidden and not (name == "CUDA_VISIBLE_DEVICES" and value == given.get("ROCR_VISIBLE_DEVICES")):
             yield name
+
+
+def _selected(selector: str, count: int) -> str | None:
+    """Return the numbers of the Level Zero devices that SYCL's selector leaves of `count`; None: all.
+
+    >>> _selected("opencl:cpu;level_zero:1,0.0", 2), _selected("!level_zero:0", 3), _selected("*:gpu", 2)
+    ('1,0.0', '1,2', None)
+    """
+    words: dict[str, list[str]] = {"": [], "!": []}
+    for sign, devices in re.findall(r"(!?)(?:level_zero|\*):([^;]*)", selector.lower()):
+        words[sign] += devices.split(",")
+    every = [str(number) for number in range(count)]
+    numbers = words[""] if words[""] and all(word[:1].isdigit() for word in words[""]) else every
+    left = [number for number in numbers if number not in words["!"]]
+    return None if left == every else ",".join(left)
 
 
 def _choose(

@@ -333,6 +333,10 @@ ORDERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         ("amd", {"GPU_DEVICE_ORDINAL": "2"}, ["amd 0000:81:00.0"]),
         ("amd", {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "2"}, ["amd 0000:41:00.0"]),
         ("intel", {"ZE_AFFINITY_MASK": "0.0,0.1,2"}, ["None None"] * 3),
+        ("intel", {"ONEAPI_DEVICE_SELECTOR": "level_zero:0;level_zero:2"}, ["None None"] * 2),
+        ("intel", {"ONEAPI_DEVICE_SELECTOR": "!level_zero:1"}, ["None None"] * 2),
+        ("intel", {"ONEAPI_DEVICE_SELECTOR": "level_zero:gpu;opencl:0"}, [f"intel {address}" for address in ALL]),
+        ("intel", {"ONEAPI_DEVICE_SELECTOR": "level_zero:1", "ZE_AFFINITY_MASK": "0,2"}, ["None None"]),
         ("intel", {"CUDA_VISIBLE_DEVICES": "0"}, [f"intel {address}" for address in ALL]),
     ],
 )  # fmt: skip
