@@ -9,6 +9,8 @@ from ddlrun.doctor.verdict import HangFinding, JobLook, RankLook, judge
 FEW_SWITCHES = 10
 # A rank that computes is busy for this share of the time; examinations stop it for a part of the rest.
 LEAST_BUSY = 0.3
+# A rank that reads or writes as much moves: it loads data, or writes a checkpoint. Status files have less.
+LEAST_BYTES = 1 << 20
 WITHOUT_WAITING = (HangFinding.RUNNING, HangFinding.BLOCKED)
 # No Python stack shows whether such a rank waits for others.
 OBSCURE = (Activity.FINALIZES, Activity.UNKNOWN)
@@ -18,7 +20,8 @@ def has_progressed(before: JobLook, after: JobLook) -> bool:
     """Return True if a rank moved between two observations, so that the job does not hang.
 
     Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
-    of their functions decide. A rank that imports modules, or ends operations of torch.distributed, moves.
+    of their functions decide. A rank that imports modules, ends operations of torch.distributed, or does not wait for
+    others and transfers data, moves.
     """
     earlier, later = _reports(before), _reports(after)
     if earlier.keys() - later.keys():
@@ -29,6 +32,8 @@ def has_progressed(before: JobLook, after: JobLook) -> bool:
     if any(position.activity is Activity.IMPORTS for ranks in positions for position in ranks.values()):
         return True
     if any(0 < earlier[rank].ended < later[rank].ended for rank in earlier):
+        return True
+    if any(_has_transferred(earlier[rank], later[rank]) for rank in earlier if not positions[1][rank].waits_for_ranks):
         return True
     waits = {rank for rank, position in positions[0].items() if position.activity is not Activity.RUNS}
     deciding = waits or earlier.keys()
@@ -51,6 +56,12 @@ def _has_returned(before: RankReport, after: RankReport) -> bool:
     earlier, later = main_process(before), main_process(after)
     sleeps = earlier.call == later.call == "futex"  # a wait without a limit, or with a long one
     return later.replies > earlier.replies or (sleeps and later.switches - earlier.switches > FEW_SWITCHES)
+
+
+def _has_transferred(before: RankReport, after: RankReport) -> bool:
+    """Return True if a rank's processes have read or written much between two looks."""
+    earlier, later = (sum(process.transferred for process in report.processes) for report in (before, after))
+    return 0 < earlier <= later - LEAST_BYTES
 
 
 def mark_stays(before: JobLook, after: JobLook) -> JobLook:
@@ -83,7 +94,7 @@ def is_computing(before: JobLook, after: JobLook) -> bool:
 def _computes(before: RankReport, after: RankReport) -> bool:
     """Return True if a rank, or threads or processes that it waits for, were busy with something other than waiting."""
     stacks = (thread.frames for process in after.processes for thread in process.threads)
-    if locate_rank(after).activity in OBSCURE or any(map(find_communication, stacks)):
+    if not before.processes or locate_rank(after).activity in OBSCURE or any(map(find_communication, stacks)):
         return False
     earlier, later = main_process(before), main_process(after)
     if later.gpu and later.replies == earlier.replies:

@@ -63,6 +63,8 @@ class ExaminedProcess(NamedTuple):
     """The time at which it was examined, in seconds of its host's clock."""
     busy: float
     """The seconds in which its threads had a CPU or were ready to run; 0: not known."""
+    transferred: int
+    """The bytes that it, and its children that have ended, have read and written; 0: not known."""
     gpu: bool
     """Whether it has opened a GPU."""
 
@@ -130,6 +132,7 @@ def _parse_process(record: Mapping[str, Any]) -> ExaminedProcess:
         replies=int(record["replies"]),
         time=float(record["time"]),
         busy=float(record["busy"]),
+        transferred=int(record["transferred"]),
         gpu=bool(record["gpu"]),
         **{name: _text(record[name]) for name in names},
     )

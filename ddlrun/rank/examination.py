@@ -10,6 +10,9 @@ from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.signals import restore_defaults
 
 CHUNK = 1 << 16
+# The report where the examiner could not start, or was killed, as by a host without memory.
+NOTHING = b'{"processes": [], "connections": []}'
+END = b"\n"
 
 
 class Examination:
@@ -25,7 +28,10 @@ class Examination:
         self.fd, end = os.pipe2(os.O_CLOEXEC)
         self._report = b""
         keeper = os.getpid()
-        self._pid = os.fork()
+        try:
+            self._pid: int | None = os.fork()
+        except OSError:  # this user may have no further process
+            self._pid = None
         if self._pid == 0:
             _examine(keeper, program, seconds, end)
         os.close(end)
@@ -37,11 +43,13 @@ class Examination:
         if chunk:
             return None
         self.close()
-        return self._report
+        return self._report if self._report.endswith(END) else NOTHING
 
     def stop(self) -> None:
         """End the examiner and what it has started."""
         self.close()
+        if self._pid is None:
+            return
         try:
             os.killpg(self._pid, signal.SIGKILL)
         except OSError:  # it has ended, or is about to begin
@@ -64,6 +72,6 @@ def _examine(keeper: int, program: int, seconds: float, output: int) -> None:
         close_files(0, 1, 2, output)
         if os.getppid() == keeper:
             with open(output, "wb") as file:
-                file.write(inspect_program(program, seconds).encode(errors="replace"))
+                file.write(inspect_program(program, seconds).encode(errors="replace") + END)
     finally:
         os._exit(0)

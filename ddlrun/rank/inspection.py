@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.rank.busy_time import read_busy_time, uses_gpu
+from ddlrun.rank.busy_time import read_busy_time, read_transferred, uses_gpu
 from ddlrun.rank.flight_recorder import read_recorder
 from ddlrun.rank.processes import children_of, list_processes, read_command, read_lines
 from ddlrun.rank.protocol import MOST_TEXT
@@ -77,6 +77,7 @@ def _inspect(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
         "replies": 0,
         "time": time.monotonic(),
         "busy": read_busy_time(pid),
+        "transferred": read_transferred(pid),
         "gpu": uses_gpu(pid),
     }
     if is_python(pid, stat):

@@ -37,7 +37,7 @@ def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
     return {
         "pid": 7, "name": "python", "state": state, "waits_in": "", "call": "", "target": "", "command": ["python"],
         "threads": [thread], "problem": "", "switches": 0, "replies": 0,
-        "time": 0.0, "busy": 0.0, "gpu": False, **more,
+        "time": 0.0, "busy": 0.0, "transferred": 0, "gpu": False, **more,
     }  # fmt: skip
 
 
@@ -347,6 +347,33 @@ def test_a_job_whose_ranks_compute_goes_on(frames: Frames, more: dict[str, Any],
     assert (diagnosis.moved, diagnosis.goes_on, diagnosis.hangs) == (False, goes_on, not goes_on and frames != LOOP)
 
 
+MIB = 1 << 20
+SAVE = [own(9, "torch.save(model, path)")]
+WRITE, CHILD, SLEEP = {"call": "write"}, {"call": "wait4"}, {"call": "sleep"}
+
+
+@pytest.mark.parametrize(
+    ("frames", "more", "transferred", "moved"),
+    [
+        (SAVE, WRITE, (MIB, 2 * MIB), True),
+        (SAVE, CHILD, (MIB, 2 * MIB), True),
+        (SAVE, SLEEP, (MIB, 2 * MIB), True),
+        (LOOP, {"state": "R"}, (MIB, 2 * MIB), True),
+        (SAVE, WRITE, (MIB, 2 * MIB - 1), False),  # a loop that reads a status file
+        (SAVE, WRITE, (0, 2 * MIB), False),  # not known at first
+        ([*BARRIER, MAIN], {}, (MIB, 2 * MIB), False),  # a thread of it writes
+    ],
+)
+def test_a_rank_that_reads_or_writes_moves(
+    frames: Frames,
+    more: dict[str, Any],
+    transferred: tuple[int, int],
+    moved: bool,  # noqa: FBT001
+) -> None:
+    looks = [look(WAITING, report(process(frames, **more, transferred=number))) for number in transferred]
+    assert diagnose(looks).moved is moved
+
+
 @pytest.mark.parametrize(
     ("others", "goes_on"),
     [([], True), ([SLEEPING], True), ([0], True), ([WAITING], False), ([SLEEPING, WAITING], False),
@@ -355,6 +382,14 @@ def test_a_job_whose_ranks_compute_goes_on(frames: Frames, more: dict[str, Any],
 def test_a_rank_that_computes_may_loop_while_others_wait(others: list[RankReport | int | None], goes_on: bool) -> None:  # noqa: FBT001
     before, after = look(LOOPING, *others), look(report(process(LOOP, "R", **COMPUTING)), *others)
     assert diagnose([before, after]).goes_on is goes_on
+
+
+@pytest.mark.parametrize(("before", "after"), [(report(), LOOPING), (LOOPING, report()), (report(), WAITING)])
+def test_a_rank_that_could_not_be_examined_is_in_an_unknown_place(before: RankReport, after: RankReport) -> None:
+    diagnosis = diagnose([look(WAITING, before), look(WAITING, after)])
+    validate(record_diagnosis(diagnosis, "", 1.0), "doctor")
+    assert diagnosis.moved is not None
+    assert not diagnose([look(before), look(after)]).computes
 
 
 def test_a_thread_that_waits_for_other_ranks_does_not_compute() -> None:

@@ -1,5 +1,6 @@
 """The stacks of a Python process without py-spy: its start-up hook writes them on a signal."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ddlrun.doctor.records import RecordedCollective, parse_report
-from ddlrun.rank.busy_time import read_busy_time, uses_gpu
+from ddlrun.doctor.records import RankReport, RecordedCollective, parse_report
+from ddlrun.rank.busy_time import read_busy_time, read_transferred, uses_gpu
 from ddlrun.rank.flight_recorder import parse_recorder, read_recorder
 from ddlrun.rank.inspection import inspect_program
 from ddlrun.rank.program import HOOK
@@ -93,6 +94,34 @@ def test_a_process_that_waits_does_not_compute(tmp_path: Path) -> None:
         wait_until(lambda: "pipe_read" in Path(f"/proc/{process.pid}/wchan").read_text())
         before = read_busy_time(process.pid)
         assert before == read_busy_time(process.pid) > 0
+
+
+def test_what_a_process_and_its_ended_children_write_is_counted(tmp_path: Path) -> None:
+    numbers = [read_transferred(os.getpid())]
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    numbers.append(read_transferred(os.getpid()))
+    subprocess.run(["cp", str(tmp_path / "file"), str(tmp_path / "copy")], check=True)
+    numbers.append(read_transferred(os.getpid()))
+    assert all(later - earlier >= 1 << 20 for earlier, later in itertools.pairwise(numbers))
+
+
+EXAMINATION = """
+import os, resource
+from ddlrun.rank.examination import Examination
+if os.geteuid() == 0:
+    os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+examination = Examination(os.getpid(), 10)
+print(examination.read().decode())
+examination = Examination(os.getpid(), 10)
+examination.stop()
+"""
+
+
+def test_an_examiner_that_cannot_start_reports_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", EXAMINATION], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert parse_report(done.stdout) == RankReport((), ())
 
 
 def test_a_child_that_a_rank_forks_has_the_hook(tmp_path: Path) -> None:
