@@ -52,8 +52,10 @@ class Finished(NamedTuple):
 def prepare_run(surveyed: Surveyed) -> Planned:
     """Plan a run beside the other runs of this user, write its files, and put those of --ship on the hosts.
 
-    Raises InputError, PlacementError, PreflightError or UnreachableError.
+    Raises InputError, PlacementError, PreflightError or UnreachableError; FileNotFoundError where the current folder
+    has been removed, as no rank can start there.
     """
+    os.getcwd()
     state = state_folder(os.environ)
     with lock_registry(state):
         planned = plan_job(place_ranks(surveyed))

@@ -1,4 +1,4 @@
-"""Limits of this machine that keep ddlrun from starting programs, and what the user can do about them."""
+"""What keeps ddlrun from starting programs on this machine, and what the user can do about it."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ ENOUGH_FILES = 1024
 
 
 def explain_limit(error: OSError, environ: Mapping[str, str]) -> str | None:
-    """Return the limit that an error is about, with its remedy; None for another error.
+    """Return the limit or the removed folder that an error is about, with its remedy; None for another error.
 
     Args:
         error: The error.
@@ -25,4 +25,15 @@ def explain_limit(error: OSError, environ: Mapping[str, str]) -> str | None:
             f"{sum(sizes.values())} characters, {longest} the most of them ({sizes.get(longest, 0)}); "
             "unset variables, or raise the limit of the stack, of which they may take a quarter (ulimit -s)"
         )
+    if error.errno == errno.ENOENT and error.filename is None and not _has_folder():
+        return "the current folder has been removed; cd to it again, or to another folder"
     return None
+
+
+def _has_folder() -> bool:
+    """Return whether the current folder still exists."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True

@@ -6,6 +6,7 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -386,11 +387,24 @@ def test_a_run_adds_no_files_to_those_of_the_current_folder(tmp_path: Path) -> N
     assert ddlrun("launch", "--dry-run", "--run-dir", ".", "-np", "1", "true", cwd=tmp_path / "below").returncode == 0
 
 
-def test_a_launch_from_a_folder_that_was_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, ("launch", "--dry-run", "--run-dir", "/nowhere", "-np", "1", "/bin/true")),
+        (5, ("launch", "--allow-run-as-root", "-np", "1", "/bin/true")),
+        (5, ("launch", "--dry-run", "--run-dir", "r", "-np", "1", "/bin/true")),
+        (5, ("check",)),
+        (5, ("submit", "1", "/bin/true", "--print")),
+    ],
+)
+def test_commands_in_a_folder_that_was_removed(code: int, words: Sequence[str], tmp_path: Path) -> None:
+    words = [str(tmp_path / "r") if word == "/nowhere" else word for word in words]
     script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
-    argv = [*DDLRUN, "launch", "--dry-run", "--run-dir", str(tmp_path / "r"), "-np", "1", "/bin/true"]
-    done = subprocess.run(["sh", "-c", script, "sh", *argv], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    argv = ["sh", "-c", script, "sh", *DDLRUN, *words]
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    message = "the current folder has been removed; cd to it again, or to another folder"
+    assert (done.returncode, done.stderr.count(message)) == (code, int(code != 0)), done.stderr
 
 
 def test_a_secret_on_the_command_line_has_a_note() -> None:
