@@ -58,6 +58,8 @@ class TranslatedArgv(NamedTuple):
 
     words: list[str]
     notes: tuple[str, ...]
+    origins: dict[str, str]
+    """Option of ddlrun -> the foreign one that it stands for, as typed."""
 
     def print_notes(self) -> None:
         """Print the notes."""
@@ -80,7 +82,7 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
     """
     options = options_by_name(params)
     foreign = FOREIGN - (options.keys() - VALUES.keys())
-    rest, translated, notes = list(args), list[str](), list[str]()
+    rest, translated, notes, origins = list(args), list[str](), list[str](), dict[str, str]()
     while rest and rest[0][:1] in ("-", *DASHES) and rest[0] not in ("-", "--"):
         typed = _split_value(rest[0])[0]
         rest[:1] = _respell(rest[0], options, foreign)
@@ -89,9 +91,10 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
         if step is None:
             break
         translated += step.words
+        origins |= {step.words[0]: typed} if step.words and match is None else {}
         notes += [step.note] if step.note else []
         del rest[: step.consumed]
-    return TranslatedArgv([*translated, *rest], tuple(notes))
+    return TranslatedArgv([*translated, *rest], tuple(notes), origins)
 
 
 def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection[str]) -> list[str]:
@@ -112,7 +115,7 @@ def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection
     with_one_dash = {*foreign, *mpirun_options.SHARED}
     spelling = name
     if name not in known and (long in with_one_dash or name.startswith("--")):
-        spelling = long if long in known else long.replace("_", "-")
+        spelling = next((near for near in (long, long.replace("_", "-")) if near in known), name)
     if equals and spelling in options and not spelling.startswith("--"):
         return [spelling, value]
     if spelling not in known and word[:2] in ("-p", "-n") and len(word) > 2 and word[:2] in options:
@@ -134,6 +137,8 @@ def _translate_first(args: Sequence[str], typed: str) -> _Translation | None:
         return _Translation(SWITCHES[name], 1, _find_note(typed, name, ""))
     if name in UNSUPPORTED:
         raise InputError(f"{typed}: {UNSUPPORTED[name]}")
+    if name.replace("_", "-").startswith(torchrun_options.FAMILIES):
+        raise InputError(f"{typed}: {torchrun_options.ACCELERATE}")
     if (name in RENAMED or name in VALUES) and (equals or len(args) > 1):
         value = joined if equals else args[1]
         words = VALUES[name](typed, value) if name in VALUES else (RENAMED[name], value)

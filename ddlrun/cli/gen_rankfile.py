@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -103,11 +102,7 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
     blocks = render(placement, title, majors)
     for note in (*_assumptions(placement, stated=stated, preset=options["machine"]), *_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
-    if output is None:
-        sys.stdout.writelines(blocks)
-        sys.stdout.flush()
-    else:
-        write_atomically(output, blocks)
+    write_atomically(output or "-", blocks)
 
 
 def _read_hosts(topology: Topology, hosts: str | None, hostfile: str | None) -> HostList:

@@ -68,7 +68,14 @@ class Launch(Sections):
         translated = translate(args, self.get_params(ctx))
         ctx.meta[TRANSLATED] = translated
         ctx.meta[ARGUMENTS] = strip_secrets(translated.words, self.get_params(ctx))
-        return super().parse_args(ctx, translated.words)
+        try:
+            return super().parse_args(ctx, translated.words)
+        except click.BadParameter as error:
+            names = error.param.opts if error.param else []
+            typed = ", ".join(translated.origins[name] for name in names if name in translated.origins)
+            if not typed:
+                raise
+            raise click.BadParameter(f"{error.message} (from {typed})", error.ctx, error.param) from error
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help: the usual options on one screen, or with --help-all every option."""

@@ -1,7 +1,6 @@
 """ddlrun lint: check a rank file against the behaviour of Open MPI."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,20 +42,13 @@ def command(rankfile: str, **options: Any) -> int:  # noqa: ANN401 - click's own
     machine_of = _machine_of(text, options)
     if options["fixing"]:
         fixed, all_findings = fix(text, machine_of)
-        _write(fixed, options["output"])
+        write_atomically(options["output"] or "-", [fixed])
     else:
         all_findings = lint(text, machine_of, options["ranks"])
     major = int(options["open_mpi"]) if options["open_mpi"] else None
     findings = [finding for finding in all_findings if finding.concerns(major)]
     _print_findings(rankfile, findings, options)
     return EXIT_BAD_INPUT if any(finding.error for finding in findings) else 0
-
-
-def _write(text: str, path: str | None) -> None:
-    if path:
-        write_atomically(path, [text])
-    else:
-        sys.stdout.write(text)
 
 
 def _print_findings(rankfile: str, findings: Sequence[LintFinding], options: Mapping[str, Any]) -> None:

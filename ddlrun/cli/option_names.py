@@ -91,7 +91,10 @@ def naming_unknown_options(
     except click.NoSuchOption as error:
         word = _typed_word(error.option_name, args, options)
         visible = [name for name, option in options.items() if not option.hidden and len(name) > 2]
-        hint = did_you_mean(f"--{word.lstrip('-')}" if len(word) > 2 else word, visible, SYNONYMS)
+        synonyms = {typed: name for typed, name in SYNONYMS.items() if name in options}
+        hint = did_you_mean(f"--{word.lstrip('-')}" if len(word) > 2 else word, visible, synonyms)
+        if not hint and not ctx.allow_interspersed_args:
+            hint = "; options of the script stand after its name"
         raise click.UsageError(f"no such option {word}{hint}", ctx) from error
     except click.BadOptionUsage as error:  # an option without its value, for which click does not name the command
         error.ctx = error.ctx or ctx

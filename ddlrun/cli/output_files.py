@@ -1,6 +1,7 @@
 """Files that the user names for output: written whole or not at all."""
 
 import os
+import sys
 from collections.abc import Iterable
 
 from ddlrun.errors import InputError
@@ -9,6 +10,8 @@ from ddlrun.errors import InputError
 def check_writable(path: str, option: str) -> None:
     """Raise InputError where `path` could not be written: before minutes of measuring are spent."""
     folder = os.path.dirname(path) or "."
+    if path == "-":
+        return
     if not os.path.isdir(folder):
         raise InputError(f"{option} {path}: there is no folder {folder}")
     special = os.path.exists(path) and not os.path.isfile(path)  # a device or a pipe
@@ -19,8 +22,12 @@ def check_writable(path: str, option: str) -> None:
 def write_atomically(path: str, blocks: Iterable[str], option: str = "-o", *, private: bool = False) -> None:
     """Write blocks to a temporary file beside `path`, then rename it to `path`; only this user reads a `private` one.
 
-    A device or a pipe is written to, never replaced. Raises InputError that names `option`.
+    A device or a pipe is written to, never replaced; - is standard output. Raises InputError that names `option`.
     """
+    if path == "-":
+        sys.stdout.buffer.writelines(block.encode() for block in blocks)
+        sys.stdout.flush()
+        return
     try:
         if os.path.exists(path) and not os.path.isfile(path):
             with open(path, "w", encoding="utf-8") as file:

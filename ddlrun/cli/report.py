@@ -39,7 +39,8 @@ def command(run: str | None, output: str | None, trace: str | None) -> None:
     )
     path = output or RunDir(folder).page
     write_atomically(path, [render_page(record, going=going, now=time.time())], private=output is None)
-    click.echo(path)
+    if path != "-":
+        click.echo(path)
     if trace is not None:
         write_atomically(trace, [json.dumps(chrome_trace(record)), "\n"], "--trace")
-        click.echo(trace)
+        click.echo(trace, err=path == "-")

@@ -1,4 +1,4 @@
-"""Options of srun, and of mpiexec of MPICH and Intel MPI: translated, or rejected with a remedy."""
+"""Options of srun, jsrun, and mpiexec of MPICH and Intel MPI: translated, or rejected with a remedy."""
 
 from ddlrun.cli.mpirun_options import FOLDER, PLACEMENT, SHOW
 
@@ -32,11 +32,19 @@ UNSUPPORTED = {
     **dict.fromkeys(("--chdir", "-D", "--workdir"), FOLDER),
     **dict.fromkeys(("-genv", "-env", "-genvlist", "-envlist", "-genvnone", "-envnone"), VARIABLES),
     **dict.fromkeys(
-        ("--output", "--error", "-o", "-e", "--input", "-outfile-pattern", "-errfile-pattern", "-prepend-pattern"),
+        ("--output", "--error", "-o", "-e", "-outfile-pattern", "-errfile-pattern", "-prepend-pattern"),
         OUTPUT),
     **dict.fromkeys(
         ("--cpu-bind", "--distribution", "--hint", "--ntasks-per-socket", "--ntasks-per-core", "--cores-per-socket",
          "-rankmap", "-order-nodes", "-grr", "-hosts-group"), PLACEMENT),
+    **dict.fromkeys(
+        ("--nrs", "-a", "-g", "--tasks-per-rs", "--cpu-per-rs", "--gpu-per-rs", "--rs-per-host", "--rs-per-socket"),
+        "ddlrun has no resource sets; use --accelerators N for ranks per host, --cores-per-rank N for their cores"),
+    "--smpiargs": "use --mpi-args",
+    "-E": VARIABLES,
+    "--input": "redirect standard input: ddlrun launch ... <FILE; --stdin-rank N chooses the rank that reads it",
+    "-tmpdir": "set TMPDIR before ddlrun, or use --env TMPDIR=DIR",
+    "-rmk": "use --scheduler NAME",
     "-print-rank-map": SHOW,
     **dict.fromkeys(("--exclude", "--nolocal", "-skip-launch-node"), "leave the host out of -H HOST,HOST"),
     **dict.fromkeys(("--multi-prog", "-configfile"), "separate the programs with a colon: -np 2 A : -np 3 B"),

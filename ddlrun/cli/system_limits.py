@@ -1,4 +1,4 @@
-"""What keeps ddlrun from starting programs on this machine, and what the user can do about it."""
+"""Limits and other causes that keep ddlrun from starting programs here, and what the user can do about them."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ def explain_limit(error: OSError, environ: Mapping[str, str]) -> str | None:
 
 
 def _has_folder() -> bool:
-    """Return whether the current folder still exists."""
+    """Return True if the current folder still exists."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -10,6 +10,7 @@ Words = tuple[str, ...]
 STARTED_ONCE = "ddlrun is started once for all hosts (-H HOST,HOST); leave the option out"
 ELASTIC = "ddlrun restarts a failed job instead; use --restarts, --spare-hosts, --min-topology"
 RENDEZVOUS = "ddlrun sets MASTER_ADDR and MASTER_PORT for every rank; --env MASTER_ADDR=... sets your own"
+ACCELERATE = "accelerate launch alone has it; give Accelerator() a plug-in in the script, or its variables by --env"
 # Option -> option of ddlrun with the same value.
 RENAMED = {
     "--max-restarts": "--restarts", "--log-dir": "--output-filename", "--shutdown-timeout": "--grace",
@@ -44,19 +45,23 @@ UNSUPPORTED = {
         ("--duplicate-stdout-filters", "--duplicate-stderr-filters"),
         "ddlrun does not copy chosen lines; the run folder has a log per rank, to search with grep"),
     **dict.fromkeys(
-        ("--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--use-parallelism-config", "--zero-stage",
-         "--deepspeed-config-file", "--gradient-clipping", "--offload-optimizer-device", "--offload-param-device"),
-        "accelerate launch alone has it; give Accelerator() a plug-in in the script, or its variables by --env"),
+        ("--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--use-parallelism-config", "--use-xpu", "--ipex",
+         "--deepspeed-config-file", "--deepspeed-multinode-launcher", "--deepspeed-moe-layer-cls-names",
+         "--gradient-clipping", "--downcast-bf16", "--main-training-function", "--tpu"), ACCELERATE),
     "--config_file": "accelerate's config file is not read; give its values as options (--config-file is ddlrun's own)",
     **dict.fromkeys(
         ("--include", "--deepspeed-inclusion-filter", "--deepspeed-exclusion-filter", "--gpu-ids"),
         "name hosts with -H HOST,HOST, and GPUs of each host with CUDA_VISIBLE_DEVICES=0,1 before ddlrun"),
     "--bind-core-list": "start ddlrun under taskset --cpu-list LIST: ranks are bound to these cores",
     "--launcher-args": "use --mpi-args for mpirun, -p and -i for ssh",
+    "--no-ssh": STARTED_ONCE,
+    "--venv-script": "activate the environment before ddlrun, whose Python starts the ranks; --ship env copies it",
     **dict.fromkeys(("--elastic-training", "--min-elastic-nodes", "--max-elastic-nodes"), ELASTIC),
     "--autotuning": "ddlrun tune measures the settings of ddlrun and Horovod; DeepSpeed's need its own launcher",
     "--logs-specs": "ddlrun takes no plug-in for logs; see --output-filename and --rank-logs",
 }  # fmt: skip
+# The same for all options that begin like this.
+FAMILIES = ("--fsdp-", "--megatron-lm-", "--fp8-", "--zero", "--offload-", "--parallelism-config-", "--dynamo-use-")
 # The modes of --numa-binding -> binding.
 NUMA_BINDINGS = {"node": "numa", "socket": "package", "exclusive": "core", "core-complex": "core"}
 # A value of --redirects and --tee: 0 to 3 for all local ranks, or for each one that is named.
@@ -125,6 +130,7 @@ VALUES: dict[str, Callable[[str, str], Words]] = {
     "--mixed-precision": translate_variable("ACCELERATE_MIXED_PRECISION"),
     "--gradient-accumulation-steps": translate_variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
     "--num-cpu-threads-per-process": translate_variable("OMP_NUM_THREADS"),
+    "--mpirun-ccl": translate_variable("CCL_WORKER_COUNT"),
     "--dynamo-backend": lambda _, value: ("--env", f"ACCELERATE_DYNAMO_BACKEND={value.upper()}"),
     "--dynamo-mode": translate_variable("ACCELERATE_DYNAMO_MODE"),
     **dict.fromkeys(("--redirects", "-r", "--tee", "-t"), translate_streams),

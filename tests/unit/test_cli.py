@@ -139,7 +139,9 @@ def test_gen_rankfile_writes_through_links_and_into_pipes(tmp_path: Path) -> Non
     assert ddlrun("gen-rankfile", "1", "-o", "link", cwd=tmp_path).returncode == 0
     assert (tmp_path / "link").is_symlink()
     assert "rank 0=" in (tmp_path / "target").read_text()
-    assert "rank 0=" in ddlrun("gen-rankfile", "1", "-o", "/dev/stdout").stdout
+    for path in ("/dev/stdout", "-"):
+        assert "rank 0=" in ddlrun("gen-rankfile", "1", "-o", path, cwd=tmp_path).stdout
+    assert not (tmp_path / "-").exists()
 
 
 def _umask() -> int:

@@ -115,12 +115,25 @@ MISTAKES = [
     ("probe a b c", "hosts are one word: a,b,c instead of a b c"),
     ("plan", "--links is missing"),
     ("plan --topology 4x4", "--links is missing"),
+    ("launch --nproc_per_node two train.py", "core, gpu-or-core (from --nproc_per_node)"),
+    ("launch -ppn 0 train.py", "(from -ppn)"),
+    ("launch --fsdp_sharding_strategy FULL_SHARD train.py", "--fsdp_sharding_strategy: accelerate launch alone has it"),
+    ("launch --zero3_init_flag=true train.py", "--zero3_init_flag: accelerate launch alone has it"),
+    ("launch --venv_script v train.py", "--venv_script: activate the environment before ddlrun"),
+    ("launch --local_rank 0 train.py", "no such option --local_rank; options of the script stand after its name"),
+    ("launch --input FILE train.py", "--input: redirect standard input: ddlrun launch ... <FILE"),
+    ("launch --nrs 2 -a 1 train.py", "ddlrun has no resource sets; use --accelerators N for ranks per host"),
 ]
 
 
 @pytest.mark.parametrize(("words", "part"), MISTAKES, ids=[words for words, _ in MISTAKES])
 def test_the_answer_to_a_mistake(words: str, part: str) -> None:
     assert part in answer(*words.split())
+
+
+@pytest.mark.parametrize("command", ["plan", "gen-rankfile"])
+def test_no_option_is_suggested_for_itself(command: str) -> None:
+    assert answer(command, "-np", "4") == "no such option -np"
 
 
 def test_a_quoted_command_line_is_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
