@@ -49,6 +49,7 @@ from ddlrun.environment.frameworks import NAMES
 from ddlrun.errors import DdlrunError, InputError, PreflightError
 from ddlrun.plan import shown_command
 from ddlrun.plan.settings import Settings
+from ddlrun.supervise.signals import Signals
 
 # Key of click's context: the command line in words of ddlrun.
 TRANSLATED = "ddlrun.translated"
@@ -248,11 +249,11 @@ def _run_until_done(attempt: Attempt) -> int:
     """Run the job, and restart it after a failure as often as allowed; return the last exit code."""
     from ddlrun.cli import launch_running as running  # noqa: PLC0415 - imported while this machine is probed
 
-    finished = None
+    finished, request = None, None
     with LaunchDashboard(attempt.settings.run.dashboard) as dashboard:
         while True:
             try:
-                attempt = attempt if finished is None else running.next_attempt(finished)
+                attempt = attempt if finished is None else running.next_attempt(finished, request)
                 planned = running.prepare_run(survey_hosts(attempt))
                 dashboard.show(planned.plan.run_dir.path)
             except DdlrunError as error:
@@ -261,8 +262,9 @@ def _run_until_done(attempt: Attempt) -> int:
                 for problem in error.problems:
                     click.echo(f"ddlrun: no restart: {problem}", err=True)
                 return finished.outcome.final_code
-            finished = running.supervise_run(planned)
-            finished = running.report_outcome(finished)
+            with Signals(attempt.settings.supervision.forward) as signals:
+                finished = running.report_outcome(running.supervise_run(planned, signals), signals)
+            request = signals.request
             finished = running.fetch_files(finished)
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):

@@ -47,8 +47,11 @@ class LaunchEvents:
             self._send(render_stall(self._plan, verdict))
 
     def end(self, outcome: Outcome) -> None:
-        """Send the end of the run, and wait a while for all that was sent."""
+        """Send the end of the run."""
         self._send(render_end(self._plan, outcome))
+
+    def finish(self) -> None:
+        """Wait a while for all that was sent."""
         _note_problem(self._target.finish(EVENT_SECONDS))
 
     def _send(self, event: str) -> None:

@@ -1,8 +1,9 @@
 """The stages of a launch from its Plan on: files, the run, its report, and the restart."""
 
-import contextlib
 import os
+import signal
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import click
@@ -10,6 +11,7 @@ import click
 from ddlrun.cli.inputs import reach, scheduler_context
 from ddlrun.cli.launch_events import LaunchEvents
 from ddlrun.cli.launch_planning import Attempt, Planned, Surveyed, place_ranks, plan_job
+from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
 from ddlrun.hosts import fold
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
@@ -35,6 +37,11 @@ from ddlrun.runs.store import (
 )
 from ddlrun.schedulers import read_job_end
 from ddlrun.supervise.launch import apply_job_end, run_plan
+from ddlrun.supervise.run import FinishedJob
+from ddlrun.supervise.signals import Signals
+
+# The reply of a host whose search was interrupted.
+INTERRUPTED = FinishedProcess(EXIT_INTERRUPTED, "", "the search was interrupted")
 
 
 class Finished(NamedTuple):
@@ -92,7 +99,7 @@ def _record_attempt(planned: Planned) -> None:
     """Append the path of the run folder to the file of the program that has started this ddlrun, if any has."""
     path = planned.attempt.settings.run.attempts_file
     if path is not None:
-        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:  # that program may be gone
+        with suppress(OSError), open(path, "a", encoding="utf-8") as file:  # that program may be gone
             file.write(f"{planned.plan.run_dir.path}\n")
 
 
@@ -106,7 +113,7 @@ def write_plan(planned: Planned) -> None:
     write_run_dir(planned.plan, check)
 
 
-def supervise_run(planned: Planned) -> Finished:
+def supervise_run(planned: Planned, signals: Signals) -> Finished:
     """Show the plan, run the job, and keep its outcome in the run folder."""
     attempt, plan, _ = planned
     settings = attempt.settings
@@ -114,16 +121,14 @@ def supervise_run(planned: Planned) -> Finished:
         _show_plan(settings, plan)
     events = LaunchEvents(settings.run.on_event, plan)
     events.start()
-    done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ)
-    unwatched = done.unwatched.difference(plan.local_hosts)
-    orphaned = done.unswept | unwatched if is_own(plan.mpirun) else done.unswept
-    unchecked = _end_orphans(sorted(orphaned), settings) if orphaned else {}
-    if plan.mpirun.major is not None and done.session_folder is not None and unwatched:
-        folders = {host: done.daemon_folders.get(host, "") for host in sorted(unwatched)}
-        unchecked = {**unchecked, **_end_daemons(folders, done.session_folder, settings)}
-    outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
+    done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ, signals)
+    unchecked = _end_leftovers(done, planned, signals)
+    outcome = _judge_by_scheduler(done.outcome, settings, signals)
+    outcome = outcome._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
     events.end(outcome)
+    with suppress(KeyboardInterrupt), signals.interruptible():
+        events.finish()
     return Finished(attempt, plan, outcome, unchecked, done.cause_in_view)
 
 
@@ -144,6 +149,24 @@ def _show_plan(settings: Settings, plan: Plan) -> None:
     click.echo(render_plan(plan, shown_command(plan), full=verbose), nl=False, err=True)
     elsewhere = f" in {plan.run_dir.path}" if plan.run_dir.path.startswith(ELSEWHERE) else ""
     click.echo(f"run: {plan.run_id}{elsewhere}", err=True)
+
+
+def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Mapping[str, FinishedProcess]:
+    """End the processes that are left of the run on hosts where no keeper sees to that, unless a signal interrupts.
+
+    Returns the replies of hosts that failed.
+    """
+    plan, settings = planned.plan, planned.attempt.settings
+    unwatched = done.unwatched.difference(plan.local_hosts)
+    orphaned = done.unswept | unwatched if is_own(plan.mpirun) else done.unswept
+    folder = None if plan.mpirun.major is None else done.session_folder
+    daemons = {host: done.daemon_folders.get(host, "") for host in sorted(unwatched) if folder is not None}
+    try:
+        with signals.interruptible(at_once=True):
+            unchecked = _end_orphans(sorted(orphaned), settings) if orphaned else {}
+            return {**unchecked, **_end_daemons(daemons, folder, settings)} if folder and daemons else unchecked
+    except KeyboardInterrupt:
+        return dict.fromkeys(sorted(orphaned.union(daemons)), INTERRUPTED)
 
 
 def _end_orphans(hosts: Iterable[str], settings: Settings) -> Mapping[str, FinishedProcess]:
@@ -167,30 +190,32 @@ def _end_daemons(folders: Mapping[str, str], session_folder: str, settings: Sett
     return end_daemons(folders, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
 
 
-def _judge_by_scheduler(outcome: Outcome, settings: Settings) -> Outcome:
+def _judge_by_scheduler(outcome: Outcome, settings: Settings, signals: Signals) -> Outcome:
     """Return the outcome; where the scheduler may have ended the job, as the scheduler reports it."""
     allocation = settings.hosts.allocation
     explained = outcome.root is not None and not outcome.root.signal
     if allocation is None or not outcome.exit_code or explained:
         return outcome
-    end = read_job_end(scheduler_context(), allocation)
-    return outcome if end is None else apply_job_end(outcome, end)
+    with suppress(KeyboardInterrupt), signals.interruptible():
+        end = read_job_end(scheduler_context(), allocation)
+        return outcome if end is None else apply_job_end(outcome, end)
+    return outcome
 
 
-def report_outcome(finished: Finished) -> Finished:
+def report_outcome(finished: Finished, signals: Signals) -> Finished:
     """Print why a job failed, and how much of its output was not printed; keep the report in the run folder."""
     outcome, plan = finished.outcome, finished.plan
     report = render_outcome(outcome, plan)
     if report:
         write_report(plan, report)
-        with contextlib.suppress(OSError):  # as after `2>&1 | head`
-            if outcome.unprinted_bytes:  # the output may have ended within a line
-                click.echo(err=True)
-            if finished.cause_in_view or not finished.attempt.settings.run.print_tail:
-                report = render_outcome(outcome, plan, with_tail=False)
-            click.echo(_colour(report, finished.attempt.settings), nl=False, err=True)
-    if finished.unchecked:
-        with contextlib.suppress(OSError):
+    # The reader may be gone, as after `2>&1 | head`, or slow.
+    with suppress(OSError, KeyboardInterrupt), signals.interruptible():
+        if report and outcome.unprinted_bytes:  # the output may have ended within a line
+            click.echo(err=True)
+        if finished.cause_in_view or not finished.attempt.settings.run.print_tail:
+            report = render_outcome(outcome, plan, with_tail=False)
+        click.echo(_colour(report, finished.attempt.settings), nl=False, err=True)
+        if finished.unchecked:
             click.echo(_describe_unchecked(finished.unchecked), err=True)
     return finished
 
@@ -236,8 +261,13 @@ def is_final(finished: Finished) -> bool:
     return not outcome.exit_code or outcome.requested or attempt.settings.run.attempt == attempt.restarts
 
 
-def next_attempt(finished: Finished) -> Attempt:
-    """Return the next attempt; hosts that were lost are replaced where the job allows it, else tried again."""
+def next_attempt(finished: Finished, request: int | None) -> Attempt:
+    """Return the next attempt; hosts that were lost are replaced where the job allows it, else tried again.
+
+    Raises DdlrunError where a signal, the request, asked for the end of the job.
+    """
+    if request is not None:
+        raise DdlrunError(f"received {signal.Signals(request).name}")
     attempt, settings = finished.attempt, finished.attempt.settings
     number = settings.run.attempt + 1
     click.echo(f"ddlrun: restart {number} of {attempt.restarts}", err=True)

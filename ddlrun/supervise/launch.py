@@ -16,6 +16,7 @@ from ddlrun.remote.sessions import guard_session
 from ddlrun.runs.registry import record_run
 from ddlrun.schedulers import JobEnd
 from ddlrun.supervise.run import FinishedJob, MpirunCommand, run_job
+from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.termination import SLACK_SECONDS
 
@@ -28,8 +29,11 @@ KEEPALIVE_PROBES = 3
 LONGEST_KEEPALIVE = 32767  # the kernel's limit
 
 
-def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]) -> FinishedJob:
-    """Start the job of a plan and supervise it to its end; the output goes to the run folder too."""
+def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str], signals: Signals) -> FinishedJob:
+    """Start the job of a plan and supervise it to its end; the output goes to the run folder too.
+
+    Signals are queued from the start on; those that arrive after the end stay in the queue.
+    """
     placement = plan.placement
     if options.input is None and VARIABLE in dict(plan.unsupervised) and not os.isatty(0):
         options = options._replace(input=RankInput(0, InputMode.PIPE))  # rank 0 is on another host
@@ -55,7 +59,7 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
         argv, arguments = plan.short_command()
         command = MpirunCommand(argv, {**environ, **session, **arguments}, folder)
-        return run_job(command, options, job, plan.run_dir, guard)
+        return run_job(command, options, job, plan.run_dir, guard, signals)
 
 
 def apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:

@@ -47,6 +47,7 @@ def run_job(
     job: SupervisedJob,
     files: RunDir,
     guard: Callable[[int], None],
+    signals: Signals,
 ) -> FinishedJob:
     """Run mpirun and supervise its job: pass on the ranks' output, forward signals, end the job as a whole.
 
@@ -58,6 +59,7 @@ def run_job(
         job: The ranks, their hosts, and the addresses for their keepers.
         files: The run folder.
         guard: The function that is given mpirun's session: see guard_session.
+        signals: The context of signals, which are queued from the start of mpirun on.
 
     Raises:
         OSError: mpirun cannot be started.
@@ -71,17 +73,17 @@ def run_job(
         "DDLRUN_HEARTBEAT": str(watch.heartbeat),
     }
     try:
-        with Signals(watch.forward) as signals:
-            process = start_mpirun(command.argv, {**command.environ, **variables})
-            guard(process.pid)
-            allow_files(job.ranks)
-            with process:
-                try:
-                    supervision = Supervision(watch, job, files, listener, process)
-                    outcome = supervision.run(signals)
-                finally:
-                    if process.poll() is None or process.returncode:
-                        end_session(process.pid)
+        signals.queue()
+        process = start_mpirun(command.argv, {**command.environ, **variables})
+        guard(process.pid)
+        allow_files(job.ranks)
+        with process:
+            try:
+                supervision = Supervision(watch, job, files, listener, process)
+                outcome = supervision.run(signals)
+            finally:
+                if process.poll() is None or process.returncode:
+                    end_session(process.pid)
         record = supervision.record
         return FinishedJob(
             outcome=outcome,

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from ddlrun.rank.signals import WARNING_SECONDS
@@ -45,7 +46,10 @@ class SignalWarnings:
 
 
 class Signals:
-    """A context in which signals are queued instead of ending ddlrun; `wake` becomes readable after each."""
+    """A context in which signals are queued, from `queue` on, instead of ending ddlrun.
+
+    `wake` becomes readable after each.
+    """
 
     def __init__(self, forward: Sequence[int] = ()) -> None:
         """Prepare the context.
@@ -56,10 +60,17 @@ class Signals:
         self._pending: list[int] = []
         self._forward = forward
         self._resized = False
+        self._interruptible = False
+        self.request: int | None = None
+        """The first signal that asked for the end of the job, before or after that."""
         self.wake, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._earlier: dict[int, object] = {}
 
     def __enter__(self) -> "Signals":  # noqa: PYI034 - Self is not in Python 3.10
+        return self
+
+    def queue(self) -> None:
+        """Queue signals from now on."""
         self._earlier_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         # A ddlrun that is stopped, as by SIGTSTP, would neither read output nor send heartbeats.
         for number in (*ENDING, signal.SIGTSTP, *self._forward):
@@ -70,14 +81,25 @@ class Signals:
         self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         if signal.SIGWINCH not in self._earlier:
             self._earlier[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._resize)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._earlier.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        signal.set_wakeup_fd(self._earlier_fd)
+        if self._earlier:
+            signal.set_wakeup_fd(self._earlier_fd)
         os.close(self.wake)
         os.close(self._wake_writer)
+
+    @contextmanager
+    def interruptible(self, *, at_once: bool = False) -> Iterator[None]:
+        """Let the next signal that asks for the end raise KeyboardInterrupt; at once: one that is queued, too."""
+        self._interruptible = True
+        try:
+            if at_once and any(map(self._is_request, self._pending)):
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._interruptible = False
 
     def ignore_pipe(self) -> None:
         """Ignore SIGPIPE from now on."""
@@ -96,5 +118,13 @@ class Signals:
     def _resize(self, _number: int, _frame: FrameType | None) -> None:
         self._resized = True
 
+    def _is_request(self, number: int) -> bool:
+        return number in ENDING and number not in self._forward
+
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._pending.append(number)
+        if self._is_request(number):
+            self.request = self.request or number
+            if self._interruptible:
+                self._interruptible = False
+                raise KeyboardInterrupt
