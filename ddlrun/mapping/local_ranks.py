@@ -169,8 +169,12 @@ def _divide_exactly(packages: Sequence[Cores], gpus: Sequence[GPU | None], count
 
 
 def _gpu_packages(packages: Sequence[Sized], gpus: Sequence[GPU | None], *, overload: bool = False) -> dict[int, int]:
-    """Return the known packages of ranks' GPUs; none if one has no room for its ranks, which may share cores."""
-    homes = {rank: gpu.package for rank, gpu in enumerate(gpus) if gpu is not None and gpu.package is not None}
+    """Return the known packages of ranks' GPUs that have room; none if one has too little.
+
+    With `overload` ranks may share cores.
+    """
+    known = {rank: gpu.package for rank, gpu in enumerate(gpus) if gpu is not None and gpu.package is not None}
+    homes = {rank: package for rank, package in known.items() if packages[package]}
     counts = Counter(homes.values())
     room = all(len(packages[home]) >= (1 if overload else ranks) for home, ranks in counts.items())
     return homes if room else {}

@@ -97,6 +97,13 @@ def test_ranks_whose_gpus_have_unknown_packages_leave_room_for_the_others() -> N
     assert packages(2) == [1, 0, 0]
 
 
+def test_a_rank_is_near_its_gpu_though_the_package_of_another_gpu_has_no_usable_core() -> None:
+    three = described("{packages: 3, cores_per_package: 2, gpus: [2, 1]}")
+    cores = tuple(core._replace(usable=core.package != 1) for core in three.cores)
+    bindings = place_local_ranks(three._replace(cores=cores), 2)
+    assert [binding.cores[0].package for binding in bindings] == [2, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "ranks", "count", "cores"),
     [
