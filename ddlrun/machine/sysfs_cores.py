@@ -40,13 +40,14 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     newer = [(kind, cpus) for name, kind in _NEWER_GROUPS.items() for cpus in _topology(files, name, online) - cores]
     known = [*(("Book", cpus) for cpus in _topology(files, "book_siblings", online)), *_caches(files, online)]
     apart = _apart(nodes)
-    near = _near_nodes(files, ignored=frozenset(nodes) - apart.keys())
+    ignored = frozenset(nodes) - apart.keys()
+    near = _near_nodes(files, ignored)
     without_near = CpuSets(
         cores=cores,
         packages=packages or {online},
         nodes=apart,
         groups=[*newer, *known],
-        memory_nodes=_memory_nodes(files, nodes),
+        memory_nodes=_memory_nodes(files, nodes, ignored),
     )
     sets = with_near(without_near, near)
     allowed = _allowed(output)
@@ -161,15 +162,17 @@ def _near_nodes(files: Mapping[str, str], ignored: frozenset[int]) -> list[list[
     ]
 
 
-def _memory_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus]) -> dict[int, Cpus]:
+def _memory_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus], ignored: frozenset[int]) -> dict[int, Cpus]:
     """Return the CPUs of the nodes nearest to each node that has none, unless all are equally near."""
     distances = _distances(files)
     cpus_of = dict(nodes)
     for node, row in distances.items():
-        others = {other: distance for other, distance in zip(distances, row, strict=True) if other != node}
+        others = {
+            other: distance for other, distance in zip(distances, row, strict=True) if other not in {node, *ignored}
+        }
         least = min(others.values(), default=0)
         nearest = [other for other, distance in others.items() if distance == least]
-        if node not in nodes and 0 < len(nearest) < len(others):
+        if node not in nodes and 0 < len(nearest) < len(distances) - 1:
             cpus_of[node] = frozenset().union(*(cpus_of.get(other, frozenset()) for other in nearest))
     return {node: cpus for node, cpus in cpus_of.items() if node not in nodes}
 

@@ -97,6 +97,13 @@ nodes: {0-2: 0-1 2-3 4-5, 250: ""}
 memory: 1024
 distances: [10 20 20 12, 20 10 11 20, 20 11 10 12, 12 20 12 10]
 """,
+    "a node of memory alone that is near to two others, and to one that overlaps them": """\
+packages: 0-7
+cores: 0-7/1
+nodes: {0: 0-1, 1: 4-5, 2: 0-3, 3: 6-7, 250: ""}
+memory: 1024
+distances: [10 20 20 20 20, 20 10 20 20 20, 20 20 10 20 20, 20 20 20 10 20, 12 12 12 20 10]
+""",
     "a NUMA node that crosses caches, with others near to it": """\
 cores: 0 2 4 5 1 3
 nodes: {0-4: 0 2 4-5 1 3}
