@@ -73,6 +73,8 @@ def run(function: Callable[..., T], /, *args: Any, **options: OptionValue) -> li
         >>> ddlrun.run(train, 0.5, np=2)  # doctest: +SKIP
         [0.0, 0.5]
     """
+    for name in {"args", "kwargs"}.intersection(options):
+        raise InputError(f"{name}: give the arguments of the function after it: run(train, 0.5)")
     with _call_folder(options.get("run_dir"), _pickle(function, args)) as folder:
         name = getattr(function, "__qualname__", type(function).__qualname__)  # for ddlrun ps and the like
         job = launch_job(("ddlrun.api.call", name, folder), {**options, "m": True}, raises=True)

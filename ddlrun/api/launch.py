@@ -81,7 +81,9 @@ def _check_words(program: Sequence[str | os.PathLike[str]]) -> None:
     """Raise InputError where the script or one of its arguments is no string or path."""
     for word in program:
         if not isinstance(word, str | os.PathLike):
-            raise InputError(f"{word!r}: the script and its arguments are strings; write {str(word)!r}")
+            words = ", ".join(repr(str(part)) for part in (word if isinstance(word, list | tuple) else [word]))
+            remedy = "call ddlrun.run with a function" if callable(word) else f"write {words}"
+            raise InputError(f"{word!r}: the script and its arguments are strings; {remedy}")
         if "\0" in os.fspath(word):
             raise InputError(f"{word!r}: an argument cannot have a null character")
 

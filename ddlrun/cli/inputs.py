@@ -110,7 +110,7 @@ def read_preset(name: str) -> Machine | None:
     presets = {file.removesuffix(".yaml") for file in os.listdir(folder) if file.endswith(".yaml")}
     if name in presets:
         return parse_machine(read_text(f"{folder}/{name}.yaml", "preset"), f"preset {name}")
-    if "/" not in name and not name.endswith((".yaml", ".yml")):
+    if "/" not in name and not name.endswith((".yaml", ".yml")) and not os.path.isfile(name):
         names = ", ".join(sorted({*presets, "local"}))
         raise InputError(
             f"--machine {name!r}: no such preset{did_you_mean(name, presets)}; there are {names}, or name a file of "

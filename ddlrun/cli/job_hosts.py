@@ -63,6 +63,8 @@ def _rankfile_hosts(options: Options, _allocation: Allocation | None) -> HostLis
     from ddlrun.mapping.rankfile_entries import parse_host_names  # noqa: PLC0415 - for the user's own rank file alone
 
     names = parse_host_names(read_rankfile(options["rankfile"]))
+    if not names:
+        raise InputError(f"rank file {options['rankfile']}: no line places a rank; ddlrun lint explains each line")
     return HostList(tuple(map(Host, names)), f"rank file {options['rankfile']}")
 
 

@@ -115,6 +115,9 @@ def _log_size(path: str | None) -> int:
 def _submit_script(scheduler: Scheduler, script: str) -> str:
     done = run(_without_outer_job(scheduler.submit), script)
     job_id = re.search(scheduler.job_id, done.out, re.MULTILINE)
+    if done.code == 127:
+        reason = f"{done.err.strip()}; start ddlrun where {scheduler.title} is"
+        raise InputError(f"{reason}, or write the script: ddlrun submit --print")
     if done.code != 0 or job_id is None:
         reply = " ".join(f"{done.err} {done.out}".split()) or "no answer"
         raise InputError(f"{scheduler.command} rejected the job: {reply}; look at the script: ddlrun submit --print")

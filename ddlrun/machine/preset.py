@@ -56,7 +56,7 @@ def parse_machine(text: str, source: str) -> Machine:
     try:
         description = msgspec.yaml.decode(text, type=MachineDescription)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"machine {source}: {_one_line(error)}") from error
+        raise InputError(f"machine {source}: {_one_line(error)}; ddlrun show schema machine lists the keys") from error
     if isinstance(description.packages, int) == (description.cores_per_package is None):
         raise InputError(f"machine {source}: give packages: 2 with cores_per_package: 10, or packages: [10, 10]")
     sizes = (

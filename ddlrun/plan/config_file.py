@@ -197,4 +197,4 @@ def _unknown(key: str, where: str) -> str:
     synonyms |= {known.rpartition(".")[2]: known for known in LAUNCH_KEYS} | SYNONYMS
     name = key.rpartition(".")[2].replace("-", "_")
     hint = did_you_mean(name, (), synonyms) or did_you_mean(key, [*PARAMETERS, "env", "controller"], synonyms)
-    return f"{where}: key {key!r} is not known{hint}"
+    return f"{where}: key {key!r} is not known{hint or '; ddlrun show schema config lists the keys'}"

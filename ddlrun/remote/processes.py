@@ -36,7 +36,8 @@ def start_command(
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.E2BIG):
             raise
-        failed = FinishedProcess(127, "", str(error))
+        missing = isinstance(error, FileNotFoundError) and "/" not in argv[0]
+        failed = FinishedProcess(127, "", f"{argv[0]}: {'not on PATH' if missing else error.strerror}")
         return lambda: failed
 
     def finish() -> FinishedProcess:

@@ -82,6 +82,18 @@ def test_what_is_no_function_is_refused() -> None:
         ddlrun.run(5)  # type: ignore[arg-type]
 
 
+def test_arguments_of_a_function_are_no_option() -> None:
+    with pytest.raises(InputError, match=r"args: give the arguments of the function after it: run\(train, 0.5\)"):
+        ddlrun.run(print, args=("text",), np=2)
+
+
+def test_a_command_line_is_no_list() -> None:
+    with pytest.raises(InputError, match=r"write 'train.py', '3'$"):
+        ddlrun.launch(["train.py", 3])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"call ddlrun.run with a function$"):
+        ddlrun.launch(print)  # type: ignore[arg-type]
+
+
 def test_arguments_of_a_script_are_strings() -> None:
     with pytest.raises(InputError, match="3: the script and its arguments are strings; write '3'"):
         ddlrun.launch("train.py", "--epochs", 3)  # type: ignore[arg-type]

@@ -113,6 +113,15 @@ def test_gen_rankfile_of_this_machine() -> None:
         assert "rank 0=localhost slot=" in done.stdout
 
 
+def test_the_file_of_a_machine_has_any_name(tmp_path: Path) -> None:
+    (tmp_path / "box").write_text("packages: 1\ncores_per_package: 3\n")
+    assert "slot=0:0-2" in ddlrun("gen-rankfile", "1", "h1", "--machine", "box", cwd=tmp_path).stdout
+    (tmp_path / "box").write_text("")
+    done = ddlrun("gen-rankfile", "1", "h1", "--machine", "box", cwd=tmp_path)
+    assert "machine box: " in done.stderr
+    assert "ddlrun show schema machine lists the keys" in done.stderr
+
+
 def test_gen_rankfile_takes_hosts_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# rack by rack\na slots=4\nb slots=4\n")
     by_option = ddlrun("gen-rankfile", "4x2", "--hostfile", "hosts", cwd=tmp_path)

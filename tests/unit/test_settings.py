@@ -54,6 +54,7 @@ def test_our_keys() -> None:
         ("params: {fusion_treshold_mb: 1}", "'params.fusion_treshold_mb' is not known (did you mean params.fusion_thr"),
         ("topolgy: 4x2", "did you mean topology?"),
         ("controller: nccl", "controller: 'nccl': ddlrun starts Horovod over MPI; leave it out"),
+        ("num_proc: 2", "'num_proc' is not known; ddlrun show schema config lists the keys"),
         ("bind: numa", "'bind' is not known (did you mean placement.bind?)"),
         ("run-dir: x", "'run-dir' is not known (did you mean run_dir?)"),
         ("output: {output_filename: x}", "(did you mean output.folder?)"),

@@ -301,6 +301,12 @@ def test_when_free_only_queries(submit: Run, tmp_path: Path) -> None:
     assert (done.returncode, "LSF does not estimate the start" in done.stderr) == (2, True)
 
 
+def test_a_host_without_the_scheduler_rejects_no_job(submit: Run) -> None:
+    done = submit("4", "--scheduler", "slurm", "--gpus", "0", "train.py")
+    reason = "sbatch: not on PATH; start ddlrun where Slurm is, or write the script: ddlrun submit --print"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"ddlrun: error: {reason}")
+
+
 def test_message_of_the_scheduler_is_shown_for_a_rejected_job(submit: Run, tmp_path: Path) -> None:
     install(
         tmp_path,
