@@ -21,13 +21,14 @@ def render_slots(
     Of these, it is the first one of up to `most` characters, or the shortest. None: there is no such notation.
     """
     meant = pus_of(cores)
-    texts = [
-        render_ranges(ranges)
-        for readers in (BOTH_MAJORS, majors)
-        for ranges in _notations(cores, machine)
-        if all(read_slots(ranges, machine, major) == meant for major in readers)
-    ]
-    return next((text for text in texts if len(text) <= most), min(texts, key=len, default=None))
+    texts: list[str] = []
+    for readers in (BOTH_MAJORS, majors):
+        for ranges in _notations(cores, machine):
+            if all(read_slots(ranges, machine, major) == meant for major in readers):
+                texts.append(render_ranges(ranges))
+                if len(texts[-1]) <= most:
+                    return texts[-1]
+    return min(texts, key=len, default=None)
 
 
 def no_notation(machine: Machine) -> str:
@@ -55,7 +56,7 @@ def _notations(cores: Sequence[Core], machine: Machine) -> Iterator[Sequence[Cor
     else:
         yield from (*readable, tuple(_whole_packages(inside, machine)))
     meant = pus_of(cores)
-    yield tuple(_runs(None, [place for place, unit in enumerate(host_units(machine)) if unit <= meant]))
+    yield tuple(_runs(None, [place for place, unit in enumerate(host_units(machine)) if pus_of([unit]) <= meant]))
 
 
 def _inside_packages(cores: Sequence[Core]) -> Iterator[CoreRange]:

@@ -35,18 +35,16 @@ def pus_of(cores: Iterable[Core]) -> Pus:
     return frozenset(pu.os_index for core in cores for pu in core.pus)
 
 
-def host_units(machine: Machine) -> list[Pus]:
-    """Return the cores or the single PUs that Open MPI 5.0 counts over the host."""
+def host_units(machine: Machine) -> Sequence[Core]:
+    """Return the cores, or a core for each PU, that Open MPI 5.0 counts over the host."""
     if len(machine.cores[0].pus) > 1:
-        return _single_cores(machine.cores)
-    return [frozenset({pu.os_index}) for core in machine.cores for pu in core.pus]
+        return machine.cores
+    return [core._replace(pus=(pu,)) for core in machine.cores for pu in core.pus]
 
 
 def _read_4(cores: CoreRange, machine: Machine) -> Pus | None:
-    if cores.package is None:
-        return _take(_single_cores(machine.cores), cores.low, cores.high)
-    inside = _package(machine, cores.package)
-    return None if inside is None else _take(_single_cores(inside), cores.low, cores.high)
+    inside = machine.cores if cores.package is None else _package(machine, cores.package)
+    return None if inside is None else _take(inside, cores.low, cores.high)
 
 
 def _read_5(cores: CoreRange, machine: Machine) -> Pus | None:
@@ -57,8 +55,7 @@ def _read_5(cores: CoreRange, machine: Machine) -> Pus | None:
     inside = _package(machine, cores.package)
     if inside is None or cores.low is None:
         return None if inside is None else pus_of(inside)
-    first = cores.package * len(inside)
-    return _take(_single_cores(machine.cores[first:]), cores.low, cores.high)
+    return _take(machine.cores[cores.package * len(inside) :], cores.low, cores.high)
 
 
 _READERS: Mapping[int, Callable[[CoreRange, Machine], Pus | None]] = {4: _read_4, 5: _read_5}
@@ -70,12 +67,8 @@ def _package(machine: Machine, package: int) -> Sequence[Core] | None:
     return packages[package] if machine.packaged and package < len(packages) else None
 
 
-def _single_cores(cores: Sequence[Core]) -> list[Pus]:
-    return [pus_of([core]) for core in cores]
-
-
-def _take(units: Sequence[Pus], low: int | None, high: int | None) -> Pus | None:
+def _take(units: Sequence[Core], low: int | None, high: int | None) -> Pus | None:
     """Return the PUs of units `low` to `high`, of all units without bounds; None: there are not so many."""
     if low is None or high is None:
-        return frozenset[int]().union(*units)
-    return frozenset[int]().union(*units[low : high + 1]) if high < len(units) else None
+        return pus_of(units)
+    return pus_of(units[low : high + 1]) if high < len(units) else None
