@@ -26,7 +26,9 @@ class RankEnd(NamedTuple):
     reason: str
     """The reason as far as the keeper knows it; empty: only the exit code is known."""
     tail: str
-    """The last lines that it wrote to standard error; empty for exit code 0."""
+    """The last lines that it wrote to standard error, or to standard output; empty for exit code 0."""
+    wrote_to: str = "standard error"
+    """Where the last lines are from: standard output if only that has a traceback."""
 
     @property
     def started(self) -> bool:

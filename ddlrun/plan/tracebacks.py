@@ -1,12 +1,19 @@
 """The end of a rank's standard error: its failure, such as a traceback, and errors that blame another rank."""
 
 import re
+from itertools import takewhile
+from signal import SIGKILL
 from typing import NamedTuple
 
+from ddlrun.plan.outcome import RankEnd
 from ddlrun.wording import COLOUR
 
 MOST_LINES = 20
 MOST_TRACEBACK_LINES = 60
+MOST_CHARACTERS = 2000
+# The characters of what a framework or a log puts before each line.
+MOST_PREFIX = 200
+ZEROS = str.maketrans("123456789", "0" * 9)
 HEADER = r"(?<!Original )(?<!\| )Traceback \(most recent call last\)"
 # The first line of a failure. PyTorch puts `[rank1]: ` before each line; a progress bar may stand before the first.
 BEGINNING = re.compile(
@@ -28,9 +35,11 @@ CHAINS = (
     '"""',
 )
 # The line before a traceback that does not end the process.
-HARMLESS = re.compile(r"Exception (?:ignored|in thread)|Error in \S+:$|--- Logging error ---")
+HARMLESS = re.compile(r"Exception (?:ignored|in thread)|Error in \S+:$|--- Logging error ---|Process \S+:$|future: <")
 # How a process ends that crashes in its threads or at its end, perhaps after a traceback.
 CRASH = re.compile(r"Fatal Python error: |terminate called ")
+# The error of a program that writes its usage after it.
+USAGE_ERROR = re.compile(r"(?i)error|invalid|unknown|unrecogni|missing|required|illegal|too (?:few|many)")
 # Lines before the one that names the exception: the frames of Python, loguru, rich and IPython, and their headings.
 FRAME = re.compile(rf'$|\s|(?:> )?File |Cell In\[|-*> |[│╭╰|+]|.*{HEADER}|[Uu]sage: |Try |.*RemoteTraceback:|"""')
 # Warnings and notes in the log format of C++ libraries, which may be of another time.
@@ -44,7 +53,9 @@ COLLATERAL = (
     "remote process exit", "ncclRemoteError", "NCCL communicator was aborted", "Horovod has been shut down",
     "MPI_ERR_PROC_ABORTED", "MPI_ERR_PROC_FAILED", "MPI_ERR_INTERN", "Communication error with rank",
     "LostRankError", " is lost: ", "CoordinationServiceError", "Watchdog caught collective operation timeout",
-    "failed to pass monitoredBarrier", "Timed out waiting", "Collective ops is aborted by",
+    "failed to pass monitoredBarrier", "Timed out waiting", "Collective ops is aborted by", "watchdog got stuck",
+    "connectFullMesh failed", "Application timeout caused pair closure", "retrieving ncclUniqueId from",
+    "another task died", "reset by remote peer",
 )  # fmt: skip
 
 
@@ -73,7 +84,7 @@ def find_failure(text: str) -> Failure | None:
     match = _match_beginning(lines[start])
     before = "" if match is None else match["before"] or match["torch"] or ""
     prefix = _repeated(before, lines[start + 1 : start + 2])
-    block = [line.removeprefix(prefix) for line in (lines[start][len(before) :], *lines[start + 1 :])]
+    block = [_without(prefix, line) for line in (lines[start][len(before) :], *lines[start + 1 :])]
     while not block[-1].strip():
         block.pop()
     after = (line.removeprefix("  | ") for line in block[chain[-1] - start :])
@@ -98,13 +109,24 @@ def _last_chain(lines: list[str]) -> list[int]:
     first = len(starts) - 1
     while first > 0 and any(line.endswith(CHAINS) for line in lines[starts[first - 1] : starts[first]]):
         first -= 1
-    return starts[max(0, first) :]
+    chain = starts[max(0, first) :]
+    is_usage = bool(chain and chain[0] and lines[chain[0]].startswith(("usage: ", "Usage: ")))
+    return [chain[0] - 1] if is_usage and USAGE_ERROR.search(lines[chain[0] - 1]) else chain
 
 
 def _repeated(before: str, following: list[str]) -> str:
-    """Return the end of a text with which the following line begins, too; empty where that is blank."""
+    """Return the end of a text with which the following line begins, too; empty where that is blank.
+
+    Digits are zeros in it, as the lines of a log have different times.
+    """
+    before = before[-MOST_PREFIX:].translate(ZEROS)
+    line = following[0].translate(ZEROS) if following else ""
     ends = (before[index:] for index in range(len(before)))
-    return next((end for end in ends if end.strip() and following and following[0].startswith(end)), "")
+    return next((end for end in ends if end.strip() and line.startswith(end)), "")
+
+
+def _without(prefix: str, line: str) -> str:
+    return line[len(prefix) :] if line.translate(ZEROS).startswith(prefix) else line
 
 
 def find_beginning(lines: bytes) -> int | None:
@@ -117,27 +139,30 @@ def find_beginning(lines: bytes) -> int | None:
     return None
 
 
-def is_collateral(exit_code: int, tail: str) -> bool:
-    """Return True for the end of a rank that blames another one.
-
-    Args:
-        exit_code: The exit code of its program.
-        tail: The end of its standard error.
-    """
-    failure = find_failure(tail)
-    lines = plain_lines(tail) if failure is None else failure.lines
-    own = "\n".join(line for line in lines if not LOG_LINE.match(line))
-    return exit_code == SOCKET_CLOSED or any(error in own for error in COLLATERAL)
+def is_collateral(end: RankEnd) -> bool:
+    """Return True for the end of a rank that blames another one; a rank that was killed had not failed itself."""
+    failure = find_failure(end.tail)
+    lines = plain_lines(end.tail)[-MOST_LINES:] if failure is None else failure.lines
+    own = "\n".join(
+        line for line in takewhile(lambda line: not HARMLESS.search(line), lines) if not LOG_LINE.match(line)
+    )
+    killed = end.signal == SIGKILL and not end.ordered
+    return not killed and (end.exit_code == SOCKET_CLOSED or any(error in own for error in COLLATERAL))
 
 
 def last_lines(tail: str) -> list[str]:
     """Return the last failure with the lines after it, shortened in its middle; or else the last lines."""
     failure = find_failure(tail)
-    if failure is None:
-        return plain_lines(tail)[-MOST_LINES:]
-    if len(failure.lines) <= MOST_TRACEBACK_LINES:
-        return failure.lines
-    return [*failure.lines[:3], "  ...", *failure.lines[4 - MOST_LINES :]]
+    lines = plain_lines(tail)[-MOST_LINES:] if failure is None else failure.lines
+    if len(lines) > MOST_TRACEBACK_LINES:
+        lines = [*lines[:3], "  ...", *lines[4 - MOST_LINES :]]
+    return [f"{line[:MOST_CHARACTERS]}..." if len(line) > MOST_CHARACTERS else line for line in lines]
+
+
+def ends_in_failure(text: str) -> bool:
+    """Return True for a text at whose end a failure stands, with few lines after it."""
+    failure = find_failure(text)
+    return failure is not None and len(failure.lines) <= MOST_TRACEBACK_LINES
 
 
 def exception_line(tail: str) -> str:

@@ -64,7 +64,7 @@ class Program:
         self._oom_kills_before = oom_kills
         self.refusal = ""
         """The reason why it was not started, if that is known."""
-        self._error_tail = b""
+        self._tails = {protocol.OUT: b"", protocol.ERR: b""}
         self._max_rss_kib = 0
         self._cpu_seconds = 0.0
         self._abort_code = 0
@@ -106,15 +106,14 @@ class Program:
             return b""
         except OSError:  # EIO: no process has the terminal open any more
             data = b""
-        ended, is_error = not data, self.pipes[fd] == protocol.ERR
+        ended, kind = not data, self.pipes[fd]
         if self._own_paths is not None:
             data = self._own_paths.restore(fd, data)
         if ended:
             self.close_pipe(fd)
         elif not data:  # all of it was held back
             return self.read(fd)
-        if is_error:
-            self._error_tail = (self._error_tail + data)[-TAIL:]
+        self._tails[kind] = (self._tails[kind] + data)[-TAIL:]
         return data
 
     def abort(self, code: int) -> None:
@@ -181,7 +180,8 @@ class Program:
         return protocol.ProgramEnd(
             code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self.started_at, 3),
             max_rss_kib=self._max_rss_kib, oom_kills=oom_kills, ordered=int(ordered), reason=reason,
-            tail=self._error_tail if self.status else b"",
+            tail=self._tails[protocol.ERR] if self.status else b"",
+            output_tail=self._tails[protocol.OUT] if self.status else b"",
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ See authentication.py for the codes in each of them.
 
 from ddlrun import __version__
 
-REVISION = 4
+REVISION = 5
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""
@@ -135,33 +135,41 @@ class ProgramEnd:
     """The keeper's explanation, beyond the code."""
     tail: bytes = b""
     """The last of its standard error."""
+    output_tail: bytes = b""
+    """The last of its standard output."""
 
     FIELDS = (
         ("code", int), ("signal", int), ("seconds", float), ("max_rss_kib", int), ("oom_kills", int),
-        ("ordered", int), ("reason", str),
+        ("ordered", int), ("tail_bytes", int), ("reason", str),
     )  # fmt: skip
-    """The fields of the first line, in their order, and their types; the rest of the message is the tail."""
+    """The fields of the first line, in their order, and their types; the rest of the message is the tails."""
 
     def __init__(self, **fields: object) -> None:
         """Set the given fields; the others are 0 or empty."""
         self.__dict__.update(fields)
 
+    @property
+    def tail_bytes(self) -> int:
+        """The number of bytes of the tail of standard error."""
+        return len(self.tail)
+
     def pack(self) -> bytes:
         """Return the text of the message."""
         values = (str(getattr(self, name)) for name, _ in self.FIELDS)
         line = "\t".join(" ".join(value.split()) for value in values)
-        return line.encode(errors="replace") + b"\n" + self.tail
+        return line.encode(errors="replace") + b"\n" + self.tail + self.output_tail
 
     @classmethod
     def parse(cls, text: bytes) -> "ProgramEnd":
         """Parse the text of the message. Raises ProtocolError."""
-        line, _, tail = text.partition(b"\n")
+        line, _, tails = text.partition(b"\n")
         words = line.decode(errors="replace").split("\t")
         try:
             fields = {name: convert(word) for (name, convert), word in zip(cls.FIELDS, words, strict=True)}
         except ValueError as error:
             raise ProtocolError("its report of the end cannot be read") from error
-        end = cls(**fields, tail=tail)
+        size = int(fields["tail_bytes"])
+        end = cls(**fields, tail=tails[:size], output_tail=tails[size:])
         if not (0 <= end.code < 256 and 0 <= end.signal < 128 and 0 <= end.seconds < float("inf")):
             raise ProtocolError("its report of the end has impossible numbers")
         return end

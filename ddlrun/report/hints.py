@@ -73,6 +73,14 @@ HINTS = (
         r"newuidmap|no subuid ranges found",
         "Podman without root needs newuidmap (package uidmap or shadow-utils), and /etc/subuid and /etc/subgid there",
     ),
+    (
+        r"undefined symbol: ",
+        "a library there was built for another version of what it links to, such as PyTorch or CUDA: build it again",
+    ),
+    (
+        r"can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|pthread_create failed",
+        "no more threads or processes are allowed there: raise ulimit -u, or the cgroup's pids.max",
+    ),
     (r"Too many open files", "raise the limit of open files there (ulimit -n)"),
     (r"File too large", "a file reached the limit of sizes there: raise it (ulimit -f)"),
     (
@@ -101,6 +109,8 @@ CODE_HINTS = LIMIT_HINTS | {
     126: "the program is not executable there: chmod +x, or write its interpreter before it",
     127: "the program is not on PATH there (write ./NAME for the working folder), or its interpreter is missing",
     128 + signal.SIGSEGV: "--env PYTHONFAULTHANDLER=1 shows the line of Python at which it happened",
+    128
+    + signal.SIGBUS: "shared memory, or a disk, is full there (see /dev/shm), or a file that was mapped is shorter now",
     128 + signal.SIGKILL: "killed by another process: often by the kernel or the batch system, for lack of memory",
 }
 MPI_HINTS = (

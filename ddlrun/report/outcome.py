@@ -56,7 +56,7 @@ def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:
             yield f"  because: {root.reason}"
         lines = last_lines(root.tail)
         if lines and with_tail:
-            yield "  last lines of its standard error:"
+            yield f"  last lines of its {root.wrote_to}:"
             yield from (f"    {line}".rstrip() for line in lines)
     elif outcome.signal is not None and not outcome.reason:
         yield f"ended by {signal_name(outcome.signal)} after {outcome.until_end:.1f} s"
@@ -134,14 +134,15 @@ def render_others(outcome: Outcome) -> Iterator[str]:
 def _lost_another(end: RankEnd) -> bool:
     """Return True if a rank had failed as it lost another one, though ddlrun's order may have ended it."""
     ended = end.ended_by_order and find_failure(end.tail) is None
-    return not ended and is_collateral(end.exit_code, end.tail)
+    return not ended and is_collateral(end)
 
 
 def _later_failures(ends: list[RankEnd], root: RankEnd | None) -> Iterator[str]:
     """Yield a line for each kind of failure: ranks that only lost the root's connection, and others."""
     kinds: dict[tuple[bool, int, str], list[RankEnd]] = {}
+    known_root = root is not None and not is_collateral(root)
     for end in ends:
-        lost_root = root is not None and is_collateral(end.exit_code, end.tail)
+        lost_root = known_root and is_collateral(end)
         kinds.setdefault((lost_root, end.exit_code, without_numbers(exception_line(end.tail))), []).append(end)
     for (lost_root, _, _), equal in list(kinds.items())[:MOST_KINDS]:
         verb = f"lost their connection to rank {root.rank}" if root is not None and lost_root else "also failed"

@@ -75,7 +75,7 @@ class HeldTracebacks:
             shown.add(_signature(last_lines(root.tail)))
         for rank in list(self._held):
             text, end = self.release(rank), by_rank.get(rank)
-            covered = root is not None and end is not None and is_collateral(end.exit_code, end.tail)
+            covered = root is not None and end is not None and is_collateral(end)
             while text and (covered or _signature_of(text) in shown):
                 text, covered = _before_failure(text), False
             if text:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.plan.tracebacks import ends_in_failure, find_failure
 from ddlrun.rank.daemon import SESSION_FOLDERS
 from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
@@ -78,6 +79,8 @@ class JobRecord:
 
     def add_end(self, peer: KeeperConnection, rank: int, end: ProgramEnd) -> None:
         """Record the end of a rank's program."""
+        tail, output = (text.decode(errors="replace") for text in (end.tail, end.output_tail))
+        from_output = ends_in_failure(output) and find_failure(tail) is None
         self.ends[rank] = RankEnd(
             rank=rank,
             host=peer.host,
@@ -88,7 +91,8 @@ class JobRecord:
             max_rss_kib=end.max_rss_kib,
             ordered=bool(end.ordered),
             reason=printable(end.reason),
-            tail=end.tail.decode(errors="replace"),
+            tail=output if from_output else tail,
+            wrote_to="standard output" if from_output else "standard error",
         )
 
     def add_lost(self, peer: KeeperConnection) -> None:

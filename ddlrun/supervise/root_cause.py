@@ -141,7 +141,7 @@ def _was_killed(mpirun: MpirunEnd) -> bool:
 def _is_cut_off(reason: EndReason, ends: Iterable[RankEnd]) -> bool:
     """Return True if the job ends because of a rank that had lost another one, or whose keeper had lost mpirun."""
     root = root_of(ends) if reason.reason is None and reason.signal is None else None
-    return root is not None and (root.reason != "" or _is_collateral(root))
+    return root is not None and (root.reason != "" or is_collateral(root))
 
 
 def _killed(label: str, connection: ClosedConnection | None = None) -> EndReason:
@@ -160,7 +160,7 @@ def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
     failed = [end for end in listed if end.exit_code and not end.ordered]
     ordered = [end for end in listed if end.exit_code and end.ordered and not end.ended_by_order]
     ending = (end for end in listed if failed and end.ended_by_order and _has_own_failure(end, failed[0]))
-    own = (end for end in chain(failed, ordered, ending) if not _is_collateral(end))
+    own = (end for end in chain(failed, ordered, ending) if not is_collateral(end))
     return next(own, next(iter(failed), None))
 
 
@@ -168,10 +168,6 @@ def _has_own_failure(end: RankEnd, other: RankEnd) -> bool:
     """Return True for a failure that the other rank did not print, too; a caught exception is printed by both."""
     failure = find_failure(end.tail)
     return failure is not None and failure.message not in other.tail
-
-
-def _is_collateral(end: RankEnd) -> bool:
-    return is_collateral(end.exit_code, end.tail)
 
 
 def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason:

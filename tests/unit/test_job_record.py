@@ -5,9 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddlrun.rank.protocol import ProtocolError
+from ddlrun.rank.protocol import ProgramEnd, ProtocolError
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection
+
+TRACEBACK = b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: no\n'
 
 
 @pytest.fixture
@@ -29,3 +31,20 @@ def test_session_folders_have_the_hosts_names_in_the_job(peer: KeeperConnection)
 def test_other_paths_are_no_session_folders(peer: KeeperConnection, folder: str) -> None:
     with pytest.raises(ProtocolError):
         JobRecord().add_session_folder(peer, folder)
+
+
+@pytest.mark.parametrize(
+    ("errors", "output", "wrote_to"),
+    [
+        (b"warning\n", TRACEBACK, "standard output"),
+        (b"", TRACEBACK, "standard output"),
+        (TRACEBACK, TRACEBACK.replace(b"no", b"caught"), "standard error"),
+        (b"config: no such optimizer\n", TRACEBACK + b"epoch\n" * 99, "standard error"),
+        (b"", b"epoch 1\n", "standard error"),
+    ],
+)
+def test_the_last_lines_have_the_traceback(peer: KeeperConnection, errors: bytes, output: bytes, wrote_to: str) -> None:
+    record = JobRecord()
+    record.add_end(peer, 0, ProgramEnd(code=1, tail=errors, output_tail=output))
+    tail = output if wrote_to == "standard output" else errors
+    assert (record.ends[0].tail, record.ends[0].wrote_to) == (tail.decode(), wrote_to)

@@ -95,6 +95,8 @@ def test_ends_are_rendered() -> None:
         ("ModuleNotFoundError: No module named 'torch._six'", "torch on that host has no module torch._six: it is of"),
         ("terminate called without an active exception", "PyTorch's gloo: del the model, then destroy_process_group()"),
         ("EOFError: EOF when reading a line", "--stdin-rank N"),
+        ("ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "for another version of"),
+        ("RuntimeError: can't start new thread", "raise ulimit -u"),
         ("all is well", None),
     ],
 )  # fmt: skip
@@ -307,6 +309,12 @@ def test_later_failures_are_folded() -> None:
     long = end(0, 1, f"{TRACEBACK}OSError: {'x' * 300}\n")
     (line,) = render_others(Outcome(1, None, 1.0, root=root, ends=(root, long)))
     assert line == f"  also failed: rank 0 on h0 (OSError: {'x' * 191}..., exit code 1)"
+    # Where all have lost a rank that ended well, or one that nothing is known of, none of them is named for it.
+    early = Outcome(1, None, 1.0, root=lost[0], ends=(end(1, 0), *lost))
+    assert list(render_others(early)) == [
+        "  also failed: ranks 2-4 (RuntimeError: Connection closed by peer [2], exit code 1)",
+        "  ended with exit code 0 before: rank 1",
+    ]
     many = tuple(end(rank, 10 + rank) for rank in range(2, 9))
     assert list(render_others(Outcome(1, None, 1.0, root=root, ends=(root, *many))))[-2:] == [
         "  also failed: rank 5 on h5 (exit code 15)",

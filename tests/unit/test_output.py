@@ -149,10 +149,11 @@ def test_messages_arrive_in_any_pieces(messages: list[tuple[bytes, bytes]], size
     assert [message for piece in pieces for message in unsealer.feed(piece)] == messages
 
 
-@given(st.text(max_size=50), st.binary(max_size=50), st.integers(0, 255))
-def test_a_program_end_survives_its_message(reason: str, tail: bytes, code: int) -> None:
-    read = ProgramEnd.parse(ProgramEnd(code=code, reason=reason, tail=tail, seconds=1.5).pack())
-    assert (read.code, read.tail, read.seconds) == (code, tail, 1.5)
+@given(st.text(max_size=50), st.binary(max_size=50), st.binary(max_size=50), st.integers(0, 255))
+def test_a_program_end_survives_its_message(reason: str, tail: bytes, output: bytes, code: int) -> None:
+    end = ProgramEnd(code=code, reason=reason, tail=tail, output_tail=output, seconds=1.5)
+    read = ProgramEnd.parse(end.pack())
+    assert (read.code, read.tail, read.output_tail, read.seconds) == (code, tail, output, 1.5)
     assert read.reason.split() == reason.encode(errors="replace").decode().split()
 
 

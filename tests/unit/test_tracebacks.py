@@ -1,13 +1,23 @@
 """Failures in standard error: those of Python, of frameworks and of other programs."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ddlrun.plan.tracebacks import CHAINS, exception_line, find_beginning, find_failure, is_collateral, last_lines
+from ddlrun.plan.outcome import RankEnd
+from ddlrun.plan.tracebacks import (
+    CHAINS,
+    ends_in_failure,
+    exception_line,
+    find_beginning,
+    find_failure,
+    is_collateral,
+    last_lines,
+)
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
 BAR = "\r 50%|###   | 4/8 [00:04<00:04]"
@@ -16,6 +26,13 @@ BAR = "\r 50%|###   | 4/8 [00:04<00:04]"
 def prefixed(text: str) -> str:
     """Return a text as PyTorch writes it after init_process_group."""
     return re.sub("^", "[rank12]: ", text, flags=re.MULTILINE)
+
+
+def failed(tail: str, code: int = 1, *, ended_by: int | None = None, ordered: bool = False) -> RankEnd:
+    return RankEnd(
+        rank=0, host="h", local_rank=0, exit_code=code, signal=ended_by, seconds=1.0, max_rss_kib=1, ordered=ordered,
+        reason="", tail=tail,
+    )  # fmt: skip
 
 
 # What scripts write when they fail, by real interpreters; the last line names the exception.
@@ -137,6 +154,38 @@ def test_other_failures_are_found(text: str, message: str) -> None:
         assert find_beginning(f"noise\n{written}".encode()) == len("noise\n")
 
 
+@pytest.mark.parametrize("error", ["ERROR: The function received no value for: lr", "./a.out: invalid option -- 'x'"])
+def test_an_error_may_stand_before_the_usage(error: str) -> None:
+    for text in (f"{error}\nUsage: t.py LR\n\nFor more:\n  t.py -h\n", f"{error}\nusage: t.py LR\n"):
+        assert exception_line(f"noise\n{text}") == error
+        assert last_lines(f"noise\n{text}") == text.splitlines()
+
+
+@pytest.mark.parametrize("time", ["2026-11-27 01:40:36,{:03} - ERROR - ", "Nov 27 01:40:{:02} ", "(T pid=7) "])
+def test_a_log_may_stand_before_each_line(time: str) -> None:
+    lines = f"{TRACEBACK}ValueError: 7 is no\n".splitlines()
+    text = "".join(f"{time.format(at + 8)}{line}\n" for at, line in enumerate(lines))
+    failure = find_failure(f"noise\n{text}")
+    assert failure is not None
+    assert (failure.lines, failure.message) == (lines, "ValueError: 7 is no")
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "Process SpawnProcess-3:",
+        "Task exception was never retrieved\nfuture: <Task finished name='Task-2' coro=<f() done> exception=OSError()>",
+        "Exception ignored in: <function tqdm.__del__ at 0x7f>",
+    ],
+)
+def test_a_later_traceback_of_a_child_or_a_task_is_not_the_cause(heading: str) -> None:
+    later = f"{heading}\n{TRACEBACK}BrokenPipeError: [Errno 32] Broken pipe\n"
+    for text in (f"{TRACEBACK}ValueError: no\n{later}", prefixed(f"{TRACEBACK}ValueError: no") + f"\n{later}"):
+        assert exception_line(text) == "ValueError: no"
+        assert not is_collateral(failed(text))
+    assert is_collateral(failed(later))
+
+
 @pytest.mark.parametrize("crash", ["terminate called without an active exception", "Fatal Python error: Aborted"])
 def test_a_crash_after_a_traceback_is_not_the_cause(crash: str) -> None:
     failure = find_failure(f"noise\n{prefixed(f'{TRACEBACK}ValueError: no')}\n{crash}\n")
@@ -159,6 +208,15 @@ def test_long_failures_are_shortened() -> None:
     assert (last_lines(deep)[0], last_lines(deep)[-1]) == (TRACEBACK.splitlines()[0], "RecursionError")
     chain = f"{TRACEBACK}KeyError: 1\n\n{CHAINS[0]}\n\n{TRACEBACK}ValueError: x\n"
     assert last_lines(f"noise\n{TRACEBACK}OSError\nnoise\n{chain}") == chain.splitlines()
+    wide = last_lines(f"{TRACEBACK}ValueError: {'0.1, ' * 1000}\n")[-1]
+    assert (wide[:16], wide[-3:], len(wide)) == ("ValueError: 0.1,", "...", 2003)
+
+
+def test_a_failure_at_the_end_has_few_lines_after_it() -> None:
+    noise = "epoch\n" * 99
+    assert ends_in_failure(f"{noise}{TRACEBACK}ValueError: no\nbye\n")
+    assert not ends_in_failure(f"{TRACEBACK}ValueError: no\n{noise}")
+    assert not ends_in_failure(noise)
 
 
 BLAMES = """
@@ -176,16 +234,32 @@ horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This
 tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: Error reported from /job:worker
 mpi4py.MPI.Exception: MPI_ERR_PROC_ABORTED: operation failed because a remote peer has aborted
 MPIDI_OFI_handle_cq_error(788): Communication error with rank 1: Input/output error
+RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error
+RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:119] Application timeout caused pair closure
+torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d
+ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.
+JAX distributed service detected fatal errors. This most likely indicates that another task died; see the other task
+[h2:9:0:9] ucp_ep.c:1527 Connection reset by remote peer
 """
 
 
 @pytest.mark.parametrize("error", BLAMES.strip().splitlines())
 def test_errors_that_blame_another_rank(error: str) -> None:
     for text in (f"{TRACEBACK}{error}\n", prefixed(f"{TRACEBACK}{error}\n")):
-        assert is_collateral(1, text)
+        assert is_collateral(failed(text))
         # The same words before a rank's own failure, or in a warning after it, say nothing about its cause.
-        assert not is_collateral(1, f"{text}{TRACEBACK}ValueError: no\n")
+        assert not is_collateral(failed(f"{text}{TRACEBACK}ValueError: no\n"))
     store = (
         "[rank0]:[W1126 22:13:18.5 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl: Connection reset by peer\n"
     )
-    assert not is_collateral(1, f"{TRACEBACK}ValueError: no\n{store}")
+    assert not is_collateral(failed(f"{TRACEBACK}ValueError: no\n{store}"))
+
+
+def test_old_errors_of_connections_are_not_the_end_of_a_rank() -> None:
+    """A logger of metrics had lost its server, and went on."""
+    retry = "wandb: Network error (ConnectionError: Connection refused), entering retry loop.\n"
+    assert is_collateral(failed(retry))
+    assert not is_collateral(failed(retry + "epoch\n" * 20 + "config: no such optimizer\n"))
+    for tail in (retry, f"{TRACEBACK}{retry}"):
+        assert not is_collateral(failed(tail, 137, ended_by=signal.SIGKILL))
+        assert is_collateral(failed(tail, 137, ended_by=signal.SIGKILL, ordered=True))
