@@ -176,7 +176,7 @@ def run_command(args: list[str], report: Callable[[Sequence[str]], None] = print
     except (click.Abort, KeyboardInterrupt):
         code = codes.of_ddlrun(EXIT_INTERRUPTED)
     except _EndedError as error:
-        code = codes.of_ddlrun(EXIT_SIGNAL + error.number)
+        code = codes.of_ddlrun(error.exit_code)
     except OSError as error:
         code = fail(*_system_failure(error))
     return code or 0
@@ -216,7 +216,7 @@ class _EndedError(BaseException):
     """A signal that ends ddlrun; whatever it has started is ended as the exception passes."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.exit_code = EXIT_SIGNAL + number
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

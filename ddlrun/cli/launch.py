@@ -254,8 +254,7 @@ def _run_until_done(attempt: Attempt) -> int:
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished, request)
-                planned = running.prepare_run(survey_hosts(attempt))
-                dashboard.show(planned.plan.run_dir.path)
+                planned = running.prepare_run(survey_hosts(attempt), dashboard.show)
             except DdlrunError as error:
                 if finished is None:
                     raise

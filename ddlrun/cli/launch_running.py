@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import click
@@ -37,6 +37,7 @@ from ddlrun.runs.store import (
 )
 from ddlrun.schedulers import read_job_end
 from ddlrun.supervise.launch import apply_job_end, run_plan
+from ddlrun.supervise.listener import check_files
 from ddlrun.supervise.run import FinishedJob
 from ddlrun.supervise.signals import Signals
 
@@ -56,8 +57,8 @@ class Finished(NamedTuple):
     """Whether the last lines of the rank that failed first are the last on the console."""
 
 
-def prepare_run(surveyed: Surveyed) -> Planned:
-    """Plan a run beside the other runs of this user, write its files, and put those of --ship on the hosts.
+def prepare_run(surveyed: Surveyed, show: Callable[[str], None]) -> Planned:
+    """Plan a run beside the other runs of this user, write its files, put those of --ship on the hosts, and show it.
 
     Raises InputError, PlacementError, PreflightError or UnreachableError; FileNotFoundError where the current folder
     has been removed, as no rank can start there.
@@ -66,23 +67,41 @@ def prepare_run(surveyed: Surveyed) -> Planned:
     state = state_folder(os.environ)
     with lock_registry(state):
         planned = plan_job(place_ranks(surveyed))
+        check_files(planned.plan.placement.topology.size)
         write_record(planned.plan, state)
     try:
-        return ship_files(write_files(planned))
+        write_plan(planned)
+        with outcome_without_job(planned):
+            planned = ship_files(write_files(planned))
+            show(planned.plan.run_dir.path)
     except BaseException:
         forget_run(state, planned.plan.run_id)
+        raise
+    return planned
+
+
+@contextmanager
+def outcome_without_job(planned: Planned) -> Iterator[None]:
+    """Write the outcome of a run that an error or a signal ends before its job has one."""
+    try:
+        yield
+    except BaseException as error:
+        code = getattr(error, "exit_code", EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
+        outcome = Outcome(
+            code, None, 0.0, str(error) or None, requested=not isinstance(error, Exception),
+            exit_code_base=planned.attempt.settings.run.exit_code_base,
+        )  # fmt: skip
+        write_end(planned.plan, (), outcome)
         raise
 
 
 def write_files(planned: Planned) -> Planned:
-    """Write the run folder and make the folder for output. Raises InputError."""
+    """Write the record of the run's start, and make the folder for output. Raises InputError."""
     run, state = planned.attempt.settings.run, state_folder(os.environ)
-    write_plan(planned)
     write_start(planned.plan, run.arguments, state)
     link_last_run(planned.plan, os.environ)
     remove_old_runs(state, run.retention)
     make_output_folder(planned.attempt.settings.supervision)
-    _record_attempt(planned)
     return planned
 
 
@@ -117,11 +136,13 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
     """Show the plan, run the job, and keep its outcome in the run folder."""
     attempt, plan, _ = planned
     settings = attempt.settings
-    if not settings.run.quiet:
-        _show_plan(settings, plan)
+    _record_attempt(planned)
     events = LaunchEvents(settings.run.on_event, plan)
-    events.start()
-    done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ, signals)
+    with outcome_without_job(planned):
+        if not settings.run.quiet:
+            _show_plan(settings, plan)
+        events.start()
+        done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ, signals)
     unchecked = _end_leftovers(done, planned, signals)
     outcome = _judge_by_scheduler(done.outcome, settings, signals)
     outcome = outcome._replace(exit_code_base=settings.run.exit_code_base)

@@ -10,7 +10,7 @@ from ddlrun.rank import protocol
 from ddlrun.remote.mpirun_process import start_mpirun
 from ddlrun.remote.sessions import end_session
 from ddlrun.supervise.event_loop import Supervision
-from ddlrun.supervise.listener import Listener, allow_files, check_files
+from ddlrun.supervise.listener import Listener, allow_files
 from ddlrun.supervise.signals import Signals
 
 
@@ -63,9 +63,7 @@ def run_job(
 
     Raises:
         OSError: mpirun cannot be started.
-        PreflightError: This process may not open a file per rank.
     """
-    check_files(job.ranks)
     listener = Listener(job.addresses, watch.encryption)
     variables = {
         protocol.ADDRESSES: listener.variable(),

@@ -2,13 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import launch_line
+from tests.conftest import OWN, launch_line
 from tests.support.json_schemas import validate, validate_run_folder
 from tests.support.launches import run
 from tests.support.processes import started, wait_for
@@ -70,6 +71,15 @@ def test_an_earlier_run(mpirun: str, tmp_path: Path, state: Path) -> None:
     assert restart["run"] == f"{third['run']}-1"
     assert run(DDLRUN, "logs", str(restart["run"])).stdout == f"out 0 {restart['run']}\n"
     assert (tmp_path / "run" / "plan.json").exists()
+
+
+@pytest.mark.usefixtures("state")
+def test_a_run_that_was_refused_has_an_outcome() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = ("--dashboard", str(taken.getsockname()[1])), ("--output-filename", "/proc/nowhere")
+        for options in refused:
+            assert run([*DDLRUN, "launch", "--process-manager", OWN, *options, "true"]).returncode == 2
+    assert [(past["state"], past["exit_code"]) for past in list_runs()] == [("failed", 2)] * len(refused)
 
 
 def test_present_runs(mpirun: str, tmp_path: Path, state: Path) -> None:
