@@ -20,8 +20,11 @@ def parse_sysfs(text: str, host: str) -> Machine:
     that may not be opened, are left out with a note. Raises HostError if the text is broken or incomplete.
     """
     output = split_output(text)
-    if "ddlrun" not in output.files or not any("/topology/" in path for path in output.files):
+    if "ddlrun" not in output.files:
         raise HostError(host, f"its cores could not be read (got {text[-60:]!r}); give --machine")
+    if not any("/topology/" in path for path in output.files):
+        remedy = "describe the host: --machine FILE, with the lines packages: N and cores_per_package: N"
+        raise HostError(host, f"/sys lists no cores, as in gVisor; {remedy}")
     try:
         machine = _machine(output)
     except (ValueError, IndexError) as error:

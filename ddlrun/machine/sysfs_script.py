@@ -13,7 +13,7 @@ from ddlrun.machine.pci import CHOOSING
 # of another machine from a folder. A device that may not be opened is not offered.
 SCRIPT = r"""
 first_line() { line=; { read -r line <"$1"; } 2>/dev/null; }  # a shell's own read is quicker than cat
-cd "$ROOT/sys/devices/system" || exit 1
+cd "$ROOT/sys/devices/system" 2>/dev/null || cd "$ROOT/proc" || exit 1  # a container may have no /sys
 vendor= family= model=
 while IFS=: read -r key value; do
   case $key in

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.cli.chosen_gpus import check_named_gpus
-from ddlrun.errors import InputError, UnreachableError
+from ddlrun.errors import HostError, InputError, UnreachableError
 from ddlrun.machine import GPU, MachineNoteCode, machine_note
 from ddlrun.machine.pci import granted
 from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer
@@ -306,6 +306,13 @@ main()
         done = subprocess.run([sys.executable, "-c", program], env=environ, stdout=output, stderr=output, check=False)
     assert (done.returncode, (tmp_path / "output").read_text().strip()) == (130, "")
     wait_for(lambda: not running(nap))
+
+
+def test_a_container_without_sys_gets_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("Cpus_allowed_list:\t0-1\n")
+    with pytest.raises(HostError, match=r"/sys lists no cores, as in gVisor; .*--machine FILE, with the lines pack"):
+        machine_of({SYSFS: probe_output(str(tmp_path))}, "a")
 
 
 UUIDS = {"0000:41:00.0": "GPU-1a", "0000:42:00.0": "GPU-1b", "0000:81:00.0": "GPU-2a"}
