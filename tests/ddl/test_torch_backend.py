@@ -40,8 +40,10 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devic
 
 def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
     """The start-up hook of ranks waits at the end for gloo's threads, of which one may abort the process otherwise."""
+    # Where there is a GPU, torch's PowerSGD takes tensors on the CPU for its own.
+    environ = {"PYTHONPATH": f"{HOOK}:{ROOT}", "CUDA_VISIBLE_DEVICES": ""}
     with reserved_port() as port:
-        ends = started_alone(3, str(RANKS), str(port), PYTHONPATH=f"{HOOK}:{ROOT}")
+        ends = started_alone(3, str(RANKS), str(port), **environ)
     assert [(end.returncode, end.stderr) for end in ends if end.returncode] == []
     outputs = [end.stdout.splitlines() for end in ends]
     assert [lines[-1] for lines in outputs] == [f"{count} results, of which differ: []" for count in (31, 27, 28)]
