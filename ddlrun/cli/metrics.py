@@ -29,25 +29,24 @@ POLL_SECONDS = 1.0
     help="Serve the metrics at http://127.0.0.1:PORT/metrics until the run ends; 0: any free port.",
 )  # fmt: skip
 @option(
-    "Output", "--to", type=click.Choice(["otlp", "tensorboard", "mlflow"]),
+    "Output", "--to", type=click.Choice(["otlp"]),
     help="Export past and new metrics until the run ends; not with --listen.",
 )  # fmt: skip
 def command(run: str | None, listen: int | None, to: str | None) -> None:
-    """Print what the ranks of RUN use, for Prometheus, or export it to other programs.
+    """Print what the ranks of RUN use, for Prometheus, or export it to OpenTelemetry.
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
     The format is OpenMetrics. Only programs on this computer reach the server, and they need no password.
 
-    --to otlp sends them to the collector of OpenTelemetry that OTEL_EXPORTER_OTLP_ENDPOINT names, --to mlflow to the
-    server MLFLOW_TRACKING_URI, into the run MLFLOW_RUN_ID or a new one. --to tensorboard writes to ./runs/RUN.
+    --to otlp sends them to the collector of OpenTelemetry that OTEL_EXPORTER_OTLP_ENDPOINT names.
     """
     if listen is not None and to is not None:
         raise InputError("--listen and --to exclude each other; start ddlrun metrics once for each")
     folder = find_run_folder(run)
     name, history = run_name(folder), History()
     if to is not None:
-        _export(folder, name, to)
+        _export(folder, name)
         return
     with closing(MetricsReader(RunDir(folder).metrics)) as reader:
 
@@ -71,16 +70,16 @@ def command(run: str | None, listen: int | None, to: str | None) -> None:
             server.serve_while(lambda: may_run(folder))
 
 
-def _export(folder: str, name: str, to: str) -> None:
+def _export(folder: str, name: str) -> None:
     """Export the samples of a run, those of the past first, until it ends."""
-    from ddlrun.monitor.exporters import open_exporter  # noqa: PLC0415 - for --to alone
+    from ddlrun.monitor.otlp import OtlpExporter  # noqa: PLC0415 - for --to alone
 
     count = 0
-    with closing(open_exporter(to, name)) as exporter:
+    with closing(OtlpExporter()) as exporter:
         for moment, values in _follow(folder, name):
             exporter.export(moment, values)
             count += 1
-    click.echo(f"metrics of {name}: exported {count} samples to {to}", err=True)
+    click.echo(f"metrics of {name}: exported {count} samples to otlp", err=True)
 
 
 def _follow(folder: str, name: str) -> Iterator[tuple[float, list[GaugeValue]]]:

@@ -78,7 +78,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "dashboard": (Example("Serve a web page of the last run.", "ddlrun dashboard"),),
     "metrics": (
         Example("Serve the metrics of the last run to Prometheus.", "ddlrun metrics --listen 9400"),
-        Example("Write its metrics to files for TensorBoard, until it ends.", "ddlrun metrics --to tensorboard"),
+        Example("Export them to OpenTelemetry until it ends.", "ddlrun metrics --to otlp"),
     ),
     "logs": (
         Example("Print the output of the last run, and go on until it ends.", "ddlrun logs -f"),
