@@ -38,7 +38,7 @@ MODES = "rbnmcp"
     is_flag=True,
     help="Print all measurements as JSON, in bytes, seconds and bytes per second.",
 )
-@option("Output", "--save-links", old=("--save-network",), metavar="FILE",
+@option("Output", "--save-links", metavar="FILE",
         help="Write the links to FILE, for --links of ddlrun plan and ddlrun tune.")  # fmt: skip
 @option("Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size in FILE (SVG or PNG); needs matplotlib.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own

@@ -49,7 +49,7 @@ from ddlrun.wording import did_you_mean
 @scheduler_options
 @start_timeout_option
 @network_options
-@option("Checks", "--only-checks", old=("--only",), metavar="NAME,...",
+@option("Checks", "--only-checks", metavar="NAME,...",
         help=f"Run only these checks, of {', '.join(NAMES)}.")  # fmt: skip
 @check_build_option
 @option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")

@@ -52,12 +52,11 @@ SOURCES = ("machine", "packages", "probe", "load")
 @option(
     "Hosts",
     "--packages",
-    old=("--sockets",),
     type=WholeNumber(1, 256),
     metavar="N",
     help="Packages per host; needs --cores-per-package.",
 )
-@option("Hosts", "--cores-per-package", old=("--cores",), type=WholeNumber(1, 4096), metavar="N",
+@option("Hosts", "--cores-per-package", type=WholeNumber(1, 4096), metavar="N",
         help="Cores per package; needs --packages.")  # fmt: skip
 @ssh_options
 @placement_options

@@ -1,4 +1,4 @@
-"""Names of options: former names, and suggestions for names that do not exist."""
+"""Names of options as users type them, and suggestions for those that do not exist."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,8 +9,6 @@ import click
 from ddlrun.cli.argv import match_option, options_by_name
 from ddlrun.wording import did_you_mean
 
-# The release that removes the former names.
-REMOVED_IN = "0.2.0"
 # Names of the parameter of -H.
 HOSTS = ("hosts", "named_hosts")
 # Options of other programs -> option here.
@@ -44,37 +42,12 @@ def split_options(
     return typed, rest
 
 
-def replace_old_names(ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]) -> list[str]:
-    """Return a command line with the present names of options; print a note on each former one.
-
-    A further note is printed where hosts are given twice, as the first ones are lost.
-    """
-    options = options_by_name(params)
-    former = {old: option for option in options.values() for old in getattr(option, "old", ())}
-    typed, rest = split_options(args, options | former, interspersed=ctx.allow_interspersed_args)
-    words = list[str]()
-    for _, (first, *value) in typed:
-        words += [_replace_name(ctx, first, former), *value]
+def note_repeated_hosts(ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]) -> None:
+    """Print a note where hosts are given twice, as the first ones are lost."""
+    typed, _ = split_options(args, options_by_name(params), interspersed=ctx.allow_interspersed_args)
     hosts = [item.words for item in typed if item.option is not None and item.option.name in HOSTS]
     if len(hosts) > 1 and not ctx.resilient_parsing:
         click.echo(f"ddlrun: note: hosts are given twice: only {' '.join(hosts[-1])} counts; write -H A,B", err=True)
-    return [*words, *rest]
-
-
-def _replace_name(ctx: click.Context, word: str, former: Mapping[str, click.Option]) -> str:
-    """Return a word with the present name of its option; print a note where it had a former one."""
-    name, equals, value = word.partition("=")
-    if name not in former:
-        return word
-    present = former[name].opts[0]
-    note_old_name(ctx, name, present)
-    return f"{present}{equals}{value}"
-
-
-def note_old_name(ctx: click.Context, old: str, new: str) -> None:
-    """Print a note on the former name of an option; none for a shell's completion."""
-    if not ctx.resilient_parsing:
-        click.echo(f"ddlrun: note: {old} is now {new}; release {REMOVED_IN} removes the old name", err=True)
 
 
 @contextmanager

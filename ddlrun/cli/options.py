@@ -7,7 +7,7 @@ import click
 
 from ddlrun.cli.configuration import SHARED, apply_configuration, describe_values
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
-from ddlrun.cli.option_names import naming_unknown_options, replace_old_names
+from ddlrun.cli.option_names import naming_unknown_options, note_repeated_hosts
 from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
@@ -58,16 +58,16 @@ class Sections(click.Command):
                 formatter.write_dl(sections[section])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse with former names of options replaced; a mistyped name is reported with the nearest one."""
+        """Parse; a mistyped name is reported with the nearest one."""
         params = self.get_params(ctx)
         if args[:1] in (["-h"], ["--help"]) and "--help-all" not in args:
             args = args[:1]  # whatever follows
         by_itself = any(param.name == "config_file" for param in params)  # that option applies the configuration
         if not (by_itself or ctx.resilient_parsing or {"-h", "--help"} & set(args)):
             apply_configuration(ctx, only=SHARED)
-        words = replace_old_names(ctx, args, params)
-        with naming_unknown_options(ctx, tuple(words), params):
-            return super().parse_args(ctx, words)
+        note_repeated_hosts(ctx, args, params)
+        with naming_unknown_options(ctx, tuple(args), params):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own
         """Run the command; before an error about its input, print the options that are not on the command line."""
@@ -100,11 +100,9 @@ class CompletedParameter(click.Parameter):
 class Option(CompletedParameter, click.Option):
     """An option with a heading."""
 
-    def __init__(self, *args: Any, section: str = "Other", old: Sequence[str] = (), **kwargs: Any) -> None:  # noqa: ANN401 - click's own
+    def __init__(self, *args: Any, section: str = "Other", **kwargs: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(*args, **kwargs)
         self.section = section
-        self.old = tuple(old)
-        """Former names, which work with a note."""
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's own
         """Convert a value; refuse an empty one, as of an unset variable of a shell, where it would be ignored."""
@@ -264,7 +262,7 @@ start_timeout_option = option(
     "Hosts", "--start-timeout", type=Time(1), default=30, show_default=True, metavar="TIME", help=UNREACHABLE_HELP
 )
 probe_timeout_option = option(
-    "Hosts", "--start-timeout", "timeout", old=("--timeout",), type=Time(0.1), default=f"{DEFAULT_PROBE_SECONDS:g}",
+    "Hosts", "--start-timeout", "timeout", type=Time(0.1), default=f"{DEFAULT_PROBE_SECONDS:g}",
     show_default=True, metavar="TIME", help=UNREACHABLE_HELP,
 )  # fmt: skip
 check_options = option_group(

@@ -4,7 +4,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import click
@@ -12,7 +11,6 @@ import click
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.block_sizing import JobLinks
 from ddlrun.cli.inputs import find_job, read_hosts, read_launcher, read_machines, read_text
-from ddlrun.cli.option_names import note_old_name
 from ddlrun.cli.options import (
     TOPOLOGY_HELP,
     Sections,
@@ -55,20 +53,7 @@ gradient_options = option_group(
 )  # fmt: skip
 
 
-class PlanCommand(Sections):
-    """The plan command, whose --hosts once was the number of hosts."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Replace --hosts N by its present name, with a note; then parse."""
-        for index, (word, following) in enumerate(zip_longest(args, args[1:], fillvalue="")):
-            name, equals, joined = word.partition("=")
-            if name == "--hosts" and (joined if equals else following).isdigit():
-                args = [*args[:index], f"--host-count{equals}{joined}", *args[index + 1 :]]
-                note_old_name(ctx, "--hosts N", "--host-count N")
-        return super().parse_args(ctx, args)
-
-
-@click.command("plan", cls=PlanCommand)
+@click.command("plan", cls=Sections)
 @hosts_argument
 @hostfile_option
 @option("Hosts", "--host-count", "count", type=COUNT, metavar="N", help="Number of hosts of a planned cluster.")
@@ -99,7 +84,6 @@ class PlanCommand(Sections):
     "Network",
     "--links",
     "links",
-    old=("--network",),
     metavar="FILE|PRESETS",
     help="Links of the cluster: a YAML file, or presets for the links inside a host, of the NICs and of the uplinks, "
     f"such as 100gbe or nvlink3,8x200gbe,2:1. Presets: {', '.join((*INSIDE, *BETWEEN))}.",

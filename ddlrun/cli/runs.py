@@ -144,7 +144,6 @@ def _runs_by_host(
 @option(
     "Termination",
     "--keep-days",
-    old=("--older-than",),
     type=Number(min=0),
     metavar="DAYS",
     help="Also remove the folders (plans, logs) of your ended runs that are older than DAYS.",

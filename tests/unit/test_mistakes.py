@@ -1,4 +1,4 @@
-"""Mistakes of users on the command line, and the answer to each; former names of options; the help."""
+"""Mistakes of users on the command line, and the answer to each; the help."""
 
 import os
 import re
@@ -293,25 +293,6 @@ def test_a_byte_order_mark_is_no_part_of_a_host(tmp_path: Path, capsys: pytest.C
     (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfn1\r\nn2\r\n")
     group.main(["show", "hosts", "--machine", "dgx1", "--hostfile", f"{tmp_path}/hosts"], standalone_mode=False)
     assert capsys.readouterr().out.startswith("n1  rack 0")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("plan --topology 4x4 --network 100gbe", "plan --topology 4x4 --links 100gbe"),
-        ("plan --hosts 4 --gpus-per-host 4 --links 100gbe", "plan --host-count 4 --gpus-per-host 4 --links 100gbe"),
-        ("plan --hosts=4 --gpus-per-host 4 --links 100gbe", "plan --host-count=4 --gpus-per-host 4 --links 100gbe"),
-        ("gen-rankfile 4x2 a,b --sockets 2 --cores=8", "gen-rankfile 4x2 a,b --packages 2 --cores-per-package=8"),
-    ],
-)
-def test_former_names_of_options(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
-    group.main(new.split(), standalone_mode=False)
-    expected = capsys.readouterr()
-    group.main(old.split(), standalone_mode=False)
-    found = capsys.readouterr()
-    assert (found.out, expected.err) == (expected.out, "")
-    assert all(" is now --" in line and "release 0.2.0" in line for line in found.err.splitlines())
-    assert found.err
 
 
 def test_hosts_as_argument_and_as_option(capsys: pytest.CaptureFixture[str]) -> None:
