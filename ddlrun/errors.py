@@ -8,27 +8,7 @@ EXIT_STALLED = 123
 EXIT_TIMED_OUT = 124
 # A process that signal N ended has the exit code 128 + N, as in a shell.
 EXIT_SIGNAL = 128
-MOST_SIGNAL = 64
 EXIT_INTERRUPTED, EXIT_KILLED, EXIT_TERMINATED = 130, 137, 143
-
-# With --exit-code-base N, ddlrun's own codes up to EXIT_PREFLIGHT are N + code, and the others these above N.
-AFTER_TIME_LIMIT, AFTER_SIGNAL, OTHERWISE = 6, 7, 8
-
-
-def shift_own_code(code: int, base: int) -> int:
-    """Return one of ddlrun's own exit codes with --exit-code-base; 0 stays.
-
-    >>> shift_own_code(2, 200), shift_own_code(124, 200), shift_own_code(130, 200), shift_own_code(2, 0)
-    (202, 206, 207, 2)
-    """
-    if not base or not code:
-        return code
-    if code <= EXIT_PREFLIGHT:
-        return base + code
-    if code == EXIT_TIMED_OUT:
-        return base + AFTER_TIME_LIMIT
-    by_signal = EXIT_SIGNAL < code <= EXIT_SIGNAL + MOST_SIGNAL
-    return base + (AFTER_SIGNAL if by_signal else OTHERWISE)
 
 
 class DdlrunError(Exception):

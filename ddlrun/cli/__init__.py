@@ -18,7 +18,6 @@ import click
 from click.core import ParameterSource
 
 from ddlrun import __version__
-from ddlrun.cli.exit_codes import ExitCodes
 from ddlrun.cli.system_limits import explain_limit
 from ddlrun.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_PREFLIGHT, EXIT_SIGNAL, DdlrunError
 from ddlrun.wording import did_you_mean
@@ -158,14 +157,13 @@ def main(report: Callable[[Sequence[str]], None] = print_problems) -> NoReturn:
 
 def run_command(args: list[str], report: Callable[[Sequence[str]], None] = print_problems) -> int:
     """Run a command line and return its exit code; `report` gets the problems of an error."""
-    codes = ExitCodes()
 
     def fail(code: int, *problems: str) -> int:
         report(problems)
-        return codes.of_ddlrun(code)
+        return code
 
     try:
-        code = group.main(args or ["--help"], prog_name="ddlrun", standalone_mode=False, obj=codes)
+        code = group.main(args or ["--help"], prog_name="ddlrun", standalone_mode=False)
     except DdlrunError as error:
         code = fail(error.exit_code, *error.problems)
     except click.UsageError as error:
@@ -174,9 +172,9 @@ def run_command(args: list[str], report: Callable[[Sequence[str]], None] = print
     except click.ClickException as error:
         code = fail(error.exit_code, error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        code = codes.of_ddlrun(EXIT_INTERRUPTED)
+        code = EXIT_INTERRUPTED
     except _EndedError as error:
-        code = codes.of_ddlrun(error.exit_code)
+        code = error.exit_code
     except OSError as error:
         code = fail(*_system_failure(error))
     return code or 0

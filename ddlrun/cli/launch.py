@@ -26,7 +26,6 @@ import click
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.dashboard import MOST_PORT, LaunchDashboard
-from ddlrun.cli.exit_codes import MOST_BASE, OPTION, set_base, set_base_early
 from ddlrun.cli.job_options import job_options
 from ddlrun.cli.launch_arguments import ARGUMENTS, strip_secrets
 from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
@@ -64,8 +63,6 @@ class Launch(Sections):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Translate options of other launchers, then parse."""
-        if not ctx.resilient_parsing:
-            set_base_early(ctx, args, os.environ)
         translated = translate(args, self.get_params(ctx))
         ctx.meta[TRANSLATED] = translated
         ctx.meta[ARGUMENTS] = strip_secrets(translated.words, self.get_params(ctx))
@@ -177,17 +174,6 @@ class Launch(Sections):
     is_flag=True,
     help="Print the plan and the command, and start nothing; with --run-dir, write the files too.",
 )
-@option(
-    "Run",
-    OPTION,
-    type=WholeNumber(0, MOST_BASE),
-    default=0,
-    show_default=True,
-    metavar="N",
-    is_eager=True,
-    callback=set_base,
-    help="Add N to exit codes that are ddlrun's own, not SCRIPT's; N+6: time limit, N+7: signal.",
-)
 @option("Output", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
 @option("Output", "--verbose", is_flag=True, help="Also print all reasons and the command.")
 @option("Output", "--quiet", is_flag=True, help="Print only the job's output, and errors.")
@@ -260,14 +246,14 @@ def _run_until_done(attempt: Attempt) -> int:
                     raise
                 for problem in error.problems:
                     click.echo(f"ddlrun: no restart: {problem}", err=True)
-                return finished.outcome.final_code
+                return finished.outcome.exit_code
             with Signals(attempt.settings.supervision.forward) as signals:
                 finished = running.report_outcome(running.supervise_run(planned, signals), signals)
             request = signals.request
             finished = running.fetch_files(finished)
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):
-                return finished.outcome.final_code
+                return finished.outcome.exit_code
 
 
 def _check_root(settings: Settings) -> None:

@@ -145,7 +145,6 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
         done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ, signals)
     unchecked = _end_leftovers(done, planned, signals)
     outcome = _judge_by_scheduler(done.outcome, settings, signals)
-    outcome = outcome._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
     events.end(outcome)
     with suppress(KeyboardInterrupt), signals.interruptible():

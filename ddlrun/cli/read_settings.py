@@ -202,7 +202,6 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         restarts=options.get("restarts", 0),
         arguments=options["arguments"],
         retention=Retention(options.get("keep_runs"), options.get("keep_days")),
-        exit_code_base=options.get("exit_code_base", 0),
         on_event=_split_command(options.get("on_event") or ""),
         dashboard=options.get("dashboard"),
         print_tail=not options.get("raises", False),

@@ -44,7 +44,6 @@ LAUNCH_KEYS = {
     "fetch": "fetch",
     "keep_runs": "keep_runs",
     "keep_days": "keep_days",
-    "exit_code_base": "exit_code_base",
     "on_event": "on_event",
     "dashboard": "dashboard",
     "output.tag": "tag",

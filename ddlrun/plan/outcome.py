@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
-from ddlrun.errors import shift_own_code
-
 # 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
 ORDERED_CODES = (130, 137, 143)
 
@@ -45,7 +43,7 @@ class Outcome(NamedTuple):
     """How a run ended."""
 
     exit_code: int
-    """The exit code of ddlrun; `exit_code_base` is not added."""
+    """The exit code of ddlrun."""
     signal: int | None
     """The signal that ended the run; None: none did."""
     seconds: float
@@ -65,18 +63,11 @@ class Outcome(NamedTuple):
     """Hosts that were lost, by the names that the job has for them."""
     unprinted_bytes: int = 0
     """The number of bytes of output that were not printed; the logs have them."""
-    exit_code_base: int = 0
-    """What --exit-code-base adds to ddlrun's own exit codes."""
 
     @property
     def code_of_program(self) -> bool:
         """Whether the exit code is that of the ranks' program, rather than one of ddlrun's own."""
         return not self.exit_code or (self.root is not None and self.root.started)
-
-    @property
-    def final_code(self) -> int:
-        """The exit code with which ddlrun ends."""
-        return self.exit_code if self.code_of_program else shift_own_code(self.exit_code, self.exit_code_base)
 
     def as_dict(self) -> "OutcomeRecord":
         """Return the outcome as JSON can carry it."""

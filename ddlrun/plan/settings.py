@@ -177,8 +177,6 @@ class RunOptions(NamedTuple):
     arguments: tuple[str, ...] = ()
     """The words after `ddlrun launch`, without secrets."""
     retention: Retention = Retention()
-    exit_code_base: int = 0
-    """What is added to ddlrun's own exit codes."""
     on_event: tuple[str, ...] = ()
     """The words of the command that is started for each event of the run."""
     dashboard: int | None = None

@@ -75,7 +75,7 @@ def _last_line(outcome: Outcome, plan: Plan) -> str:
     unprinted = f"{count} bytes of output were not printed; " if count else ""
     folder = plan.run_dir.path
     name = "" if os.path.basename(folder) == plan.run_id else f"run {plan.run_id}; "
-    return f"exit code {outcome.final_code}; {unprinted}{name}logs: {folder}"
+    return f"exit code {outcome.exit_code}; {unprinted}{name}logs: {folder}"
 
 
 def _hint(outcome: Outcome) -> str | None:

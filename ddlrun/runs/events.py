@@ -59,7 +59,7 @@ def render_end(plan: Plan, outcome: Outcome) -> str:
     record = _record(plan)
     record["event"] = "end"
     record["state"] = _final_state(outcome)
-    record["exit_code"] = outcome.final_code
+    record["exit_code"] = outcome.exit_code
     record["seconds"] = outcome.seconds
     record["reason"] = outcome.reason
     record["failed_rank"] = outcome.root.rank if outcome.root else None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ddlrun.errors import InputError, shift_own_code
+from ddlrun.errors import InputError
 from ddlrun.plan import Plan
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.names import LAST, NAME, choose_name
@@ -178,7 +178,7 @@ def read_past_run(folder: str) -> PastRun | None:
             folder=folder,
             arguments=tuple(start["arguments"]),
             working_folder=start["working_folder"],
-            exit_code=_final_code(outcome),
+            exit_code=outcome.get("exit_code"),
             seconds=outcome.get("seconds"),
             requested=bool(outcome.get("requested")),
         )
@@ -193,13 +193,6 @@ def _read_outcome(folder: str) -> Mapping[str, Any]:
             return dict(json.load(file))
     except FileNotFoundError:
         return {}
-
-
-def _final_code(outcome: Mapping[str, Any]) -> int | None:
-    """Return the exit code of an outcome's record, with --exit-code-base; None for an empty record."""
-    code: int | None = outcome.get("exit_code")
-    is_own = outcome.get("exit_code_of") == "ddlrun"
-    return shift_own_code(code, outcome.get("exit_code_base", 0)) if is_own and code is not None else code
 
 
 def newest_first(state: str) -> dict[str, str]:

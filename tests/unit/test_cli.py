@@ -65,7 +65,7 @@ def test_a_dry_run_imports_no_more_than_it_needs() -> None:
     assert not loaded & {"numpy", "mpi4py", "rich", "psutil", "yaml", "msgspec", "ClusterShell"}
 
 
-@pytest.mark.parametrize("module", ["click", "ddlrun.cli.exit_codes", "ddlrun.cli.launch"])
+@pytest.mark.parametrize("module", ["click", "ddlrun.errors", "ddlrun.cli.launch"])
 def test_ctrl_c_during_imports_is_quiet(module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"""
 import os, signal, sys

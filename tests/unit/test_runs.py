@@ -111,10 +111,10 @@ def test_runs_are_found(tmp_path: Path) -> None:
 def test_the_history_has_the_final_exit_codes(tmp_path: Path) -> None:
     for name, of in (("20261120-a", "ddlrun"), ("20261120-b", "program")):
         folder = make_run(tmp_path, name)
-        outcome = {"exit_code": 3, "exit_code_of": of, "exit_code_base": 200, "seconds": 1.0, "requested": False}
+        outcome = {"exit_code": 3, "exit_code_of": of, "seconds": 1.0, "requested": False}
         (folder / "outcome.json").write_text(json.dumps(outcome))
     codes = {past.run.run: past.exit_code for past in read_history(str(tmp_path))}
-    assert codes == {"20261120-a": 203, "20261120-b": 3}
+    assert codes == {"20261120-a": 3, "20261120-b": 3}
 
 
 def test_the_history_has_states(tmp_path: Path) -> None:
