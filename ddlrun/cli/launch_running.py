@@ -87,10 +87,7 @@ def outcome_without_job(planned: Planned) -> Iterator[None]:
         yield
     except BaseException as error:
         code = getattr(error, "exit_code", EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
-        outcome = Outcome(
-            code, None, 0.0, str(error) or None, requested=not isinstance(error, Exception),
-            exit_code_base=planned.attempt.settings.run.exit_code_base,
-        )  # fmt: skip
+        outcome = Outcome(code, None, 0.0, str(error) or None, requested=not isinstance(error, Exception))
         write_end(planned.plan, (), outcome)
         raise
 
