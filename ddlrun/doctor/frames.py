@@ -32,14 +32,18 @@ COLLECTIVES = frozenset(
     initprocessgroup newgroup destroyprocessgroup synchronize dup split create spawn shutdown init finalize
     """.split()
 )
-POINT_TO_POINT = frozenset(
+# Functions that return at once; programs call them in loops.
+POLLS = frozenset("test testall testany testsome iprobe improbe iscompleted".split())
+POINT_TO_POINT = POLLS | frozenset(
     """
-    send recv isend irecv ssend bsend rsend sendrecv probe mprobe wait waitall waitany waitsome test sendobjectlist
+    send recv isend irecv ssend bsend rsend sendrecv probe mprobe wait waitall waitany waitsome sendobjectlist
     recvobjectlist batchisendirecv
     """.split()
 )
 # Names of these that other functions have, too.
 COMMON = frozenset("split create dup init scan spawn finalize test probe shutdown synchronize reduce".split())
+# The method of a request of mpi4py, unlike other functions of that name.
+MPI_TEST = "Test"
 # The calls of a line of source: `comm.allreduce(`, `dist.all_reduce(`.
 CALL = re.compile(r"\b(\w+)\s*\(")
 NATIVE_MPI = re.compile(r"P?MPI_(\w+)")
@@ -127,4 +131,4 @@ def find_named_call(source: str) -> str | None:
     'allreduce'
     """
     names = (COLLECTIVES | POINT_TO_POINT) - COMMON
-    return next((name for name in CALL.findall(source) if normalize(name) in names), None)
+    return next((name for name in CALL.findall(source) if normalize(name) in names or name == MPI_TEST), None)

@@ -1,6 +1,6 @@
 """The progress of a job between two observations of its ranks."""
 
-from ddlrun.doctor.frames import find_communication
+from ddlrun.doctor.frames import POLLS, find_communication, normalize
 from ddlrun.doctor.position import Activity, Position, locate_rank, main_process
 from ddlrun.doctor.records import RankReport
 from ddlrun.doctor.verdict import HangFinding, JobLook, RankLook, judge
@@ -35,8 +35,10 @@ def has_progressed(before: JobLook, after: JobLook) -> bool:
         return True
     if any(_has_transferred(earlier[rank], later[rank]) for rank in earlier if not positions[1][rank].waits_for_ranks):
         return True
+    none_runs = all(position.activity is not Activity.RUNS for position in positions[1].values())
+    polls = {rank for rank in earlier if none_runs and _polls(positions[0][rank], positions[1][rank])}
     waits = {rank for rank, position in positions[0].items() if position.activity is not Activity.RUNS}
-    deciding = waits or earlier.keys()
+    deciding = (waits or earlier.keys()) - polls
     return any(
         _has_moved(positions[0][rank], positions[1][rank])
         or (positions[0][rank].waits_for_ranks and _has_returned(earlier[rank], later[rank]))
@@ -49,6 +51,11 @@ def _has_moved(before: Position, after: Position) -> bool:
     if before.collective is not None and after.collective is not None and before.collective != after.collective:
         return True
     return before.key != after.key
+
+
+def _polls(before: Position, after: Position) -> bool:
+    """Return True if a rank asks others in a loop, such as `while not request.Test()`, and so returns each time."""
+    return normalize(after.call) in POLLS and before.frame == after.frame
 
 
 def _has_returned(before: RankReport, after: RankReport) -> bool:

@@ -56,6 +56,10 @@ HINTS = (
         "NCCL does not allow two ranks on one GPU: start one rank per GPU, and call torch.cuda.set_device(LOCAL_RANK)",
     ),
     (
+        r"Timed out (?:waiting \d+ ?ms|after \d+ seconds waiting) for|Watchdog caught|wait timeout after \d+ms",
+        "it waited for another rank in vain: a shorter --stall-timeout examines all ranks, and names that one",
+    ),
+    (
         r"NCCL (?:WARN|error)|ncclSystemError|ncclUnhandledCudaError",
         "NCCL failed: run again with --env NCCL_DEBUG=INFO; --network names the network to use",
     ),

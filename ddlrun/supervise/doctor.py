@@ -127,13 +127,14 @@ class JobDoctor:
         from ddlrun.doctor.diagnosis import record_verdict, render_states  # noqa: PLC0415 - as above
 
         now = time.monotonic()
+        if self._state.last_output >= self._stalled_since:  # the others may wait for a rank that has printed
+            diagnosis = diagnosis._replace(moved=True)
         self._save(diagnosis, "")
         self._state.console.tell(f"{diagnosis.sentence}\n{render_states(diagnosis.look)}")
         if self._watch.on_stall is not None:
             self._watch.on_stall(record_verdict(diagnosis))
         self._next_stall_check = now + self._watch.stall
-        ends = self._watch.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.goes_on
-        if ends and self._state.last_output < self._stalled_since:
+        if self._watch.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.goes_on:
             option = f"no rank printed anything for {self._watch.stall:g} s (--stall-timeout)"
             self._end_job(EndReason(EXIT_STALLED, f"{option}: {diagnosis.explanation}"))
 

@@ -69,6 +69,31 @@ def test_a_silent_job_that_computes_in_one_function_goes_on(tmp_path: Path) -> N
     assert "no hang: ranks compute, and none waits for another: ranks 0 and 1 are in compute (train.py:" in done.stderr
 
 
+# Rank 1 waits for rank 0, which prints until the job has been examined.
+PRINTING = """
+import os, sys, time
+print("up", flush=True)
+if os.environ["RANK"] == "1":
+    open(sys.argv[2]).read()
+else:
+    while not os.path.exists(sys.argv[1]):
+        print("batch", flush=True)
+        time.sleep(0.1)
+    open(sys.argv[2], "w").close()
+"""
+
+
+def test_a_job_of_which_a_rank_prints_does_not_hang(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PRINTING)
+    os.mkfifo(tmp_path / "fifo")
+    record = tmp_path / "run" / "doctor.json"
+    words = (str(tmp_path / "train.py"), str(record), str(tmp_path / "fifo"))
+    done = run(launch_line(OWN, tmp_path, "-np", "2", "--overload", "--stall-timeout", "2", *words))
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(record.read_text())["verdict"]
+    assert (verdict["finding"], verdict["hangs"], verdict["moved"]) == ("blocked", False, True)
+
+
 def test_a_run_that_has_ended_and_was_not_examined(tmp_path: Path) -> None:
     assert run(launch_line(OWN, tmp_path, "-np", "1", "true")).returncode == 0
     done = run(DOCTOR, str(tmp_path / "run"))

@@ -325,6 +325,7 @@ def test_a_rank_that_does_something_else_does_not_wait_for_its_gpu(later: RankRe
 COMPUTING: dict[str, Any] = {"time": 4.0, "busy": 3.9, "replies": 1}
 LOOP, LOCK = [own(37, "while True:")], [own(5, "with lock:")]
 SLEEPING = report(process([own(7, "time.sleep(60)")], call="sleep"))
+TESTING = [own(7, "while not request.Test(): time.sleep(.01)")]
 FINALIZING = report(process([("main", "/lib/libc.so.6", 0, "")], "R", busy=3.9, time=4.0))
 
 
@@ -345,6 +346,35 @@ def test_a_job_whose_ranks_compute_goes_on(frames: Frames, more: dict[str, Any],
     before = report(process(frames, **{**values, "time": 0.0, "busy": 0.0, "replies": 0}))
     diagnosis = diagnose([look(before, before), look(*[report(process(frames, **values))] * 2)])
     assert (diagnosis.moved, diagnosis.goes_on, diagnosis.hangs) == (False, goes_on, not goes_on and frames != LOOP)
+
+
+def polling(replies: int, state: str = "R", line: int = 8) -> RankReport:
+    frames = [("MPI_Iprobe", "/lib/libmpi.so.40", 0, ""), ("Iprobe", MPI, 0, ""), own(line, "while not comm.Iprobe():")]
+    return report(process(frames, state, replies=replies))
+
+
+@pytest.mark.parametrize(
+    ("other", "after", "moved"),
+    [
+        (WAITING, polling(1), False),
+        (WAITING, polling(1, line=9), True),
+        (SLEEPING, polling(1), False),
+        (LOOPING, polling(1), True),  # which may compute what the rank waits for
+    ],
+)
+def test_a_loop_that_asks_other_ranks_moves_while_one_computes(
+    other: RankReport,
+    after: RankReport,
+    moved: bool,  # noqa: FBT001
+) -> None:
+    diagnosis = diagnose([look(other, other, polling(0)), look(other, other, after)])
+    assert diagnosis.moved is moved
+    assert diagnosis.verdict.guilty == ((2,) if other is WAITING else (0, 1))
+
+
+def test_a_rank_that_sleeps_in_a_loop_that_asks_others_waits_for_them() -> None:
+    position = locate_rank(report(process(TESTING, call="sleep")))
+    assert (position.activity, position.call) == (Activity.COMMUNICATES, "Test")
 
 
 MIB = 1 << 20

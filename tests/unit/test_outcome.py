@@ -97,6 +97,9 @@ def test_ends_are_rendered() -> None:
         ("EOFError: EOF when reading a line", "--stdin-rank N"),
         ("ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "for another version of"),
         ("RuntimeError: can't start new thread", "raise ulimit -u"),
+        ("RuntimeError: [gloo/x.cc:78] Timed out waiting 6000ms for recv operation to complete", "--stall-timeout"),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for 600", "--stall-timeout"),
+        ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /ready", "--stall-timeout"),
         ("all is well", None),
     ],
 )  # fmt: skip
@@ -306,6 +309,8 @@ def test_later_failures_are_folded() -> None:
         "  lost their connection to rank 1: rank 8 on h8 (RuntimeError: Connection closed by peer [0], exit code 1)",
         "  lost their connection to rank 1: rank 9 on h9 (RuntimeError: Connection closed by peer [0])",
     ]
+    (line,) = render_others(Outcome(1, None, 1.0, root=lost[0], ends=tuple(lost)))
+    assert line.startswith("  also failed: ranks 2-4 "), "none of them is the one that closed the connections"
     long = end(0, 1, f"{TRACEBACK}OSError: {'x' * 300}\n")
     (line,) = render_others(Outcome(1, None, 1.0, root=root, ends=(root, long)))
     assert line == f"  also failed: rank 0 on h0 (OSError: {'x' * 191}..., exit code 1)"
