@@ -5,8 +5,8 @@ from ddlrun.doctor.position import Activity, Position, locate_rank, main_process
 from ddlrun.doctor.records import RankReport
 from ddlrun.doctor.verdict import HangFinding, JobLook, RankLook, judge
 
-# A thread that waits in the same call wakes up now and then.
-FEW_SWITCHES = 10
+# A thread that waits in the same call wakes up if it is examined by a signal: once or twice per look.
+FEW_SWITCHES = 4
 # A rank that computes is busy for this share of the time; examinations stop it for a part of the rest.
 LEAST_BUSY = 0.3
 # A rank that reads or writes as much moves: it loads data, or writes a checkpoint. Status files have less.
@@ -61,7 +61,7 @@ def _polls(before: Position, after: Position) -> bool:
 def _has_returned(before: RankReport, after: RankReport) -> bool:
     """Return True if a rank has left a call of a library, and is in the same one again."""
     earlier, later = main_process(before), main_process(after)
-    sleeps = earlier.call == later.call == "futex"  # a wait without a limit, or with a long one
+    sleeps = "futex" in (earlier.call, later.call)  # a wait without a limit, or with a long one
     return later.replies > earlier.replies or (sleeps and later.switches - earlier.switches > FEW_SWITCHES)
 
 

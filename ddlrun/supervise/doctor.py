@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 # The interval at which a request is looked for.
 REQUEST_SECONDS = 1.0
-# The time between looks at a job that has printed nothing.
-STALL_INTERVAL = 2.0
+# The time between looks at a job that has printed nothing: a part of the time of --stall-timeout, within limits. Slow
+# steps are seen only by looks that are far apart.
+STALL_PART, LEAST_INTERVAL, LONGEST_INTERVAL = 0.05, 2.0, 10.0
 NEVER = float("inf")
 LONGEST_REQUEST = 64
 
@@ -103,7 +104,8 @@ class JobDoctor:
         ends = self._watch.stall_action is StallAction.END and self._is_stalled(now) and now >= self._next_stall_check
         if (silent or ends) and not self.busy and self._limit is None:
             self._stalled_since = now
-            self._begin(self._on_stall, STALL_INTERVAL, now)
+            interval = min(max(LEAST_INTERVAL, STALL_PART * self._watch.stall), LONGEST_INTERVAL)
+            self._begin(self._on_stall, interval, now)
 
     def _is_stalled(self, now: float) -> bool:
         """Return True if no rank of a running job has printed anything for the time of --stall-timeout."""

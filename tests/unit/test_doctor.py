@@ -250,13 +250,26 @@ def test_a_job_whose_operations_end_moves_on(numbers: tuple[int, int], hangs: bo
     assert diagnose([before, after]).hangs is hangs
 
 
+FUTEX = {"call": "futex"}
+
+
 @pytest.mark.parametrize(
-    ("more", "hangs"),
-    [({}, True), ({"replies": 1}, False), ({"call": "futex", "switches": 99}, False), ({"switches": 99}, True)],
+    ("first", "second", "hangs"),
+    [
+        ({}, {}, True),
+        ({}, {"replies": 1}, False),
+        ({}, {"switches": 99}, True),
+        (FUTEX, {**FUTEX, "switches": 4}, True),  # signals of two looks have interrupted the wait
+        (FUTEX, {**FUTEX, "switches": 5}, False),
+        (FUTEX, {"call": "sleep", "switches": 5}, False),  # it went on between its state and its stack
+    ],
 )
-def test_a_rank_that_has_called_the_same_function_again_has_moved(more: dict[str, Any], hangs: bool) -> None:  # noqa: FBT001
-    same = {"call": more["call"]} if "call" in more else {}
-    before, after = (report(process([*BARRIER, MAIN], **values)) for values in (same, more))
+def test_a_rank_that_has_called_the_same_function_again_has_moved(
+    first: dict[str, Any],
+    second: dict[str, Any],
+    hangs: bool,  # noqa: FBT001
+) -> None:
+    before, after = (report(process([*BARRIER, MAIN], **values)) for values in (first, second))
     assert diagnose([look(before, LOOPING), look(after, LOOPING)]).hangs is hangs
 
 
