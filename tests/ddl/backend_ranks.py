@@ -208,13 +208,15 @@ def wrong(rank: int, size: int) -> Any:
     yield "average", error_from(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), no.AVG))
     doubled = untyped._make_nccl_premul_sum(2.0)  # noqa: SLF001 - torch has no other name for it
     yield "factor", error_from(lambda: dist.all_reduce(torch.ones(2), doubled))
+    yield "tag", error_from(lambda: dist.isend(torch.ones(2), (rank + 1) % size, tag=1 << 40))
+    yield "itself", error_from(lambda: dist.isend(torch.ones(2), rank))
     total = torch.full((2,), rank)
     dist.all_reduce(total)
     yield "total", total.tolist()
 
 
 def failures(rank: int) -> Any:
-    """Yield the errors of ranks 0 and 1 in groups with a rank 2 that does not take part."""
+    """Yield errors in groups whose rank 2 does not take part, or awaits another message."""
     group = dist.new_group(backend="ddl")
     if rank == 0:
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
@@ -227,6 +229,12 @@ def failures(rank: int) -> Any:
     if rank == 1:
         yield "aborted", error_of(group)
     dist.barrier()
+    pair = dist.new_group([1, 2], backend="ddl")
+    if rank == 1:
+        dist.send(torch.ones(4), 2, group=pair)
+        yield "peer", error_from(lambda: dist.recv(torch.ones(4), 2, group=pair))
+    if rank == 2:
+        yield "shorter", error_from(lambda: dist.recv(torch.ones(5), 1, group=pair))
     if rank < 2:
         yield "absent", error_of(dist.new_group(backend="ddl", timeout=LIMIT))
     dist.barrier()  # rank 0 ends the store, which the other one may need

@@ -27,8 +27,9 @@ needs.package("torch", "torch==2.13.0", module=True)
 import torch
 
 from ddlrun.ddl.torch_backend.errors import GroupError
+from ddlrun.ddl.torch_backend.operators import ReduceOp, find_operator
 from ddlrun.ddl.torch_backend.progress_thread import ProgressThread
-from ddlrun.ddl.torch_backend.works import Call
+from ddlrun.ddl.torch_backend.works import Call, FutureWork
 from tests.ddl import conformance
 
 RANKS = Path(__file__).parent / "backend_ranks.py"
@@ -57,25 +58,35 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
         ("factor", "float32 does not support PREMUL_SUM"),
     )]  # fmt: skip
     assert all(lines[3:6] == refused for lines in outputs)
+    assert {lines[6] for lines in outputs} == {
+        "tag: ArgumentError: ddl send: tag 1099511627776 is not from 0 to 2147483647"
+    }
+    assert [lines[7] for lines in outputs] == [
+        f"itself: ArgumentError: ddl send: rank {rank} is this rank; copy the tensor instead" for rank in range(3)
+    ]
     late = "was not complete at the timeout of 10 s: rank 2 had not"
     for rank in (0, 1):
-        assert [line.replace(f"rank {rank}: ", "") for line in outputs[rank][7:11]] == [
+        assert [line.replace(f"rank {rank}: ", "") for line in outputs[rank][9:13]] == [
             f"silent: GroupError: group 2 (3 ranks), allreduce {late} called it",
             f"then: GroupError: group 2 (3 ranks), allreduce {late} called it",
             f"ddp: RuntimeError: {CALLBACK} GroupError: group 3 (3 ranks), allreduce {late} called it",
             f"recv: GroupError: group 4 (3 ranks), recv with tag 4 {late} sent it",
         ]
-    assert outputs[0][11:-1] == [
+    assert outputs[0][13:-1] == [
         f"some: GroupError: group 5 (2 ranks), rank 0: allreduce {late} called it",
         "monitored: GroupError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms",
         "aborted: group 6 (3 ranks), rank 0: the process group was aborted",
         "after: GroupError: group 6 (3 ranks), rank 0: the process group was aborted",
-        "absent: GroupError: group 7 (3 ranks), rank 0: rank 2 did not arrive within 10 s",
+        "absent: GroupError: group 8 (3 ranks), rank 0: rank 2 did not arrive within 10 s",
     ]
-    assert outputs[1][11:-1] == [
+    assert outputs[1][13:-1] == [
         "aborted: GroupError: group 6 (3 ranks), rank 1: rank 0 is lost: it has ended",
-        "absent: GroupError: group 7 (3 ranks), rank 1: rank 2 did not arrive within 10 s",
+        "peer: GroupError: group 7 (2 ranks), rank 1: rank 2 is lost: it reports an error of its own",
+        "absent: GroupError: group 8 (3 ranks), rank 1: rank 2 did not arrive within 10 s",
     ]
+    shorter = "a message of rank 1 has 16 bytes instead of 20; all ranks must make the same calls, with tensors of the "
+    shorter += "same size and type"
+    assert outputs[2][9:-1] == [f"shorter: WrongLengthError: group 7 (2 ranks), rank 2: {shorter}"]
     assert all(line.startswith("[rank") for end in ends for line in end.stderr.splitlines()), ends
 
 
@@ -133,7 +144,7 @@ def test_an_exception_in_the_thread_fails_all_works_of_the_group(place: str) -> 
             broken = thread.submit(Call("allreduce", None), start, lambda: None)
             message = Messages(TcpCommunicator(there, range(2), 1))
             message.receive(np.empty(1), 0, 0)
-            with pytest.raises(LostRankError, match="rank 1 of 2: rank 0 is lost: as rank 0 reports"):
+            with pytest.raises(LostRankError, match="rank 1 of 2: rank 0 is lost: it reports an error of its own"):
                 message.Wait()
             later = thread.submit(Call("allreduce", None), lambda: lambda: True, lambda: None)
             for future in (broken, waits, later):
@@ -141,6 +152,26 @@ def test_an_exception_in_the_thread_fails_all_works_of_the_group(place: str) -> 
                     future.wait()
         finally:
             thread.abort()
+
+
+def test_the_average_of_integers_is_divided_towards_zero() -> None:
+    """As with NCCL, for which programs use it. More ranks than the type can count are no error."""
+    for dtype, values, divisor, average in (
+        ("int8", [-7, 7, 100], 5, [-1, 1, 20]), ("int8", [-7, 7, 100], 300, [0, 0, 0]), ("uint64", [2**63], 2, [2**62]),
+    ):  # fmt: skip
+        mine = np.array(values, dtype)
+        find_operator(ReduceOp.AVG, dtype).combine(mine, np.zeros_like(mine), divisor)
+        assert mine.tolist() == average
+
+
+def test_futures_are_complete_when_their_works_are() -> None:
+    for _ in range(100):
+        source: torch.futures.Future[int] = torch.futures.Future()
+        work = FutureWork(source, 5)
+        given = work.get_future()
+        threading.Thread(target=source.set_result, args=(5,)).start()
+        work.wait()
+        assert (given.value(), work.get_future().value()) == (5, 5)
 
 
 ENDS = """
@@ -165,6 +196,29 @@ def test_a_script_may_end_while_a_callback_runs(last: str) -> None:
     """Python kills threads at its end, and C++ code aborts the process when it is killed."""
     done = subprocess.run([sys.executable, "-c", ENDS + last], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "called back\n"), done.stderr
+
+
+FORKS = """
+import os, sys
+import torch
+import torch.distributed as dist
+import ddlrun.ddl.torch
+dist.init_process_group("ddl", store=dist.HashStore(), rank=0, world_size=1)
+child = os.fork()
+try:
+    dist.all_reduce(torch.ones(3))
+except RuntimeError as error:
+    print(error)
+if child:
+    sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_call_in_a_forked_process_is_an_error() -> None:
+    """It has no thread that could complete the call."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False, timeout=120)
+    owner = "default group (1 ranks), rank 0: the process group is that of the parent process; create another one here"
+    assert (done.returncode, done.stdout) == (0, owner + "\n"), done.stderr
 
 
 ALONE = """

@@ -49,7 +49,8 @@ class Connection:
     """
 
     def __init__(self, peer: int, first: Connection | None = None) -> None:
-        self.peer = peer
+        self.peer = self.number = peer
+        """The rank in the group, and its number in the job for messages."""
         self.socket: socket.socket | None = None
         self.posted: defaultdict[tuple[int, int], deque[Completion]] = defaultdict(deque)
         self._early: defaultdict[tuple[int, int], deque[Incoming | Loan]] = defaultdict(deque)
@@ -371,5 +372,5 @@ class Connection:
     def _check_length(self, size: int, completion: Completion) -> None:
         if completion.buffer is not None and len(completion.buffer) != size:
             raise WrongLengthError(
-                f"a message of rank {self.peer} has {size} bytes instead of {len(completion.buffer)}"
+                f"a message of rank {self.number} has {size} bytes instead of {len(completion.buffer)}"
             )

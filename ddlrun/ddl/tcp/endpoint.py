@@ -224,6 +224,7 @@ class Endpoint:
     def _add_connection(self, peer: int, lane: int) -> Connection:
         first = self._connection(peer) if lane else None
         connection = self._connections[peer, lane] = Connection(peer, first)
+        connection.number = self.job.number(peer)
         if first is not None:
             connection.ended = first.ended
         elif self._lost is not None:
@@ -334,8 +335,7 @@ class Endpoint:
         except WrongLengthError as error:
             connection.is_readable = False
             self.stop(error)
-        if connection.lost is not None:
-            self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
+        self._take_report(connection)
 
     def _end(self, connection: Connection, error: OSError | HandshakeError | None) -> None:
         """Close a connection that has ended; after an error, close all connections to the peer.
@@ -359,8 +359,15 @@ class Endpoint:
                 connection.read()  # its last message may report a lost rank
             self._poller.forget(connection.socket)
             connection.socket = None
+        self._take_report(connection)
+
+    def _take_report(self, connection: Connection) -> None:
+        """Fail if the peer reports a rank as lost, which is the peer itself after an error of its own."""
         if connection.lost is not None:
-            self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
+            own = "it reports an error of its own"
+            self._fail(
+                connection.lost, own if connection.lost == connection.peer else f"as rank {connection.number} reports"
+            )
 
     def _check(self, connection: Connection) -> None:
         """Fail if a message is awaited and all connections to the peer have ended."""

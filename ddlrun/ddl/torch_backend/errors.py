@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
 
+from ddlrun.ddl.transport import WrongLengthError
 from ddlrun.errors import InputError, LostRankError
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ def as_group_error(error: Exception, job: Membership) -> Exception:
     """Return the error that the works of a group raise after an exception in its thread."""
     if isinstance(error, LostRankError):
         return GroupError(*error.problems)
+    if isinstance(error, WrongLengthError):
+        return WrongLengthError(
+            f"{job}: {error}; all ranks must make the same calls, with tensors of the same size and type"
+        )
     if isinstance(error, RuntimeError):
         return error
     if isinstance(error, InputError):

@@ -39,9 +39,19 @@ def find_operator(op: Any, dtype: str) -> Operator:  # noqa: ANN401 - a ReduceOp
     functions = LOGICAL if dtype == "bool" else COMPLEX if is_complex else BITWISE if "int" in dtype else {}
     if kind in functions:
         return Operator(dtype, NAMES.get(kind, "elements"), combine_with(functions[kind]))
+    if kind == ReduceOp.AVG and "int" in dtype:
+        return Operator(dtype, "avg", _average_integers)
     if kind not in NAMES or is_complex or dtype == "bool":
         raise ArgumentError(f"backend ddl: {dtype} does not support {kind.name}; use SUM, or cast to another type")
     try:
         return find_reduce_op(dtype, NAMES[kind])
     except InputError as error:
         raise ArgumentError(*error.problems) from error
+
+
+def _average_integers(mine: Any, theirs: Any, divisor: int) -> None:  # noqa: ANN401 - numpy arrays
+    """Add integers, and divide the sum towards zero, as NCCL does."""
+    mine += theirs
+    if divisor > 1:
+        wide = mine.astype(f"{mine.dtype.kind}8")
+        mine[:] = (wide - np.fmod(wide, divisor)) // divisor

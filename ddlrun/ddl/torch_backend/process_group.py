@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     Tensors = list[torch.Tensor]
 
+LARGEST_TAG = (1 << 31) - 1
+
 
 @by_device
 class DdlProcessGroup(OtherDevices, CopyingGroup):
@@ -44,7 +46,7 @@ class DdlProcessGroup(OtherDevices, CopyingGroup):
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:  # noqa: ANN401
         """Receive a tensor from the member whose message is here first."""
-        start = AnySource(self._messages, self._message("recv", tensors, 0, tag), tag)
+        start = AnySource(self._messages, self._message("recv", tensors, None, tag), tag)
         call = Call(f"recv from any rank with tag {tag}", tensors, missing="no rank had sent it")
         return self._submit(call, start, start.write_back, lambda: start.source)
 
@@ -59,10 +61,14 @@ class DdlProcessGroup(OtherDevices, CopyingGroup):
         call = Call("monitored_barrier", None, seconds, missing="rank 0 had not called it")
         self._submit(call, barrier.start, barrier.check).wait()
 
-    def _message(self, call: str, tensors: Tensors, peer: int, tag: int) -> TensorBytes:
+    def _message(self, call: str, tensors: Tensors, peer: int | None, tag: int) -> TensorBytes:
         arguments.check_single(call, "tensor list", as_tensors(tensors))
-        if not 0 <= peer < self.size() or tag < 0:
-            raise ArgumentError(f"ddl {call}: no rank {peer} in a group of {self.size()}, or a negative tag: {tag}")
+        if peer is not None and not 0 <= peer < self.size():
+            raise ArgumentError(f"ddl {call}: no rank {peer} in a group of {self.size()}")
+        if not 0 <= tag <= LARGEST_TAG:
+            raise ArgumentError(f"ddl {call}: tag {tag} is not from 0 to {LARGEST_TAG}")
+        if peer == self.rank():
+            raise ArgumentError(f"ddl {call}: rank {self._job.number(self.rank())} is this rank; copy the tensor instead")
         return TensorBytes(as_tensors(tensors)[0])
 
 

@@ -93,8 +93,9 @@ class ProgressThread:
             )
 
         with self._lock:
-            if self._closed:
-                future.set_exception(self._failure or GroupError(f"{self._endpoint.job}: the process group has ended"))
+            if self._closed or not self._thread.is_alive():
+                end = "has ended" if self._closed else "is that of the parent process; create another one here"
+                future.set_exception(self._failure or GroupError(f"{self._endpoint.job}: the process group {end}"))
             elif call.missing:
                 self._waiting_messages.append(partial(self._try_start, partial(command, limit), future))
             else:

@@ -78,6 +78,8 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
         """Wrap a future and its later value. `source` returns the sender of a received message, -1 if unknown."""
         super().__init__()
         self._future, self._result, self._source = future, result, source
+        self._given = future
+        """The future that the script has, which is complete when `wait` returns."""
 
     @uncompiled
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -90,12 +92,13 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
         if seconds > 0 and not self._is_done_within(seconds):
             raise GroupError(f"the work was not complete at the timeout of {seconds:g} s of its wait")
         self._future.wait()
+        self._given.wait()
         return True
 
     @uncompiled
     def is_completed(self) -> bool:
         """Return True if the work is complete, or has failed."""
-        return self._future.done()
+        return self._given.done()
 
     @uncompiled
     def is_success(self) -> bool:
@@ -134,12 +137,16 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
         def run_callbacks(_future: torch.futures.Future[Any]) -> None:
             threading.Thread(target=complete.set_result, args=(None,), name=CALLBACKS, daemon=True).start()
 
-        self._future.add_done_callback(run_callbacks)
+        if self._future.done():
+            complete.set_result(None)
+        else:
+            self._future.add_done_callback(run_callbacks)
         future: torch.futures.Future[Any] = complete.then(lambda _complete: self._future.value())
         # DDP's own hook for float16 is C++, which cannot use a Python list as a value.
         is_from_python = "get_future" in sys._getframe(1).f_code.co_names  # noqa: SLF001
         if not is_from_python and _is_one_half(self._result):
             future = _list_future()(future, self._result)
+        self._given = future
         return future
 
     @uncompiled
