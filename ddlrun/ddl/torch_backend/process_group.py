@@ -68,7 +68,9 @@ class DdlProcessGroup(OtherDevices, CopyingGroup):
         if not 0 <= tag <= LARGEST_TAG:
             raise ArgumentError(f"ddl {call}: tag {tag} is not from 0 to {LARGEST_TAG}")
         if peer == self.rank():
-            raise ArgumentError(f"ddl {call}: rank {self._job.number(self.rank())} is this rank; copy the tensor instead")
+            raise ArgumentError(
+                f"ddl {call}: rank {self._job.number(self.rank())} is this rank; copy the tensor instead"
+            )
         return TensorBytes(as_tensors(tensors)[0])
 
 
