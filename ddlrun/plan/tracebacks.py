@@ -41,7 +41,10 @@ CRASH = re.compile(r"Fatal Python error: |terminate called ")
 # The error of a program that writes its usage after it.
 USAGE_ERROR = re.compile(r"(?i)error|invalid|unknown|unrecogni|missing|required|illegal|too (?:few|many)")
 # Lines before the one that names the exception: the frames of Python, loguru, rich and IPython, and their headings.
-FRAME = re.compile(rf'$|\s|(?:> )?File |Cell In\[|-*> |[│╭╰|+]|.*{HEADER}|[Uu]sage: |Try |.*RemoteTraceback:|"""')
+FRAME = re.compile(
+    rf'$|\s(?! what\(\): )|(?:> )?File |Cell In\[|-*> |[│╭╰|+]|.*{HEADER}|[Uu]sage: |Try |.*RemoteTraceback:|"""'
+    "|terminate called after "
+)
 # Warnings and notes in the log format of C++ libraries, which may be of another time.
 LOG_LINE = re.compile(r"(?:\[rank\d+\]:)?\[?[IW]\d{4} ")
 # The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.
@@ -55,7 +58,7 @@ COLLATERAL = (
     "LostRankError", " is lost: ", "CoordinationServiceError", "Watchdog caught collective operation timeout",
     "failed to pass monitoredBarrier", "Timed out waiting", "Collective ops is aborted by", "watchdog got stuck",
     "connectFullMesh failed", "Application timeout caused pair closure", "retrieving ncclUniqueId from",
-    "another task died", "reset by remote peer",
+    "another task died", "reset by remote peer", " waiting for clients",
 )  # fmt: skip
 
 
@@ -88,7 +91,8 @@ def find_failure(text: str) -> Failure | None:
     while not block[-1].strip():
         block.pop()
     after = (line.removeprefix("  | ") for line in block[chain[-1] - start :])
-    return Failure(start, block, next((line for line in after if not FRAME.match(line)), ""))
+    otherwise = block[0] if CRASH.match(block[0]) else ""
+    return Failure(start, block, next((line.strip() for line in after if not FRAME.match(line)), otherwise))
 
 
 def plain_lines(text: str) -> list[str]:

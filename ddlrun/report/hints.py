@@ -35,7 +35,7 @@ HINTS = (
         "the library {0} is missing there: load its module or set LD_LIBRARY_PATH",
     ),
     (
-        r"CUDA out of memory|OutOfMemoryError",
+        r"CUDA(?: error:)? out of memory|OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|_STATUS_ALLOC_FAILED",
         "the GPU's memory is full: use a smaller batch; nvidia-smi there shows other users of it",
     ),
     (
@@ -48,7 +48,15 @@ HINTS = (
     ),
     (r"invalid device ordinal", "the script selects a GPU that this rank cannot see: see --visible-gpus"),
     (
-        r"device-side assert triggered|CUDA error: an illegal memory access",
+        r"uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus",
+        "that GPU, or its link, is faulty: dmesg and nvidia-smi -q there show the error; leave the host out",
+    ),
+    (
+        r"no kernel image is available|is not compatible with the current PyTorch installation",
+        "PyTorch on that host is not built for its GPU: install a build for that GPU",
+    ),
+    (
+        r"device-side assert triggered|CUDA error: (?:an illegal memory access|unspecified launch failure)",
         "a CUDA kernel failed: run again with --env CUDA_LAUNCH_BLOCKING=1 to see the line that launched it",
     ),
     (

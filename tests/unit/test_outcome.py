@@ -59,6 +59,13 @@ def test_a_rank_that_blames_another_is_not_the_root() -> None:
     caught = end(0, 1, f"{waiting.tail}{lost.tail}")
     assert root_of([caught, waiting]) == caught, "all ranks have caught that"
     assert root_of([waiting]) is None
+    # The watchdog of NCCL on the others waited in vain; the texts begin with the same line.
+    aborts = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 Rank {}] {}\n"
+    timed_out = end(0, 134, aborts.format(0, "Watchdog caught collective operation timeout: WorkNCCL"), signal=6)
+    broken = end(1, 143, aborts.format(1, "CUDA error: unspecified launch failure"), ordered=True, signal=15)
+    assert root_of([timed_out, broken]) == broken
+    unmet = end(0, 1, f"{TRACEBACK}torch.distributed.DistStoreError: Timed out after 4 seconds waiting for clients.\n")
+    assert root_of([unmet, waiting]) == waiting
 
 
 def test_ends_are_rendered() -> None:
@@ -100,6 +107,12 @@ def test_ends_are_rendered() -> None:
         ("RuntimeError: [gloo/x.cc:78] Timed out waiting 6000ms for recv operation to complete", "--stall-timeout"),
         ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for 600", "--stall-timeout"),
         ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /ready", "--stall-timeout"),
+        ("RuntimeError: CUDA error: out of memory", "the GPU's memory is full"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`", "GPU's memory is full"),
+        ("jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying", "GPU's memory is full"),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "is faulty: dmesg"),
+        ("CUDA error: no kernel image is available for execution on the device", "is not built for its GPU"),
+        ("CUDA error: unspecified launch failure", "CUDA_LAUNCH_BLOCKING=1"),
         ("all is well", None),
     ],
 )  # fmt: skip

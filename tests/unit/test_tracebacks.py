@@ -142,8 +142,9 @@ ValueError: no
         ("/usr/bin/python3.13: No module named torchh\n", "/usr/bin/python3.13: No module named torchh"),
         ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n",
          "Fatal Python error: Segmentation fault"),
-        ("terminate called after throwing an instance of 'E'\n  what():  no\n",
-         "terminate called after throwing an instance of 'E'"),
+        ("terminate called after throwing an instance of 'E'\n  what():  no\n", "what():  no"),
+        ("terminate called after throwing an instance of 'int'\n",
+         "terminate called after throwing an instance of 'int'"),
     ],
 )  # fmt: skip
 def test_other_failures_are_found(text: str, message: str) -> None:
