@@ -58,15 +58,18 @@ class HostList:
         return fold(self.names)
 
 
-def _duplicates(hosts: Iterable[Host], source: str) -> list[str]:
+def _duplicates(hosts: tuple[Host, ...], source: str) -> list[str]:
     first_positions: dict[str, int] = {}
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + (host.slots or 1)
     problems = []
     for position, host in enumerate(hosts, 1):
         first = first_positions.setdefault(host.name, position)
         if first != position:
             problems.append(
                 f"{source}: host {host.name!r} is listed twice, at positions {first} and {position}; "
-                f"list each host once ({host.name}:2 gives it 2 slots)"
+                f"list each host once ({host.name}:{slots[host.name]} gives it {slots[host.name]} slots)"
             )
     return problems
 
@@ -104,7 +107,7 @@ def _fold_numbers(ranges: list[list[str]]) -> str:
 def parse_hosts(text: str, where: str = "hosts") -> HostList:
     """Parse a comma-separated list of names, ranges `n[01-16]`, IPv4 and IPv6 addresses, each with optional `:slots`.
 
-    Hosts keep the order in which they are written. Raises InputError with the column of each malformed element.
+    Hosts keep the order in which they are written; the list may end with a comma. Raises InputError with the column of each malformed element.
 
     >>> [host.name for host in parse_hosts("b,a[3,1-2]:4")]
     ['b', 'a3', 'a1', 'a2']
@@ -117,7 +120,7 @@ def parse_host_words(text: str, where: str) -> list[Host]:
     hosts: list[Host] = []
     problems: list[str] = []
     column = 1
-    for element in _split(text):
+    for element in _split(text.removesuffix(",")):
         place = f"{where}, column {column + len(element) - len(element.lstrip())}"
         column += len(element) + 1
         try:
@@ -135,21 +138,24 @@ def parse_hostfile(text: str, where: str) -> HostList:
 
     A line is `host`, `host slots=4 max_slots=8`, `host:4` or `host 4`, with ranges and `rack=NAME` allowed. Open MPI's
     other words for slots, blanks around =, and its comments (#, // and /* */) are read, too. A host on several lines
-    keeps its first position, and its slots add up; a line without slots counts as one, as in PBS node files. Raises
-    InputError with the line and column of each problem.
+    keeps its first position, and its slots add up; where lines of a host are repeated, each line without slots counts as
+    one, as in PBS node files. Raises InputError with the line and column of each problem.
     """
     hosts: dict[str, Host] = {}
+    has_line_per_slot = False
     problems: list[str] = []
     for number, line in enumerate(blank_comments(text).splitlines(), 1):
         words = list(re.finditer(_HOSTFILE_WORD, line))
         try:
             for host in _parse_line(words, f"{where}, line {number}") if words else ():
+                has_line_per_slot = has_line_per_slot or (host.name in hosts and host.slots is None)
                 hosts[host.name] = _merge(hosts.get(host.name), host, f"{where}, line {number}")
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(*problems)
-    return HostList(tuple(hosts.values()), where)
+    default = 1 if has_line_per_slot else None
+    return HostList(tuple(host._replace(slots=host.slots or default) for host in hosts.values()), where)
 
 
 def blank_comments(text: str) -> str:
@@ -206,6 +212,8 @@ def _parse_line(words: list[re.Match[str]], place: str) -> list[Host]:
             remedy = "write a line as: host slots=4 max_slots=8 rack=r1"
             if name == "rank":
                 remedy = "a rank file is an option of its own: --rankfile FILE"
+            elif re.fullmatch(_SLOTS, key) and ":" in words[0].group():
+                remedy = "the number after the colon is that of slots; set Port in ~/.ssh/config, or -p PORT for all"
             raise InputError(f"{here}: {word.group()!r} is unknown or repeated; {remedy}")
     if slots is not None and most is not None and most < slots:
         raise InputError(f"{place}: slots={slots} is more than max_slots={most}; correct one of them")

@@ -71,7 +71,7 @@ def _even_out(hosts: SlurmHosts, environ: Mapping[str, str], details: SlurmJobDe
         return hosts
     spread = ", ".join(map(str, counts[:8]))
     note = f"Slurm spread {total} tasks as {spread}: ddlrun uses {each} on each host (sbatch --ntasks-per-node={each})"
-    return hosts._replace(hosts=[host._replace(slots=each) for host in hosts.hosts], notes=(note,))
+    return hosts._replace(hosts=[host._replace(slots=each) for host in hosts.hosts], notes=(*hosts.notes, note))
 
 
 def _gpu_counts(details: SlurmJobDetails, names: Sequence[str]) -> set[int]:
@@ -123,12 +123,37 @@ def _read_hosts(environ: Mapping[str, str], job_id: str, details: SlurmJobDetail
             slots[name] = tasks + (slots.get(name) or 0) if tasks else slots.get(name)
     if _in_step(environ) and not suffixes and not any(slots.values()):
         slots = dict.fromkeys(slots, details.tasks_per_node)
-    cyclic = environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic") and not _in_step(environ)
-    hosts = SlurmHosts(
-        hosts=[Host(name, count) for name, count in slots.items()], source="SLURM_JOB_NODELIST", cyclic=cyclic
-    )
-    arbitrary = environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
-    return hosts if suffixes or arbitrary else _even_out(hosts, environ, details)
+    hosts = SlurmHosts(hosts=[Host(name, count) for name, count in slots.items()], source="SLURM_JOB_NODELIST")
+    if not suffixes and not environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+        hosts = _even_out(_spread_requested(hosts, environ), environ, details)
+    return hosts if _in_step(environ) else _distribute(hosts, environ)
+
+
+def _spread_requested(hosts: SlurmHosts, environ: Mapping[str, str]) -> SlurmHosts:
+    """Return the tasks that SLURM_NTASKS requests, as srun spreads them, where --ntasks-per-node alone means more."""
+    counts = {host.slots for host in hosts.hosts}
+    each, rest = divmod(_parse_number(environ.get("SLURM_NTASKS")) or 0, len(hosts.hosts))
+    if not each or len(counts) != 1 or each >= (counts.pop() or 0):
+        return hosts
+    spread = [host._replace(slots=each + 1 if place < rest else each) for place, host in enumerate(hosts.hosts)]
+    note = f"SLURM_NTASKS is {environ['SLURM_NTASKS']}: ddlrun spreads the tasks as srun does, not --ntasks-per-node"
+    return hosts._replace(hosts=spread, notes=(note,))
+
+
+def _distribute(hosts: SlurmHosts, environ: Mapping[str, str]) -> SlurmHosts:
+    """Return the hosts with the order of SLURM_DISTRIBUTION, and a note where the ranks of a host are consecutive."""
+    distribution = re.split("[:,=]", environ.get("SLURM_DISTRIBUTION", ""))[0]
+    plane = _parse_number(environ.get("SLURM_DIST_PLANESIZE")) if distribution == "plane" else None
+    counts = {host.slots for host in hosts.hosts}
+    cyclic = distribution == "cyclic" or plane == 1
+    if cyclic and len(counts) > 1:
+        reason = "hosts have different numbers of tasks"
+    elif not cyclic and plane and len(hosts.hosts) > 1 and plane < max(count or 0 for count in counts):
+        reason = f"planes of {plane} tasks are not supported"
+    else:
+        return hosts._replace(cyclic=cyclic)
+    note = f"SLURM_DISTRIBUTION is {distribution}, but the ranks of a host are consecutive: {reason}"
+    return hosts._replace(cyclic=cyclic, notes=(*hosts.notes, note))
 
 
 def _read_host_file(context: SchedulerContext, job_id: str) -> SlurmHosts:

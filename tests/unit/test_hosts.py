@@ -75,7 +75,7 @@ def test_lists_keep_their_order(text: str, expected: list[str]) -> None:
 
 def test_order_inside_brackets_is_kept_in_hostfiles() -> None:
     text = "n[30,20,10] slots=2\nr[2,1]n[2-3]\nm[1,1]\n"
-    listed = [Host(name, 2) for name in ("n30", "n20", "n10")] + [Host(n) for n in ("r2n2", "r2n3", "r1n2", "r1n3")]
+    listed = [Host(name, 2) for name in ("n30", "n20", "n10")] + [Host(n, 1) for n in ("r2n2", "r2n3", "r1n2", "r1n3")]
     assert list(parse_hostfile(text, "F")) == [*listed, Host("m1", 2)]
 
 
@@ -96,6 +96,7 @@ def test_ranges_of_names_keep_their_order(listed: str, text: str) -> None:
 
 def test_slots_follow_a_colon() -> None:
     assert [host.slots for host in parse_hosts("a:2,n[1-2]:4,[::1]:3,b")] == [2, 4, 4, 3, None]
+    assert parse_hosts("a,n[1,2],").names == ("a", "n1", "n2")  # as `tr '\\n' ,` of a file writes it
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,10 @@ def test_slots_follow_a_colon() -> None:
         ("-oProxyCommand=x", "is not a host name"),
         ("a;reboot", "is not a host name"),
         ("10.0.0.1,256.1.1.1", "column 10: '256.1.1.1' is not an IP address"),
-        ("a,b,a", "'a' is listed twice, at positions 1 and 3"),
+        ("a,b,a", "'a' is listed twice, at positions 1 and 3; list each host once (a:2 gives it 2 slots)"),
+        ("a:2,b,a:4", "list each host once (a:6 gives it 6 slots)"),
+        (",", "column 1: a host name is missing"),
+        ("a,,", "column 3: a host name is missing"),
     ],
 )
 def test_each_error_in_a_list_has_its_column(text: str, part: str) -> None:
@@ -176,6 +180,7 @@ def test_words_of_open_mpi(line: str, slots: int) -> None:
         ("a 4 = 4", "column 3: '4 = 4' is unknown or repeated"),
         ("a port=2222", "'port=2222' has no effect in a hostfile of ddlrun; set Port of the host in ~/.ssh/config"),
         ("a username = ada", "set User of the host in ~/.ssh/config"),
+        ("10.0.0.1:2222 slots=2", "the number after the colon is that of slots; set Port in ~/.ssh/config"),
         ("rank 0=a slot=0", "a rank file is an option of its own: --rankfile FILE"),
         ("h1, h2", "line 1: 'h1,' is not a host name; write one host per line"),
         ("h1,h2 slots=2", "'h1,h2' is not a host name"),
@@ -190,6 +195,8 @@ def test_refused_lines_of_a_hostfile(line: str, part: str) -> None:
 def test_repeated_lines_of_a_node_file_add_up_to_slots() -> None:
     assert list(parse_hostfile("a\na\nb\nb\na\n", "F")) == [Host("a", 3), Host("b", 2)]
     assert list(parse_hostfile("a slots=2\nb 1\na slots=3\n", "F")) == [Host("a", 5), Host("b", 1)]
+    assert list(parse_hostfile("a\na\nb\n", "F")) == [Host("a", 2), Host("b", 1)]
+    assert list(parse_hostfile("a slots=4\nb\n", "F")) == [Host("a", 4), Host("b")]
 
 
 def test_each_error_in_a_hostfile_has_its_line_and_column() -> None:

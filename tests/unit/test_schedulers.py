@@ -170,6 +170,45 @@ def test_slurm_distributions() -> None:
 
 
 @pytest.mark.parametrize(
+    ("distribution", "plane", "tasks", "cyclic", "note"),
+    [
+        ("cyclic:block,pack", None, "2(x2)", True, None),
+        ("plane", "1", "2(x2)", True, None),
+        ("plane", "2", "2(x2)", False, None),
+        ("plane", "2", "4(x2)", False, "plane, but the ranks of a host are consecutive: planes of 2 tasks are not"),
+        ("cyclic", None, "3,2", True, "cyclic, but the ranks of a host are consecutive: hosts have different numbers"),
+    ],
+)
+def test_slurm_distributions_that_ranks_follow_or_a_note_names(
+    distribution: str,
+    plane: str | None,
+    tasks: str,
+    cyclic: bool,  # noqa: FBT001
+    note: str | None,
+) -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": str(sum(parse_tasks(tasks, "")))}
+    planes = {"SLURM_DIST_PLANESIZE": plane} if plane else {}
+    distributed = {"SLURM_TASKS_PER_NODE": tasks, "SLURM_DISTRIBUTION": distribution}
+    allocation = job({**environ, **planes, **distributed})
+    notes = [text for text in allocation.notes if "SLURM_DISTRIBUTION" in text]
+    assert (allocation.cyclic, len(notes)) == (cyclic, int(note is not None))
+    assert all(f"SLURM_DISTRIBUTION is {note}" in text for text in notes)
+
+
+def test_slurm_spreads_fewer_tasks_than_the_hosts_may_have() -> None:
+    # sbatch -N2 -n3 --ntasks-per-node=2: srun starts 2 and 1.
+    environ = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NTASKS": "3",
+        "SLURM_TASKS_PER_NODE": "2(x2)",
+    }
+    allocation = job(environ)
+    assert slots(allocation) == [("n1", 2), ("n2", 1)]
+    assert "SLURM_NTASKS is 3" in allocation.notes[0]
+
+
+@pytest.mark.parametrize(
     ("text", "expected", "cyclic"),
     [
         ("gpu1\ntux08\n", "gpu1:1 tux08:1", False),
