@@ -21,7 +21,7 @@ BRIDGES = r"(docker|virbr|br-[0-9a-f]{12}$|lxc|lxdbr|cni|flannel|podman|veth|vmn
 
 
 class RejectedSubnet(NamedTuple):
-    """A subnet that is not used; `local`: loopback or link-local, which MPI leaves out too."""
+    """A subnet that is not used; `local`: loopback or link-local of IPv6, which MPI leaves out too."""
 
     subnet: str
     reason: str
@@ -76,7 +76,7 @@ def choose_network(
     subnets = _by_subnet(addresses)
     reasons = {subnet: _rejection(members, addresses) for subnet, members in subnets.items()}
     rejected = [
-        RejectedSubnet(subnet, reason, local=_local_kind(next(iter(subnets[subnet].values()))[0]) is not None)
+        RejectedSubnet(subnet, reason, local=_is_local(next(iter(subnets[subnet].values()))[0]))
         for subnet, reason in reasons.items()
         if reason
     ]
@@ -139,7 +139,7 @@ def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | N
     used = {address.subnet for matching in by_host.values() for address in matching}
     unused = {address.subnet: address for own in addresses.values() for address in own if address.subnet not in used}
     rejected = [
-        RejectedSubnet(subnet, _local_kind(address) or "not requested", local=_local_kind(address) is not None)
+        RejectedSubnet(subnet, _local_kind(address) or "not requested", local=_is_local(address))
         for subnet, address in unused.items()
     ]
     chosen = _network(by_host, option, tuple(rejected))._replace(requested=True)
@@ -201,6 +201,11 @@ def _local_kind(address: Address) -> str | None:
     if ip.is_loopback:
         return "loopback"
     return "link-local" if ip.is_link_local else None
+
+
+def _is_local(address: Address) -> bool:
+    """Return True if MPI leaves the address out, too: it takes link-local ones of IPv4, as BMCs have, for networks."""
+    return _local_kind(address) == "loopback" or (_local_kind(address) is not None and ":" in address.ip)
 
 
 def _unfit(members: Mapping[str, Sequence[Address]]) -> str | None:

@@ -104,6 +104,14 @@ def test_link_local_addresses_serve_on_request() -> None:
         choose_network(hosts, interfaces=("lo",))
 
 
+def test_link_local_addresses_of_bmcs_are_kept_from_mpi() -> None:
+    """MPI takes usb0 of a BMC, with the same address on all hosts, for a network; its own default leaves out lo."""
+    hosts = {f"h{n}": host(n, Address("usb0", "169.254.3.1", 24)) for n in (1, 2)}
+    network = choose_network(hosts)
+    assert rejected(network) == {"127.0.0.0/8": "loopback", "169.254.3.0/24": "link-local"}
+    assert network.needs_variables
+
+
 def test_a_single_subnet_needs_no_variables() -> None:
     network = choose_network({"h1": host(1), "h2": host(2)})
     assert network.subnets
