@@ -24,7 +24,10 @@ from typing import Any
 
 PAUSE = 0.05
 CONNECT_SECONDS = 2.0
-LONGEST_LINE = 400
+# A greeting needs packets of the full size, which a network loses whose MTU is smaller than that of the hosts.
+GREETING_BYTES = 8 << 10
+LONGEST_LINE = GREETING_BYTES + 400
+UNANSWERED = "greetings of 8 KiB have no answer: check that the MTU (ip link) is not larger than that of the network"
 # Unauthenticated connections beyond which the oldest one is closed.
 MOST_UNAUTHENTICATED = 64
 # An attempt has failed after this many connections to a partner that listens.
@@ -92,9 +95,11 @@ class Peer:
         while self._seconds_left() and failures < MOST_FAILURES:
             listens = partner.port is not None
             port = partner.port or self._ports[attempt % len(self._ports)]
-            partner.error = self._connect(partner, port, patient=listens)
-            if partner.error is None:
+            error = self._connect(partner, port, patient=listens)
+            if error is None:
                 return
+            # On the other ports nothing listens, which says less.
+            partner.error = UNANSWERED if UNANSWERED in (error, partner.error) else error
             attempt += 1
             if listens:
                 failures += 1
@@ -108,11 +113,13 @@ class Peer:
         nothing but a busy machine delays the answer.
         """
         seconds = max(PAUSE, min(CONNECT_SECONDS, self._seconds_left()))
+        opened = False
         try:
             with socket.create_connection((partner.address, port), seconds) as stream:
                 if patient:
                     stream.settimeout(max(PAUSE, self._seconds_left()))
-                stream.sendall(f"{self._token} {self._name} {self._port}\n".encode())
+                opened = True
+                stream.sendall(f"{self._token} {self._name} {self._port}{' ' * GREETING_BYTES}\n".encode())
                 lines = stream.makefile("rb")
                 token, _, name = lines.readline(LONGEST_LINE).decode().strip().partition(" ")
                 if token != self._token:
@@ -123,6 +130,8 @@ class Peer:
                 self._await_end(partner, stream)
         except (OSError, ValueError) as error:
             partner.unresolved = isinstance(error, socket.gaierror)
+            if opened and isinstance(error, socket.timeout):
+                return UNANSWERED
             return getattr(error, "strerror", None) or str(error) or "no answer"
         return None
 

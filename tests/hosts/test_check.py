@@ -437,6 +437,19 @@ def test_link_local_addresses_serve_on_request(mpirun: str, tmp_path: Path) -> N
 
 
 @pytest.mark.extra
+def test_a_network_that_drops_large_packets_is_found(tmp_path: Path) -> None:
+    """The hosts have jumbo frames on cable0, and what joins them has not."""
+    with Cluster(hosts_per_rack=2, racks=1) as cluster:
+        for host in ("h1", "h2"):
+            route = f"route change 10.77.0.0/16 dev eth0 src 10.77.0.{host[1:]} mtu lock 1500 advmss 1460"  # ssh works
+            cable = ["link add cable0 link eth0 type macvlan", f"addr add 10.9.0.{host[1:]}/24 dev cable0"]
+            lines = ["link set eth0 mtu 9000", route, *cable, "link set cable0 up"]
+            links.ip(cluster.namespaces, host, lines)
+        done = cluster.run("h1", [*DDLRUN, "check", "h1,h2", "--network", "10.9.0.0/24"], cwd=tmp_path)
+        assert (done.returncode, done.stdout.count("check that the MTU")) == (5, 2), done.stdout + done.stderr
+
+
+@pytest.mark.extra
 def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path) -> None:
     ask = [*DDLRUN, "launch", "-H", "h[2-4]:1", "--dry-run", "true"]
     done = cluster.run("h1", ask, cwd=tmp_path)

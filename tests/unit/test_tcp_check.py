@@ -20,10 +20,10 @@ HERE, PARTNER = "127.0.0.1", "127.0.0.2"
 class Conversation:
     """A running peer `a`, and the listener of its partner `b`, on the same port."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, seconds: float = PATIENCE) -> None:
         self.server = socket.create_server((PARTNER, port))
         task = {
-            "own": "a", "bind": HERE, "to": {"b": PARTNER}, "ports": [port], "token": "secret", "seconds": PATIENCE,
+            "own": "a", "bind": HERE, "to": {"b": PARTNER}, "ports": [port], "token": "secret", "seconds": seconds,
         }  # fmt: skip
         self.address = (HERE, port)
         self.answers = 0
@@ -34,7 +34,9 @@ class Conversation:
     def accept(self, answer: str) -> socket.socket:
         """Accept the connection of the peer, and answer its greeting."""
         stream, _ = self.server.accept()
-        assert stream.makefile().readline() == f"secret a {self.address[1]}\n"
+        greeting = stream.makefile().readline()
+        assert greeting.split() == ["secret", "a", str(self.address[1])]
+        assert len(greeting) > 8 << 10  # more than one packet of 1,500 bytes, and less than one of 9,000
         stream.sendall(answer.encode())
         return stream
 
@@ -98,6 +100,13 @@ def test_it_has_failed_only_once_its_partner_listens(conversation: Conversation,
         assert stream.makefile().readline() == "secret a\n"
         stream.sendall(b"\n")
         assert conversation.report() == {"b": error}
+
+
+def test_a_network_that_loses_greetings_is_not_blamed_on_a_firewall() -> None:
+    with reserved_port() as port:
+        conversation = Conversation(port, seconds=2)
+        with conversation.server, conversation.process:
+            assert conversation.report() == {"b": peer.UNANSWERED}
 
 
 def test_a_name_without_an_address_is_not_blamed_on_a_firewall() -> None:
