@@ -107,7 +107,8 @@ def _fold_numbers(ranges: list[list[str]]) -> str:
 def parse_hosts(text: str, where: str = "hosts") -> HostList:
     """Parse a comma-separated list of names, ranges `n[01-16]`, IPv4 and IPv6 addresses, each with optional `:slots`.
 
-    Hosts keep the order in which they are written; the list may end with a comma. Raises InputError with the column of each malformed element.
+    Hosts keep the order in which they are written; the list may end with a comma. Raises
+    InputError with the column of each malformed element.
 
     >>> [host.name for host in parse_hosts("b,a[3,1-2]:4")]
     ['b', 'a3', 'a1', 'a2']
@@ -138,8 +139,8 @@ def parse_hostfile(text: str, where: str) -> HostList:
 
     A line is `host`, `host slots=4 max_slots=8`, `host:4` or `host 4`, with ranges and `rack=NAME` allowed. Open MPI's
     other words for slots, blanks around =, and its comments (#, // and /* */) are read, too. A host on several lines
-    keeps its first position, and its slots add up; where lines of a host are repeated, each line without slots counts as
-    one, as in PBS node files. Raises InputError with the line and column of each problem.
+    keeps its first position, and its slots add up. If a host is repeated, each line without slots counts as one, as in
+    PBS node files. Raises InputError with the line and column of each problem.
     """
     hosts: dict[str, Host] = {}
     has_line_per_slot = False
@@ -209,16 +210,21 @@ def _parse_line(words: list[re.Match[str]], place: str) -> list[Host]:
         elif key in FOREIGN_WORDS:
             raise InputError(f"{here}: {word.group()!r} {FOREIGN_WORDS[key]}")
         else:
-            remedy = "write a line as: host slots=4 max_slots=8 rack=r1"
-            if name == "rank":
-                remedy = "a rank file is an option of its own: --rankfile FILE"
-            elif re.fullmatch(_SLOTS, key) and ":" in words[0].group():
-                remedy = "the number after the colon is that of slots; set Port in ~/.ssh/config, or -p PORT for all"
+            remedy = _remedy_of_word(words[0].group(), key)
             raise InputError(f"{here}: {word.group()!r} is unknown or repeated; {remedy}")
     if slots is not None and most is not None and most < slots:
         raise InputError(f"{place}: slots={slots} is more than max_slots={most}; correct one of them")
     slots = most if slots is None else slots
     return [Host(host, slots, rack) for host in expand_names(name, f"{place}, column {words[0].start() + 1}")]
+
+
+def _remedy_of_word(first: str, key: str) -> str:
+    """Return the remedy of a word that is unknown, or repeated, in a line that begins with `first`."""
+    if first == "rank":
+        return "a rank file is an option of its own: --rankfile FILE"
+    if re.fullmatch(_SLOTS, key) and ":" in first:
+        return "the number after the colon is that of slots; set Port in ~/.ssh/config, or -p PORT for all"
+    return "write a line as: host slots=4 max_slots=8 rack=r1"
 
 
 def _split(text: str) -> list[str]:
