@@ -104,7 +104,7 @@ def test_it_has_failed_only_once_its_partner_listens(conversation: Conversation,
 
 def test_a_network_that_loses_greetings_is_not_blamed_on_a_firewall() -> None:
     with reserved_port() as port:
-        conversation = Conversation(port, seconds=2)
+        conversation = Conversation(port, seconds=2 * peer.CONNECT_SECONDS)
         with conversation.server, conversation.process:
             assert conversation.report() == {"b": peer.UNANSWERED}
 
