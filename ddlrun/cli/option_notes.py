@@ -14,7 +14,7 @@ from ddlrun.environment.secrets import REDACTED, redact
 from ddlrun.errors import InputError, UnreachableError
 
 # Headings of options that scripts seldom have themselves.
-HEADINGS = frozenset({"Hosts", "Network", "Topology", "Placement", "Restarts"})
+HEADINGS = frozenset({"Hosts", "Network", "Topology", "Placement", "Restarts", "Scheduler"})
 # Parameter -> parameters that have no effect beside it, and the reason.
 EXCLUDED = {
     "rankfile": (
@@ -78,7 +78,7 @@ def find_misplaced(args: Sequence[str], text: str | None, params: Iterable[click
     if text is None:
         return []
     own = {name for param in params if isinstance(param, Option) and param.section in HEADINGS for name in param.opts}
-    known = {*own, *RENAMED, *VALUES} - {"-n"}
+    known = {*own, *RENAMED, *VALUES, "--dry-run"} - {"-n"}
     names = dict.fromkeys(word.partition("=")[0] for word in args if word.startswith("-"))
     plain = text.replace("-", "_")
     return [

@@ -1,5 +1,6 @@
 """Options that several commands share, under headings."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -164,10 +165,13 @@ def _store_hosts(ctx: click.Context, _param: click.Parameter, value: str | None)
 
 
 def _choose_hosts(ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> str | None:
-    """Return the hosts of the argument or of -H. Raises InputError where both or several words are given."""
+    """Return the hosts of the argument or of -H. Raises InputError for both, several words, or a topology."""
     named: str | None = ctx.meta.get(HOSTS_OPTION)
     if len(values) > 1:
         raise InputError(f"hosts are one word: {','.join(values)} instead of {' '.join(values)}")
+    takes_topology = any("--topology" in param.opts for param in ctx.command.params)
+    if values and takes_topology and re.fullmatch(r"\d+(x\d+)+", values[0]):
+        raise InputError(f"{values[0]} is a topology, not a host; write --topology {values[0]}")
     if values and named is not None:
         raise InputError(f"hosts are given twice: {values[0]!r} and -H {named}; leave one of them out")
     return values[0] if values else named

@@ -129,7 +129,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     The options of ddlrun launch (ddlrun launch --help-all) are accepted, except for those that name hosts, and copied
     into the job script. Use the scheduler's own commands to query or cancel the job.
     """
-    note_misplaced(script, split_programs(args)[0], LAUNCH_OPTIONS)
+    note_misplaced(script, split_programs(args)[0], ctx.command.get_params(ctx))
     argv: SplitArgv = ctx.meta[ARGV]
     topology = _check(ctx, argv, (script, *args), options)
     scheduler = select_scheduler(options["queued_by"])

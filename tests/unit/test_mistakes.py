@@ -105,6 +105,8 @@ MISTAKES = [
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
     ("launch --topology= train.py", "the value is empty; give one, or leave the option out"),
     ("launch -np 2 -", "there is no program '-'; ranks read no script from standard input; name a file"),
+    ("plan 4x4 --links 100gbe", "4x4 is a topology, not a host; write --topology 4x4"),
+    ("bench 2x1x1", "2x1x1 is a topology, not a host; write --topology 2x1x1"),
     ("launch .", "'.' is a folder; name the script or program in it"),
     ("launch -m pkg/train.py", "-m takes the name of a module, such as pkg.train; leave -m out for a file"),
     ("launch -np 1 true : -np two true", "': -np two true': -np takes a number of ranks; write -np 2 A : -np 3 B"),
@@ -250,6 +252,7 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     ("args", "text", "misplaced"),
     [
         (["--topology", "2x1x1"], "import sys", ["--topology"]),
+        (["--dry-run"], "import sys", ["--dry-run"]),
         (["--nproc_per_node=2", "-np", "4"], "", ["--nproc_per_node", "-np"]),
         (["--topology", "2x1x1"], "parser.add_argument('--topology')", []),
         (["--num-nodes=2"], "FLAGS.num_nodes", []),

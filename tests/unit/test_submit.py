@@ -301,6 +301,14 @@ def test_when_free_only_queries(submit: Run, tmp_path: Path) -> None:
     assert (done.returncode, "LSF does not estimate the start" in done.stderr) == (2, True)
 
 
+def test_an_option_of_submit_after_the_script_has_a_note(submit: Run) -> None:
+    done = submit("4", "--scheduler", "slurm", "--print", "train.py", "--print", "--wait")
+    note = (
+        "ddlrun: note: passed to train.py, which does not mention it: --print, --wait; options of ddlrun stand before"
+    )
+    assert note in done.stderr
+
+
 def test_a_host_without_the_scheduler_rejects_no_job(submit: Run) -> None:
     done = submit("4", "--scheduler", "slurm", "--gpus", "0", "train.py")
     reason = "sbatch: not on PATH; start ddlrun where Slurm is, or write the script: ddlrun submit --print"

@@ -47,7 +47,7 @@ def _exit_code(items: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _find_problems(batch: BatchJob) -> list[str]:
-    problem = "Kubernetes needs the image of the pods: --image NAME, with ddlrun, Open MPI and sshd in it"
+    problem = "Kubernetes needs --image NAME, with ddlrun, Open MPI and sshd in it; or name another --scheduler"
     return [] if batch.image else [problem]
 
 
