@@ -112,6 +112,9 @@ def find_files(environ: Mapping[str, str], folder: str) -> Iterator[ConfigFile]:
         yield ConfigFile(USER_FILE, user)
     project = _find_above(folder, home)
     if project is None:
+        other = f"{folder}/{PROJECT_NAME.removesuffix('.yaml')}.yml"
+        if os.path.isfile(other):
+            click.echo(f"ddlrun: note: {other} has no effect; name it {PROJECT_NAME}", err=True)
         return
     if os.stat(project).st_uid not in (0, os.geteuid()):  # it names programs to start
         click.echo(

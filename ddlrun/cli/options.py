@@ -63,8 +63,10 @@ class Sections(click.Command):
         params = self.get_params(ctx)
         if args[:1] in (["-h"], ["--help"]) and "--help-all" not in args:
             args = args[:1]  # whatever follows
-        by_itself = any(param.name == "config_file" for param in params)  # that option applies the configuration
-        if not (by_itself or ctx.resilient_parsing or {"-h", "--help"} & set(args)):
+        names = {param.name for param in params}
+        # --config-file applies the configuration itself. logs, top and the like work beside a damaged file.
+        applies = "config_file" not in names and not names.isdisjoint(SHARED)
+        if applies and not (ctx.resilient_parsing or {"-h", "--help"} & set(args)):
             apply_configuration(ctx, only=SHARED)
         note_repeated_hosts(ctx, args, params)
         with naming_unknown_options(ctx, tuple(args), params):

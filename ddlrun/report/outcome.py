@@ -44,7 +44,7 @@ def colour_report(report: str, *, many_colours: bool) -> str:
         many_colours: Whether the terminal has 256 colours.
     """
     first, newline, rest = report.partition("\n")
-    return f"\x1b[{VERMILION if many_colours else RED}m{first}\x1b[0m{newline}{rest}"
+    return report and f"\x1b[{VERMILION if many_colours else RED}m{first}\x1b[0m{newline}{rest}"
 
 
 def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:

@@ -156,6 +156,18 @@ def test_other_commands_take_how_hosts_are_reached(folder: Path) -> None:
     )
 
 
+def test_commands_that_reach_no_hosts_work_beside_a_damaged_file(folder: Path) -> None:
+    (folder / "ddlrun.yaml").write_text("a: [")
+    assert (run("runs").exit_code, run("runs").output) == (0, "no runs\n")
+    assert isinstance(run("probe", "h1").exception, InputError)
+
+
+def test_a_file_with_another_suffix_has_a_note(folder: Path) -> None:
+    (folder / "ddlrun.yml").write_text("topology: 2x1x1")
+    note = f"ddlrun: note: {folder}/ddlrun.yml has no effect; name it ddlrun.yaml\n"
+    assert run("config", "show").stderr.startswith(note)
+
+
 def test_a_file_of_another_user_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "ddlrun.yaml"
     path.write_text("")

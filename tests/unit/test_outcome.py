@@ -14,7 +14,7 @@ from ddlrun.process_managers.openmpi import (
     lost_host,
 )
 from ddlrun.report.hints import HINTS, MPI_HINTS, find_hint
-from ddlrun.report.outcome import render_end, render_others
+from ddlrun.report.outcome import colour_report, render_end, render_others
 from ddlrun.supervise.root_cause import (
     ClosedConnection,
     EndReason,
@@ -338,3 +338,8 @@ def test_later_failures_are_folded() -> None:
         "  also failed: rank 5 on h5 (exit code 15)",
         "  also failed: ranks 6-8",
     ]
+
+
+def test_the_report_of_a_success_has_no_colours() -> None:
+    assert colour_report("", many_colours=False) == ""
+    assert colour_report("failed\nx\n", many_colours=False) == "\x1b[1;31mfailed\x1b[0m\nx\n"
