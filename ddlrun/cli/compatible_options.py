@@ -90,11 +90,20 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
         step = _Translation(tuple(rest[: match.words]), match.words) if match else _translate_first(rest, typed)
         if step is None:
             break
+        _check_values(rest[: step.consumed], options)
         translated += step.words
         origins |= {step.words[0]: typed} if step.words and match is None else {}
         notes += [step.note] if step.note else []
         del rest[: step.consumed]
     return TranslatedArgv([*translated, *rest], tuple(notes), origins)
+
+
+def _check_values(words: Sequence[str], options: Collection[str]) -> None:
+    """Raise InputError where an option has another one as its value, unless the value is arguments of a program."""
+    name, *values = words
+    wrong = [value for value in values if value in options and not name.endswith(("arg", "args"))]
+    if wrong:
+        raise InputError(f"{name}: its value is missing before {wrong[0]}; is a variable of the command line unset?")
 
 
 def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection[str]) -> list[str]:

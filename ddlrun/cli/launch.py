@@ -70,7 +70,7 @@ class Launch(Sections):
             return super().parse_args(ctx, translated.words)
         except click.BadParameter as error:
             names = error.param.opts if error.param else []
-            typed = ", ".join(translated.origins[name] for name in names if name in translated.origins)
+            typed = ", ".join(translated.origins[name] for name in names if translated.origins.get(name, name) != name)
             if not typed:
                 raise
             raise click.BadParameter(f"{error.message} (from {typed})", error.ctx, error.param) from error
