@@ -59,6 +59,7 @@ COLLATERAL = (
     "failed to pass monitoredBarrier", "Timed out waiting", "Collective ops is aborted by", "watchdog got stuck",
     "connectFullMesh failed", "Application timeout caused pair closure", "retrieving ncclUniqueId from",
     "another task died", "reset by remote peer", " waiting for clients",
+    "wait timeout after ",
 )  # fmt: skip
 
 

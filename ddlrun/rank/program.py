@@ -113,7 +113,7 @@ class Program:
             self.close_pipe(fd)
         elif not data:  # all of it was held back
             return self.read(fd)
-        self._tails[kind] = (self._tails[kind] + data)[-TAIL:]
+        self._tails[kind] = (data if len(data) >= TAIL else self._tails[kind] + data)[-TAIL:]
         return data
 
     def abort(self, code: int) -> None:

@@ -241,6 +241,7 @@ torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retr
 ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.
 JAX distributed service detected fatal errors. This most likely indicates that another task died; see the other task
 [h2:9:0:9] ucp_ep.c:1527 Connection reset by remote peer
+torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /default_pg/0//cpu//0/0
 """
 
 
