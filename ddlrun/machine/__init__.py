@@ -12,6 +12,7 @@ class MachineNoteCode(Enum):
     CORES_ARE_THREADS = (
         "hwloc finds no cores there, or at several depths, and counts hardware threads: Open MPI 5 refuses rank files"
     )
+    CORES_UNCOUNTED = "how mpirun counts the cores there is not known, so that no rank file can be written"
     CORES_DIFFER = "lstopo and /sys differ in cores; hwloc counts as mpirun does, so its cores are used"
     CORES_OF_OPEN_MPI_4 = (
         "the hwloc inside Open MPI 4.1 numbers the cores here in another way; launch allows for it, but a rank file "
@@ -183,6 +184,11 @@ class Machine(NamedTuple):
     def cores_are_threads(self) -> bool:
         """Whether hwloc finds no cores, so that hardware threads count as cores."""
         return any(note.code is MachineNoteCode.CORES_ARE_THREADS for note in self.notes)
+
+    @property
+    def cores_uncounted(self) -> bool:
+        """Whether it is not known how mpirun counts the cores."""
+        return any(note.code is MachineNoteCode.CORES_UNCOUNTED for note in self.notes)
 
     @property
     def packages_uncertain(self) -> bool:

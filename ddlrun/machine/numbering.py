@@ -62,10 +62,9 @@ def number_cores(sets: CpuSets, allowed: Allowed = ALL) -> Numbering:
     used. A core in several NUMA nodes gets the first.
 
     Raises:
-        ValueError: a core is outside every package, packages or cores overlap, or hwloc counts a hidden core.
+        ValueError: a core is outside every package, or packages or cores overlap.
     """
     _check(sets)
-    _check_memory_of_cores(sets, allowed)
     order = _ordered_cores(sets)
     package_of = {cpu: package for package in sets.packages for cpu in package}
     packages = list(dict.fromkeys(package_of[min(cpus)] for cpus in order))
@@ -116,14 +115,15 @@ def _check(sets: CpuSets) -> None:
             raise ValueError(f"the core of CPUs {cpu_list(cpus)} is in no package, or in several")
 
 
-def _check_memory_of_cores(sets: CpuSets, allowed: Allowed) -> None:
-    """Raise ValueError where a NUMA node is a hidden core: hwloc counts that core for its memory."""
+def counts_hidden_core(sets: CpuSets, allowed: Allowed) -> bool:
+    """Check if a NUMA node is a hidden core: hwloc counts that core for its memory."""
     around = {*sets.packages, *(cpus for _, cpus in (*sets.groups, *sets.near))}  # which would have the memory
     for node, cpus in {**sets.nodes, **sets.memory_nodes}.items():
         hidden = allowed.cpus is not None and cpus.isdisjoint(allowed.cpus)
         usable = allowed.nodes is None or node in allowed.nodes
         if hidden and usable and cpus in sets.cores and cpus not in around:
-            raise ValueError(f"the memory of node {node} may be used, but not its only core, CPUs {cpu_list(cpus)}")
+            return True
+    return False
 
 
 def _ordered_cores(sets: CpuSets) -> list[Cpus]:

@@ -6,7 +6,7 @@ from ddlrun.errors import HostError
 from ddlrun.machine import Machine, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.locality import distance_rows, with_locality
 from ddlrun.machine.pci import installed_memory
-from ddlrun.machine.sysfs_cores import read_cores
+from ddlrun.machine.sysfs_cores import described_cpus, read_cores
 from ddlrun.machine.sysfs_devices import read_devices
 from ddlrun.machine.sysfs_locality import read_locality
 from ddlrun.machine.sysfs_script import ProbeOutput, split_output
@@ -17,14 +17,12 @@ def parse_sysfs(text: str, host: str) -> Machine:
 
     Packages, NUMA nodes and cores are numbered as hwloc does. CPUs that are offline or outside the cgroup's
     cpuset are left out; cores outside the process's own affinity are not usable. GPUs without a driver, or
-    that may not be opened, are left out with a note. Raises HostError if the text is broken or incomplete.
+    that may not be opened, are left out with a note. Without a topology in /sys (gVisor) each CPU is a core.
+    Raises HostError if the text is broken or incomplete.
     """
     output = split_output(text)
-    if "ddlrun" not in output.files:
+    if "ddlrun" not in output.files or not described_cpus(output.files):
         raise HostError(host, f"its cores could not be read (got {text[-60:]!r}); give --machine")
-    if not any("/topology/" in path for path in output.files):
-        remedy = "describe the host: --machine FILE, with the lines packages: N and cores_per_package: N"
-        raise HostError(host, f"/sys lists no cores, as in gVisor; {remedy}")
     try:
         machine = _machine(output)
     except (ValueError, IndexError) as error:

@@ -7,7 +7,16 @@ from ddlrun.machine import Core, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import parse_cpu_list, parse_cpu_mask
 from ddlrun.machine.depths import count_threads, types_at_several_depths
 from ddlrun.machine.numa_groups import near_groups
-from ddlrun.machine.numbering import Allowed, Cpus, CpuSets, Numbering, TypedSet, number_cores, with_near
+from ddlrun.machine.numbering import (
+    Allowed,
+    Cpus,
+    CpuSets,
+    Numbering,
+    TypedSet,
+    counts_hidden_core,
+    number_cores,
+    with_near,
+)
 from ddlrun.machine.openmpi4 import number_alike, number_openmpi4_cores
 from ddlrun.machine.sysfs_script import ProbeOutput
 
@@ -31,7 +40,7 @@ class SysfsCores(NamedTuple):
 def read_cores(output: ProbeOutput) -> SysfsCores:
     """Return a host's cores. Raises ValueError on unexpected contents."""
     files = output.files
-    described = frozenset(_index(path) for path in files if path.startswith("cpu/cpu") and "/topology/" in path)
+    described = described_cpus(files)
     online = described & parse_cpu_list(files["cpu/online"]) if "cpu/online" in files else described
     packages = _topology(files, "core_siblings", online)
     threads = _topology(files, "thread_siblings", online)
@@ -53,17 +62,23 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     allowed = _allowed(output)
     several = types_at_several_depths(sets, allowed)
     numbering = number_cores(count_threads(sets) if "Core" in several else sets, allowed)
+    old_sets = _old_sets(without_near._replace(nodes=nodes, groups=known), near)
+    cgroup_2 = any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
     other_cores = number_openmpi4_cores(
-        _old_sets(without_near._replace(nodes=nodes, groups=known), near),
+        old_sets,
         allowed,
-        cgroup_2=any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records),
+        cgroup_2=cgroup_2,
         has_core_ids=["@cpuinfo", "cores"] in output.records,
     )
     packaged = bool(packages) and "Package" not in several
-    if number_alike(numbering.cores, other_cores, packaged=packaged):
+    uncounted = not _with_topology(files) or any(
+        counts_hidden_core(read, allowed) for read in ([sets] if cgroup_2 else [sets, old_sets])
+    )
+    if uncounted or number_alike(numbering.cores, other_cores, packaged=packaged):
         other_cores = ()
     codes = {
-        MachineNoteCode.CORES_ARE_THREADS: not threads or "Core" in several,
+        MachineNoteCode.CORES_UNCOUNTED: uncounted,
+        MachineNoteCode.CORES_ARE_THREADS: not uncounted and (not threads or "Core" in several),
         MachineNoteCode.CORES_OF_OPEN_MPI_4: bool(other_cores),
         MachineNoteCode.PACKAGES_UNCERTAIN: numbering.uncertain,
     }
@@ -74,6 +89,15 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
         packaged=packaged,
         notes=tuple(machine_note(code) for code, applies in codes.items() if applies),
     )
+
+
+def described_cpus(files: Mapping[str, str]) -> Cpus:
+    """Return the CPUs that have a topology; those that the process may run on, if none has one."""
+    return _with_topology(files) or _affinity(files) or frozenset()
+
+
+def _with_topology(files: Mapping[str, str]) -> Cpus:
+    return frozenset(_index(path) for path in files if path.startswith("cpu/cpu") and "/topology/" in path)
 
 
 def _numa_nodes(files: Mapping[str, str], nodes: Iterable[int], allowed: Allowed) -> tuple[int, ...]:
@@ -184,6 +208,9 @@ def _allowed(output: ProbeOutput) -> Allowed:
         if words[0] == "@cpuset":
             kind, _, text = words[2].partition(" ")
             lists[kind] = parse_cpu_list(text)
-    affinity = (text for path, text in output.files.items() if path.endswith(":Cpus_allowed_list"))
-    own = next(affinity, None)
-    return Allowed(lists.get("cpus"), lists.get("mems"), None if own is None else parse_cpu_list(own))
+    return Allowed(lists.get("cpus"), lists.get("mems"), _affinity(output.files))
+
+
+def _affinity(files: Mapping[str, str]) -> Cpus | None:
+    own = next((text for path, text in files.items() if path.endswith(":Cpus_allowed_list")), None)
+    return None if own is None else parse_cpu_list(own)

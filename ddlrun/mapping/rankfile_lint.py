@@ -21,6 +21,16 @@ def _no_machine(_host: str) -> None:
     return None
 
 
+def _counted(machine_of: MachineOf) -> MachineOf:
+    """Return a function for the machines of which it is known how mpirun counts their cores."""
+
+    def counted_machine(host: str) -> Machine | None:
+        machine = machine_of(host)
+        return None if machine is None or machine.cores_uncounted else machine
+
+    return counted_machine
+
+
 def lint(
     text: str,
     machine_of: MachineOf = _no_machine,
@@ -33,6 +43,7 @@ def lint(
     the number of processes that the file is to be launched with, `hosts` are the job's.
     """
     readable, findings = read_entries(text)
+    machine_of = _counted(machine_of)
     entries = count_as_declared(text, readable, machine_of)
     for entry in entries:
         findings += _check_host(entry, hosts)

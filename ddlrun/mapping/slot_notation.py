@@ -33,6 +33,8 @@ def render_slots(
 
 def no_notation(machine: Machine) -> str:
     """Return the reason why no slot text suits both majors, and the remedy."""
+    if machine.cores_uncounted:
+        return f"{MachineNoteCode.CORES_UNCOUNTED.value}; ddlrun launch --process-manager ddlrun needs none"
     if machine.cores_are_threads:
         return f"{MachineNoteCode.CORES_ARE_THREADS.value}; ddlrun gen-rankfile --open-mpi 4 writes one for 4.1"
     packages = "its packages differ in size" if machine.packaged else "it has no packages that hwloc counts"

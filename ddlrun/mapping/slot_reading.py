@@ -22,6 +22,8 @@ def read_slots(ranges: Sequence[CoreRange], machine: Machine, major: int) -> Pus
     None: it refuses the line. No PUs: it leaves the rank unbound.
     """
     pus: set[int] = set()
+    if machine.cores_uncounted:
+        return None
     for cores in ranges:
         reading = _READERS[major](cores, machine)
         if reading is None:

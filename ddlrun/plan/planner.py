@@ -51,6 +51,10 @@ def place_surveyed(settings: Settings, survey: Survey) -> JobPlacement:
     major = survey.installation.mpirun.major
     placed = place_job(settings, survey.machines, major)
     _check_ranks(settings, placed.placement.topology.size)
+    uncounted = [name for name, machine in survey.machines.items() if machine.cores_uncounted]
+    if uncounted and major is not None:
+        note = MachineNoteCode.CORES_UNCOUNTED.value
+        raise PreflightError(f"host {uncounted[0]}: {note}; take --process-manager ddlrun")
     without_cores = [name for name, machine in survey.machines.items() if machine.cores_are_threads]
     if without_cores and major == 5:
         note = MachineNoteCode.CORES_ARE_THREADS.value

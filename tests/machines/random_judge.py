@@ -244,6 +244,9 @@ def judge_tree(root: Path, mpirun: Mpirun, seed: int, lines: int = 3) -> Iterato
     except HostError as error:
         yield Judgement(Result.REFUSED, mpirun, "", reason_of(error))
         return
+    if judge.machine.cores_uncounted:
+        yield Judgement(Result.REFUSED, mpirun, "", "no rank file")
+        return
     if mpirun.old_hwloc and not _has_cpu_0(root):
         yield Judgement(Result.NOT_JUDGED, mpirun, "", "")
         return

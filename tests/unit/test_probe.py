@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.cli.chosen_gpus import check_named_gpus
-from ddlrun.errors import HostError, InputError, UnreachableError
+from ddlrun.errors import InputError, UnreachableError
 from ddlrun.machine import GPU, MachineNoteCode, machine_note
 from ddlrun.machine.pci import granted
 from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer
+from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import group, render_failures
 from ddlrun.report.machines import differences, render_groups
-from tests.machines.facts import load
+from tests.machines.facts import load, parse_facts
 from tests.machines.probes import probe_output
 from tests.machines.render_hwloc import render_hwloc
 from tests.machines.render_lscpu import render_json, render_table
@@ -308,11 +309,19 @@ main()
     wait_for(lambda: not running(nap))
 
 
-def test_a_container_without_sys_gets_a_remedy(tmp_path: Path) -> None:
+def test_without_sys_each_cpu_is_a_core(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/status").write_text("Cpus_allowed_list:\t0-1\n")
-    with pytest.raises(HostError, match=r"/sys lists no cores, as in gVisor; .*--machine FILE, with the lines pack"):
-        machine_of({SYSFS: probe_output(str(tmp_path))}, "a")
+    machine = machine_of({SYSFS: probe_output(str(tmp_path))}, "a")
+    assert (str(machine), machine.cores_uncounted) == ("1 package x 2 cores", True)
+    assert render_slots(machine.cores, machine, (4,)) is None
+
+
+def test_no_rank_file_is_written_where_a_hidden_core_is_a_numa_node(tmp_path: Path) -> None:
+    text = 'about: a\npackages: 0-3\ncores: 0-3/1\nnodes: {0: 0-1, 1: "2", 2: "3"}\nmemory: 1024\nforbidden: "3"'
+    root = write_sysfs(parse_facts(text, "hidden"), tmp_path)
+    hidden = machine_of({SYSFS: probe_output(str(root))}, "a")
+    assert (str(hidden), hidden.cores_uncounted) == ("1 package x 3 cores", True)
 
 
 UUIDS = {"0000:41:00.0": "GPU-1a", "0000:42:00.0": "GPU-1b", "0000:81:00.0": "GPU-2a"}
