@@ -149,6 +149,7 @@ def _divide(
             packages = keep_first_packages(packages, len(gpus) * (policy.cores_per_rank or 1))
         if len(gpus) < sum(map(bool, packages)):
             return span_groups(packages, len(gpus))
+        near_gpus = _near_with_room(packages, gpus)
     return share_packages(packages, _choose_homes(packages, near_gpus, len(gpus)), gpus, levels_of(machine))
 
 
@@ -163,7 +164,7 @@ def _divide_exactly(packages: Sequence[Cores], gpus: Sequence[GPU | None], count
             f"can give no more than {counted(most, 'core')} to a rank inside one package; "
             f"make --cores-per-rank at most {most}"
         )
-    near_gpus = _gpu_packages(rooms, gpus) if len(rooms) > 1 else {}
+    near_gpus = (_gpu_packages(rooms, gpus) or _near_with_room(rooms, gpus)) if len(rooms) > 1 else {}
     nodes = [None if gpu is None else gpu.numa_node for gpu in gpus]
     return exact_shares(packages, _choose_homes(rooms, near_gpus, len(gpus)), nodes, count)
 
@@ -178,6 +179,17 @@ def _gpu_packages(packages: Sequence[Sized], gpus: Sequence[GPU | None], *, over
     counts = Counter(homes.values())
     room = all(len(packages[home]) >= (1 if overload else ranks) for home, ranks in counts.items())
     return homes if room else {}
+
+
+def _near_with_room(packages: Sequence[Sized], gpus: Sequence[GPU | None]) -> dict[int, int]:
+    """Return the known packages of ranks' GPUs, each for as many ranks as it takes where GPUs do not count."""
+    room = Counter(choose_groups(packages, len(gpus)))
+    near: dict[int, int] = {}
+    for rank, gpu in enumerate(gpus):
+        if gpu is not None and gpu.package is not None and room[gpu.package]:
+            near[rank] = gpu.package
+            room[gpu.package] -= 1
+    return near
 
 
 def _choose_homes(packages: Sequence[Sized], homes: Mapping[int, int], ranks: int) -> list[int]:

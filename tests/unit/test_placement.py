@@ -85,6 +85,11 @@ def test_gpus_with_unknown_packages_do_not_matter() -> None:
     assert spread("{packages: 2, cores_per_package: 2, gpus: 4}", 4) == spread("{packages: 2, cores_per_package: 2}", 4)
 
 
+def test_ranks_stay_near_their_gpus_as_far_as_a_package_has_room() -> None:
+    shares = spread("{packages: [4, 3], gpus: [1, 1, 1, 1, 0, 0, 0]}", 7)
+    assert [cores[0][0] for cores in shares] == [1, 1, 1, 0, 0, 0, 0]
+
+
 def test_ranks_whose_gpus_have_unknown_packages_leave_room_for_the_others() -> None:
     two = described("{packages: 2, cores_per_package: 2, gpus: [1, 0, 1]}")
 
