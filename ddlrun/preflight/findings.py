@@ -61,6 +61,7 @@ class FindingCode(Enum):
     )
 
     NAME_UNKNOWN = _failure("does not resolve {name}", _HOSTS_FILE)
+    NAME_OF_SSH = _warning("does not resolve {name}, which ssh alone knows: the ranks get addresses", _HOSTS_FILE)
     NAME_OF_ITSELF = _failure("resolves {name} to {address}, which is itself", _HOSTS_FILE)
     NAME_OF_OTHER_HOST = _failure("resolves {name} to {address}, which is {owner}", _HOSTS_FILE)
     NAME_OF_NO_HOST = _failure("resolves {name} to {address}, which is none of its addresses ({own})", _HOSTS_FILE)

@@ -11,11 +11,12 @@ CHECK = "names"
 
 
 class _AddressBook(NamedTuple):
-    """The facts of all hosts and of this machine, and the owner of each of their addresses."""
+    """The facts of all hosts and of this machine, the owner of each of their addresses, and the resolved names."""
 
     facts: Mapping[str, HostFacts]
     here: HostFacts
     owners: Mapping[str, str]
+    resolved: frozenset[str]
 
 
 def check_names(
@@ -27,7 +28,8 @@ def check_names(
     the order of `names`.
     """
     facts = {**hosts, here_name: here}
-    book = _AddressBook(facts, here, _owners(facts))
+    resolved = frozenset(name for own in facts.values() for name, addresses in own.names.items() if addresses)
+    book = _AddressBook(facts, here, _owners(facts), resolved)
     position = {name: index for index, name in enumerate(names)}
     for host, host_facts in hosts.items():
         for name in sorted(host_facts.names.keys() & position.keys(), key=position.__getitem__):
@@ -49,7 +51,9 @@ def _owners(facts: Mapping[str, HostFacts]) -> dict[str, str]:
 
 def _check_name(host: str, name: str, resolved: Sequence[str], book: _AddressBook) -> Iterator[PreflightFinding]:
     if not resolved:
-        yield PreflightFinding(host, CHECK, FindingCode.NAME_UNKNOWN, {"name": name})
+        of_ssh = name in book.here.names and name not in book.resolved
+        code = FindingCode.NAME_OF_SSH if of_ssh else FindingCode.NAME_UNKNOWN
+        yield PreflightFinding(host, CHECK, code, {"name": name})
         return
     own = _own_addresses(book.facts[name])
     if not own or not (own | _resolved_here(name, book)).isdisjoint(resolved):

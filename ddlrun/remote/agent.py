@@ -26,6 +26,8 @@ AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
 # The variables in which the MPI operator has ssh's arguments for Intel MPI and MPICH; elsewhere they may be another's.
 OPERATOR_SSH_VARIABLES = ("I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS")
+# No terminal, which RequestTTY of ~/.ssh/config may ask for: it would echo the script and never end it.
+SSH_OPTIONS = ("-T",)
 
 
 class AgentLauncher(NamedTuple):
@@ -60,7 +62,7 @@ class AgentLauncher(NamedTuple):
         step = ("--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--unbuffered")
         one_task = ("--kill-on-bad-exit=0", "--nodes=1", "--ntasks=1", "-w", "@host", "sh", "-s")
         return {
-            "ssh": ("ssh", *self.words, "-o", "BatchMode=yes", "@host", run_script()),
+            "ssh": ("ssh", *SSH_OPTIONS, *self.words, "-o", "BatchMode=yes", "@host", run_script()),
             "srun": ("srun", *self.words, *step, *one_task),
             "blaunch": ("blaunch", "@host", "sh", "-s"),
             "qrsh": ("qrsh", "-inherit", "@host", "sh", "-s"),

@@ -10,7 +10,7 @@ from typing import Any
 from ddlrun.errors import EXIT_UNREACHABLE, InputError
 from ddlrun.host_names import check_host_name
 from ddlrun.rank.process_stat import read_stat
-from ddlrun.remote.agent import SCRIPT_SECONDS, AgentLauncher, run_script
+from ddlrun.remote.agent import SCRIPT_SECONDS, SSH_OPTIONS, AgentLauncher, run_script
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.slurm_step import run_in_step
 from ddlrun.wording import printable
@@ -68,7 +68,7 @@ def _run_by_cluster_shell(
     task.set_default("local_worker", LimitedExecWorker)
     task.set_default("distant_worker", LimitedSshWorker)
     task.set_info("fanout", fanout)
-    task.set_info("ssh_options", shlex.join(agents.words))
+    task.set_info("ssh_options", shlex.join((*SSH_OPTIONS, *agents.words)))
     task.set_info("connect_timeout", min(CONNECT_SECONDS, timeout))
     task.set_default("stderr", True)
     hosts_by_script: dict[str, list[str]] = {}

@@ -132,6 +132,15 @@ def test_the_shell_is_noisy(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 0, ["shell", "h3", "WARNING", "prints 'Welcome to h3', also into"], "case $- in *i*)")
 
 
+@pytest.mark.extra
+def test_a_terminal_that_ssh_config_asks_for(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    config = cluster.known_hosts("h1").with_name("ssh_config")
+    (tmp_path / "train.py").write_text("print()\n")
+    with instead(config, f"{config.read_text()}  RequestTTY force\n"):
+        done = check(cluster, tmp_path, "--mpirun", mpirun, "--script", "train.py")
+    assert (done.returncode, done.stdout) == (0, WELL), done.stderr
+
+
 def test_a_name_is_wrong_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     path = cluster.known_hosts("h3").parents[1] / "hosts"
     with instead(path, path.read_text().replace("10.77.0.2 h2", "10.77.0.1 h2")):

@@ -254,6 +254,18 @@ def test_space_for_logs_is_checked_on_this_machine() -> None:
     assert (finding.host, finding.code, "/scratch" in finding.message) == ("h2", FindingCode.NO_TEMPORARY_FILES, True)
 
 
+def test_a_name_that_ssh_alone_knows_is_a_warning() -> None:
+    """Host gpu in ~/.ssh/config: nothing else resolves it, and the ranks get addresses."""
+    here = facts(1, names={"h1": ("10.0.0.1",), "gpu": ()})
+    hosts = {"h1": here, "gpu": facts(2, names={"h1": ("10.0.0.1",), "h2": ("10.0.0.2",)})}
+    (finding,) = bad_among(hosts, here, WANTED._replace(names=("h1", "gpu")))
+    assert (finding.host, finding.code) == ("h1", FindingCode.NAME_OF_SSH)
+    known = {**hosts, "gpu": facts(2, names={"h1": ("10.0.0.1",), "gpu": ("10.0.0.2",), "h2": ("10.0.0.2",)})}
+    assert [finding.code for finding in bad_among(known, here, WANTED._replace(names=("h1", "gpu")))] == [
+        FindingCode.NAME_UNKNOWN
+    ]
+
+
 def test_names_that_resolve_to_another_host() -> None:
     assert bad(names={"h1": ("10.0.0.3",), "h2": ("10.0.0.2",), "h3": ("10.0.0.3",)})[0].message == (
         "resolves h1 to 10.0.0.3, which is h3"
