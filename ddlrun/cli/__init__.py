@@ -181,12 +181,15 @@ def run_command(args: list[str], report: Callable[[Sequence[str]], None] = print
 
 
 def _handle_signals() -> None:
-    """Let the signals that end a process raise an exception."""
+    """Let the signals that end a process raise an exception; USR1 and USR2 are for ranks, which do not run yet."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda *_: None)
     sys.unraisablehook = _raise_again
 
 

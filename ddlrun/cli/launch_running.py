@@ -225,31 +225,28 @@ def report_outcome(finished: Finished, signals: Signals) -> Finished:
     report = render_outcome(outcome, plan)
     if report:
         write_report(plan, report)
-    # The reader may be gone, as after `2>&1 | head`, or slow.
-    with suppress(OSError, KeyboardInterrupt), signals.interruptible():
-        if report and outcome.unprinted_bytes:  # the output may have ended within a line
-            click.echo(err=True)
-        if finished.cause_in_view or not finished.attempt.settings.run.print_tail:
-            report = render_outcome(outcome, plan, with_tail=False)
-        click.echo(_colour(report, finished.attempt.settings), nl=False, err=True)
-        if finished.unchecked:
-            click.echo(_describe_unchecked(finished.unchecked), err=True)
+    if finished.cause_in_view or not finished.attempt.settings.run.print_tail:
+        report = render_outcome(outcome, plan, with_tail=False)
+    if report and outcome.unprinted_bytes:  # the output may have ended within a line
+        report = f"\n{report}"
+    watch = finished.attempt.settings.supervision
+    if report and watch.colour:  # click removes them elsewhere than on a terminal
+        report = colour_report(report, many_colours=watch.style.many_colours)
+    text = report + _describe_unchecked(finished.unchecked)
+    with suppress(OSError, KeyboardInterrupt), signals.interruptible():  # the reader may be gone, or slow
+        click.echo(text, nl=False, err=True)
     return finished
 
 
 def _describe_unchecked(failed: Mapping[str, FinishedProcess]) -> str:
-    """Return the hosts that could not be searched for processes of the run, the reason, and the remedy."""
+    """Return a line with the hosts that could not be searched for processes of the run, the reason, and the remedy."""
+    if not failed:
+        return ""
     hosts, (name, reply) = fold(failed), next(iter(failed.items()))
     return (
         f"ddlrun: note: processes of this run may be left on {hosts}, which could not be searched "
-        f"({name}: {describe_failure(reply)}); once reachable: ddlrun clean {hosts}"
+        f"({name}: {describe_failure(reply)}); once reachable: ddlrun clean {hosts}\n"
     )
-
-
-def _colour(report: str, settings: Settings) -> str:
-    """Return a report with colours for a terminal; click removes them elsewhere."""
-    watch = settings.supervision
-    return colour_report(report, many_colours=watch.style.many_colours) if watch.colour else report
 
 
 def fetch_files(finished: Finished) -> Finished:

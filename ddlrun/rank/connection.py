@@ -105,9 +105,14 @@ class LauncherConnection:
         return messages
 
     def keep_alive(self, now: float) -> None:
-        """Queue a heartbeat if one is due; close the connection if ddlrun has been silent for too long."""
+        """Queue a heartbeat if one is due; close the connection if ddlrun has been silent for too long.
+
+        That time begins again if this process did not run, for example as a scheduler has suspended the whole job.
+        """
         if not self.open or not self._heartbeat:
             return
+        if now > self.deadline() + self._heartbeat / 2:
+            self._heard_at = now
         if now > self._heard_at + self._heartbeat:
             self.timed_out = True
             self._say_farewell(protocol.LOST, f"no sign of life from ddlrun for {self._heartbeat:g} s")

@@ -30,17 +30,11 @@ class Heartbeat:
         self._pause, self._paused_until = 0.0, float("-inf")
         """The last time in which this process did not run although a heartbeat was due."""
 
-    def _note_pause(self, now: float) -> bool:
-        """Record that this process did not run for more than half of the timeout; return True if so."""
-        pause = now - self.deadline()
-        if pause <= self._timeout / 2:
-            return False
-        self._pause, self._paused_until = pause, now
-        return True
-
     def explain_pause(self, now: float) -> str | None:
         """Return a text if this process did not run for a while until just now, None otherwise."""
-        self._note_pause(now)
+        pause = now - self.deadline()
+        if pause > self._timeout / 2:
+            self._pause, self._paused_until = pause, now
         if now >= self._paused_until + self._timeout:
             return None
         return f"ddlrun did not run for {self._pause:.0f} s (it was stopped, or this host is too busy)"
@@ -56,12 +50,13 @@ class Heartbeat:
     def beat(self, now: float, keepers: Keepers) -> list[SilentKeeper]:
         """Drop and return the keepers that have been silent too long, and send a heartbeat to the others, if it is due.
 
-        Keepers that are paused are not silent by their own fault, and stay; nor are they if this process did not run.
+        Keepers that are paused are not silent by their own fault, and stay; nor are they within the timeout after a
+        time in which this process did not run.
         Hosts have had an interval to acknowledge the heartbeat before.
         """
         if now < self.deadline():
             return []
-        judged = not self._note_pause(now)
+        judged = self.explain_pause(now) is None
         self._sent_at = now
         silent = keepers.drop_silent(now - self._timeout + self._interval) if judged else []
         keepers.send_all(protocol.HEARTBEAT)

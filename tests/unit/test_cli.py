@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -65,21 +66,31 @@ def test_a_dry_run_imports_no_more_than_it_needs() -> None:
     assert not loaded & {"numpy", "mpi4py", "rich", "psutil", "yaml", "msgspec", "ClusterShell"}
 
 
-@pytest.mark.parametrize("module", ["click", "ddlrun.errors", "ddlrun.cli.launch"])
-def test_ctrl_c_during_imports_is_quiet(module: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(f"""
-import os, signal, sys
+def signal_at_import(module: str, number: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a dry run that gets a signal when it imports a module."""
+    (folder / "sitecustomize.py").write_text(f"""
+import os, sys
 class Finder:
     def find_spec(self, name, *_):
         if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number:d})
 sys.meta_path.insert(0, Finder())
 """)
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "true"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("module", ["click", "ddlrun.errors", "ddlrun.cli.launch"])
+def test_ctrl_c_during_imports_is_quiet(module: str, tmp_path: Path) -> None:
+    done = signal_at_import(module, signal.SIGINT, tmp_path)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_warning_before_the_ranks_run_does_not_end_ddlrun(number: int, tmp_path: Path) -> None:
+    assert signal_at_import("ddlrun.cli.launch", number, tmp_path).returncode == 0
 
 
 def test_gen_rankfile_prints_the_file_alone_on_standard_output() -> None:

@@ -57,7 +57,8 @@ def test_a_keeper_is_not_silent_while_ddlrun_does_not_run(link: Link) -> None:
     assert heartbeat.explain_farewell("no sign of life", start + 2 * TIMEOUT).startswith(
         "no sign of life: ddlrun did not run for 15 s (it was stopped"
     )
-    assert [keeper.peer for keeper in heartbeat.beat(start + 2.5 * TIMEOUT, link.keepers)] == [link.peer]
+    assert heartbeat.beat(start + 2.5 * TIMEOUT, link.keepers) == []  # it may have been suspended for as long
+    assert [keeper.peer for keeper in heartbeat.beat(start + 3 * TIMEOUT, link.keepers)] == [link.peer]
 
 
 def test_output_that_is_not_read_is_no_silence(link: Link) -> None:

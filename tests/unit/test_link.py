@@ -455,7 +455,12 @@ def test_parts_of_messages_are_no_sign_of_life() -> None:
         sealed = Sealer(secret.to_keeper(nonces)).seal(*OUTPUT)
         theirs.sendall(sealed[:-1])
         assert (keeper.receive(), keeper.deadline()) == ([], before)
-        keeper.keep_alive(time.monotonic() + 31)
+        now = time.monotonic()
+        keeper.keep_alive(now + 100)  # it did not run until now
+        for seconds in (110, 120, 129):
+            keeper.keep_alive(now + seconds)
+        assert losses == []
+        keeper.keep_alive(now + 131)
     assert (keeper.timed_out, losses) == (True, ["no sign of life from ddlrun for 30 s"])
 
 
