@@ -1,6 +1,7 @@
 """Options of a launch as keyword arguments, and their words on the command line."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from ddlrun.errors import InputError
 
@@ -45,6 +46,8 @@ def _words(name: str, value: OptionValue) -> Iterator[str]:
         yield f"--no-{name.replace('_', '-')}"
     elif value is True:
         yield _option(name)
+    elif isinstance(value, bytes | AbstractSet | Mapping):
+        raise InputError(f"{name}={value!r}: give a string, a number, or a list of them")
     elif value is not None:
         yield from _with_value(_option(name), _text(value))
 

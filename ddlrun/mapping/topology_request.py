@@ -241,6 +241,7 @@ def _topology_contradictions(request: TopologyRequest, topology: Topology) -> li
     ]
     if request.processes not in (None, topology.size):
         contradictions.append(
-            f"--topology {topology} means {topology.size} ranks, but -np {request.processes} means {request.processes}"
+            f"--topology {topology} means {counted(topology.size, 'rank')}, but -np {request.processes} means "
+            f"{request.processes}"
         )
     return contradictions

@@ -82,6 +82,12 @@ def test_what_is_no_function_is_refused() -> None:
         ddlrun.run(5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [b"h1", {"h1"}, {"h1": 2}])
+def test_values_without_an_order_are_refused(value: Any) -> None:
+    with pytest.raises(InputError, match=r"^hosts=.*: give a string, a number, or a list of them$"):
+        ddlrun.launch("train.py", hosts=value)
+
+
 def test_arguments_of_a_function_are_no_option() -> None:
     with pytest.raises(InputError, match=r"args: give the arguments of the function after it: run\(train, 0.5\)"):
         ddlrun.run(print, args=("text",), np=2)
