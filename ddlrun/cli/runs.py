@@ -114,7 +114,8 @@ def _choose_active(text: str, registered: Mapping[str, Run], past: Sequence[str]
     where there is no such run, or there are several.
     """
     if text == LAST and registered:
-        return list(registered)[-1]
+        going = [name for name, run in registered.items() if run.alive() is not False]
+        return (going or list(registered))[-1]
     ended = [name for name in past if not any(run == name or run.startswith(f"{name}-") for run in registered)]
     name = choose_name(text, [*registered, *ended])
     if name not in registered and not hosts:

@@ -33,6 +33,7 @@ from ddlrun.runs.history import PastRunState, attempt_names, find_run, read_hist
 from ddlrun.runs.log_files import Source, rank_sources, seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
 from ddlrun.runs.orphans import LIST, end_runs, orphans, parse_processes
+from ddlrun.runs.registry import born
 from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import (
     ELSEWHERE,
@@ -444,6 +445,21 @@ def test_the_beginning_of_a_name_that_an_ended_run_shares_kills_nothing(tmp_path
     assert "run '2026112' is ambiguous: 20261120-ended, 20261120-lonely, 20261120-lost-1" in shared.stderr
     killed = run_command(tmp_path, "kill", "los")
     assert (killed.stdout, record.exists()) == ("ended: 20261120-lost-1\n", False), killed
+
+
+def test_the_last_run_is_one_that_goes_on(tmp_path: Path) -> None:
+    """A later one, whose ddlrun was killed, keeps its record until `ddlrun clean`."""
+    active = tmp_path / "ddlrun/active"
+    active.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "300"]) as ddlrun:
+        for started, (name, pid) in enumerate({"20261120-going": ddlrun.pid, "20261120-killed": 1}.items()):
+            start = json.loads((make_run(tmp_path, name, exit_code=None) / "run.json").read_text())
+            own = {"pid": pid, "host": os.uname().nodename, "process_start": born(ddlrun.pid), "started": started}
+            (active / name).write_text(json.dumps({**start, **own, "run": name, "hosts": ["localhost"]}))
+        killed = run_command(tmp_path, "kill", "last")
+        ddlrun.kill()
+    assert killed.stdout == "ended: 20261120-going\n"
+    assert [entry.name for entry in active.iterdir()] == ["20261120-killed"]
 
 
 def test_a_relative_state_folder_is_ignored() -> None:
