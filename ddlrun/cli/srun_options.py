@@ -27,8 +27,10 @@ UNSUPPORTED = {
          "-gpus-per-proc"), GPUS),
     **dict.fromkeys(
         ("--partition", "--account", "--qos", "--exclusive", "--constraint", "--reservation", "--mem", "--mem-per-cpu",
-         "--mem-per-gpu", "--job-name", "-J", "-A", "--begin", "--dependency", "--licenses", "--comment", "--nice"),
+         "--mem-per-gpu", "--job-name", "--begin", "--dependency", "--licenses", "--comment", "--nice"),
         QUEUE),
+    "-A": "use ddlrun submit --account NAME",
+    "-J": "use ddlrun submit --job-name NAME",
     **dict.fromkeys(("--chdir", "-D", "--workdir"), FOLDER),
     **dict.fromkeys(("-genv", "-env", "-genvlist", "-envlist", "-genvnone", "-envnone"), VARIABLES),
     **dict.fromkeys(

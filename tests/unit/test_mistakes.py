@@ -112,6 +112,7 @@ MISTAKES = [
     ("launch --output-filename --verbose train.py", "--output-filename: its value is missing before --verbose"),
     ("launch --mca btl -np 2 train.py", "--mca: its value is missing before -np"),
     ("launch --mpi-args --verbose no.py", "script 'no.py' does not exist"),
+    ("submit -J x 2 train.py", "-J: use ddlrun submit --job-name NAME"),
     ("launch .", "'.' is a folder; name the script or program in it"),
     ("launch -m pkg/train.py", "-m takes the name of a module, such as pkg.train; leave -m out for a file"),
     ("launch -np 1 true : -np two true", "': -np two true': -np takes a number of ranks; write -np 2 A : -np 3 B"),
