@@ -102,9 +102,14 @@ def list_tree(folder: str, skipped: frozenset[str] = frozenset()) -> list[str]:
 
 
 def _walk(folder: str, skip: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the files and links below a folder, and the folders that have nothing in them."""
-    with os.scandir(folder) as listing:
-        entries = sorted(listing, key=lambda entry: entry.name)
+    """Yield the files and links below a folder, and the folders that have nothing in them. Raises InputError."""
+    try:
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except FileNotFoundError:  # it has just been removed
+        return
+    except OSError as error:
+        raise InputError(f"--ship: {folder}: {error.strerror}") from error
     if not entries:
         yield folder
     for entry in entries:
@@ -123,10 +128,13 @@ def _is_left_out(path: str) -> bool:
 def read_entries(paths: Iterable[str], root: str, *, keep_times: bool, writable: bool) -> list[Entry]:
     """Return the entries of files and of the folders above them, from `root` on, in the order of their paths.
 
-    Sockets, devices and pipes are left out. Raises InputError for a file that cannot be read.
+    Sockets, devices, pipes and files that have just been removed are left out. Raises InputError for a file that cannot
+    be read.
     """
     entries: dict[str, Entry] = {}
     for path in paths:
+        if path != root and not os.path.lexists(path):
+            continue
         above = os.path.dirname(path)
         while above not in entries and len(above) >= len(root):
             entries[above] = _read_entry(above, root, keep_times=keep_times, writable=writable)

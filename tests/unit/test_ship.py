@@ -145,6 +145,27 @@ def test_code_has_names_in_any_encoding_but_no_results_that_come_back(tmp_path: 
     assert (Path(f"{tmp_path}/out{tree}") / os.fsdecode(names[0])).read_bytes() == names[0]
 
 
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(17):  # a path of more than 4096 bytes
+        os.mkdir("d" * 250, dir_fd=folder)
+        inner = os.open("d" * 250, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    with pytest.raises(InputError, match=r"^--ship: .*/d+: File name too long$"):
+        list_code(str(tmp_path))
+
+
+def test_a_file_that_has_just_been_removed_does_not_travel(tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    paths = [*list_code(str(tmp_path)), str(tmp_path / "gone" / "file")]
+    entries = read_entries(paths, str(tmp_path), keep_times=False, writable=False)
+    assert [entry.path for entry in entries] == [str(tmp_path), str(tmp_path / "kept")]
+    with pytest.raises(InputError, match="gone: No such file"):
+        read_entries(list_tree(str(tmp_path / "gone")), str(tmp_path / "gone"), keep_times=False, writable=False)
+
+
 def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
     sources = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
