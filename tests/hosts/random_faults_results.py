@@ -94,6 +94,8 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         yield Result(frozenset({3, 5}), f"error: .*{host}")
     if fault.moment in STARTING_MOMENTS and fault.kind is Kind.STOP_DDLRUN:
         yield Result(frozenset({3}), "cannot reach ddlrun")
+    if fault.kind is Kind.STOP_DAEMON and scenario.agent_stopped_at_start:
+        yield Result(frozenset({3}), f"{on_host} did not start in")
     if fault.moment in STARTING_MOMENTS and fault.kind is Kind.CUT:
         late = f"ranks? .* did not start in .* on {host} has|rank {scenario.rank_on(host)} on {host} did not start in"
         yield Result(frozenset({3}), f"{late}|mpirun lost host {host}|host {host} was lost|{host}.*timed out")

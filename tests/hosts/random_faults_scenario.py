@@ -147,7 +147,13 @@ class Scenario:
     @property
     def start_timeout(self) -> float:
         """The value of --start-timeout, which ends the check and a job whose ranks cannot be started."""
-        return 30.0 if self.cut_at_start else LONG
+        return 30.0 if self.cut_at_start or self.agent_stopped_at_start else LONG
+
+    @property
+    def agent_stopped_at_start(self) -> bool:
+        """Whether an agent, which no keeper may watch yet, is stopped when the rank there may not have started."""
+        stopped = any(fault.kind is Kind.STOP_DAEMON and fault.moment in STARTING_MOMENTS for fault in self.faults)
+        return stopped and self.major in OWN_MANAGERS
 
     @property
     def cut_at_start(self) -> bool:
