@@ -32,7 +32,8 @@ class Network(NamedTuple):
     """The network that a job uses; without subnets the choice is left to MPI.
 
     `interfaces` and `addresses` are those of each host there; `requested`: the user named it; `daemons`: mpirun's own
-    host is on it too, so that its daemons can use it.
+    host is on it too, so that its daemons can use it; `own_names_mislead`: a host resolves its own name to a loopback
+    address, where Gloo would listen.
     """
 
     subnets: tuple[str, ...]
@@ -42,11 +43,13 @@ class Network(NamedTuple):
     rejected: tuple[RejectedSubnet, ...] = ()
     requested: bool = False
     daemons: bool = True
+    own_names_mislead: bool = False
 
     @property
     def needs_variables(self) -> bool:
-        """Whether MPI must be given the subnets: the user named them, or MPI could choose others."""
-        return bool(self.subnets) and (self.requested or not all(rejected.local for rejected in self.rejected))
+        """Whether MPI and Gloo must be given the subnets: the user named them, or they could choose others."""
+        chosen = self.requested or self.own_names_mislead
+        return bool(self.subnets) and (chosen or not all(rejected.local for rejected in self.rejected))
 
     @property
     def summary(self) -> str:

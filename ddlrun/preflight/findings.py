@@ -71,7 +71,7 @@ class FindingCode(Enum):
     )
     OWN_NAME_UNKNOWN = _warning("does not resolve its own name {name}", _OWN_ADDRESS)
     OWN_NAME_LOOPBACK = _warning(
-        "resolves its own name {name} to {address}: Gloo and others then accept no connections from other hosts",
+        "resolves its own name {name} to {address}: programs that listen there accept no connections from other hosts",
         _OWN_ADDRESS + " instead of {address}",
     )
     OWN_NAME_FOREIGN = _failure("resolves its own name to {address}, which is not its own", _OWN_ADDRESS)

@@ -92,14 +92,13 @@ def _check_own_name(host: str, facts: HostFacts) -> Iterator[PreflightFinding]:
     resolved = facts.names.get(facts.hostname)
     if resolved is None or not facts.addresses:
         return
-    loopback = [_is_loopback(ip) for ip in resolved]
-    own = {address.ip for address in facts.addresses}
+    loopback = next(filter(_is_loopback, resolved), None)  # which comes first, where there are others
     if not resolved:
         yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_UNKNOWN, {"name": facts.hostname})
-    elif all(loopback):
-        values = {"name": facts.hostname, "address": resolved[0]}
+    elif loopback is not None:
+        values = {"name": facts.hostname, "address": loopback}
         yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_LOOPBACK, values)
-    elif own.isdisjoint(resolved) and not any(loopback):
+    elif {address.ip for address in facts.addresses}.isdisjoint(resolved):
         values = {"name": facts.hostname, "address": resolved[0]}
         yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_FOREIGN, values)
 

@@ -153,6 +153,8 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
     network, network_findings = _choose_network(facts.without(aliases).hosts, request)
     own_addresses = (address for address in facts.here.addresses if network and is_on(address, network.subnets))
     own = next((address.ip for address in own_addresses), None)
+    if network and any(finding.code is FindingCode.OWN_NAME_LOOPBACK for finding in findings):
+        network = network._replace(own_names_mislead=True)
     if network and facts.here_name not in hosts.names:
         network = network._replace(daemons=own is not None)
     return PreflightReport((*findings, *network_findings), facts.hosts, network, (facts.here_name, own))

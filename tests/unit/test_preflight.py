@@ -277,6 +277,9 @@ def test_names_that_resolve_to_another_host() -> None:
         "which is none of its addresses (10.0.0.1)" in bad(names={"h1": ("192.0.2.1",), "h2": ("10.0.0.2",)})[0].message
     )
     assert bad(names={"h2": ("10.0.0.3",)})[0].message == "resolves its own name to 10.0.0.3, which is not its own"
+    # Debian's 127.0.1.1 comes first, also where the host's address is listed, too
+    (finding,) = bad(names={"h1": ("10.0.0.1",), "h2": ("10.0.0.2", "127.0.1.1")})
+    assert (finding.code, finding.values["address"]) == (FindingCode.OWN_NAME_LOOPBACK, "127.0.1.1")
     # an address to which this machine resolves the name, too, as behind NAT, is correct
     here = facts(1, names={"h3": ("192.0.2.3",)})
     assert bad(here, names={"h2": ("10.0.0.2",), "h3": ("192.0.2.3",)}) == []

@@ -118,6 +118,11 @@ def test_a_single_subnet_needs_no_variables() -> None:
     assert not network.needs_variables
 
 
+def test_gloo_gets_the_interface_where_own_names_lead_to_loopback_addresses() -> None:
+    network = choose_network({"h1": host(1), "h2": host(2)})._replace(own_names_mislead=True)
+    assert choose_variables(network, None, {}, [], rdma=False)[0]["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
 def test_the_fastest_subnet_is_as_fast_as_its_slowest_host() -> None:
     def fast(number: int, speed: int) -> Address:
         return Address("ib0", f"10.8.0.{number}", 24, speed=speed)
