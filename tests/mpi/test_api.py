@@ -76,7 +76,10 @@ def test_the_traceback_of_a_cell_shows_its_lines(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         ({"grace": "soon"}, "grace: 'soon' is not a time, such as 90, 90s or 5m; see ddlrun launch --help"),
-        ({"foo_bar": 1}, "no such option foo_bar; see ddlrun launch --help"),
+        (
+            {"foo_bar": 1},
+            "no such option foo_bar; options of the script stand after its name; see ddlrun launch --help",
+        ),
         ({"np": 3, "topology": "2x1"}, "topology 2x1x1 means 2 ranks, but np 3 means 3"),
         ({"np": 1, "tag_output": "x"}, "Option 'tag_output=True' does not take a value"),
     ],
