@@ -1,5 +1,6 @@
 """Frameworks: the variables by which the ranks of each find the others, one table per framework."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -7,6 +8,9 @@ from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.errors import InputError
 from ddlrun.mapping.placement import Placement
 from ddlrun.wording import did_you_mean
+
+# A loopback address, perhaps with a port.
+LOOPBACK = r"(localhost|127\.[0-9.]+|\[?::1\]?)(:[0-9]+)?$"
 
 
 class Framework(NamedTuple):
@@ -133,17 +137,20 @@ def plan_framework_variables(
     placement: Placement,
     rendezvous: Rendezvous,
     own: Collection[str],
-    inherited: Collection[str],
+    inherited: Mapping[str, str],
 ) -> FrameworkVariables:
     """Return the variables of the whole job.
 
     `own` are the names that the user set for the ranks (--env, -x): they stay. So do addresses and ports that
-    are merely `inherited` from ddlrun's environment; what differs by rank cannot come from there.
+    are merely `inherited` from ddlrun's environment, but loopback addresses in a job over several hosts; what differs
+    by rank cannot come from there.
     """
     tables = [FRAMEWORKS[name] for name in chosen]
     shared = {name: text for table in tables for name, text in table.job.items()}
     by_rank = {name: field for table in tables for name, field in table.rank.items()}
-    stays = sorted(name for name in shared if name in own or name in inherited)
+    several = len(set(rendezvous.addresses)) > 1
+    lost = {name for name in shared if several and name not in own and re.match(LOOPBACK, inherited.get(name, ""))}
+    stays = sorted(name for name in shared if name in own or (name in inherited and name not in lost))
     stays += sorted(name for name in by_rank if name in own)
     notes = [f"{', '.join(stays)}: left as you set {'it' if len(stays) == 1 else 'them'}"] if stays else []
     variables = {name: text.format(**rendezvous.words) for name, text in shared.items() if name not in stays}
@@ -153,6 +160,7 @@ def plan_framework_variables(
         workers = _workers(placement, rendezvous)
         notes += [workers.problem] if workers.problem else []
         filled = filled if workers.text else {name: field for name, field in filled.items() if name != "TF_CONFIG"}
+    notes += [f"{name}={inherited[name]}: replaced, as other hosts do not reach it" for name in sorted(lost)]
     replaced = sorted(name for name in filled if name in inherited and name != "OMPI_MCA_orte_hnp_uri")
     if replaced:
         notes.append(f"{', '.join(replaced)}: set for each rank, whatever is exported; --env passes yours on")

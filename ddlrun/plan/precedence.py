@@ -22,8 +22,9 @@ ENVIRONMENT_LAYERS = (
     EnvironmentLayer("network", "The subnet or the interfaces of MPI, NCCL, Gloo and UCX", yields=True),
     EnvironmentLayer(
         "rendezvous",
-        "Where ranks meet: `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RUN_ID`, `JAX_COORDINATOR_ADDRESS`",
-        yields=True,
+        "Where ranks meet: `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RUN_ID`, `JAX_COORDINATOR_ADDRESS`; "
+        "exported ones stay, except loopback addresses in a job over several hosts",
+        yields=False,
     ),
     EnvironmentLayer(
         "frameworks",

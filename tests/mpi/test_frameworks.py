@@ -167,7 +167,8 @@ def variables(
     topology: str, hosts: list[str], own: tuple[str, ...] = (), exported: tuple[str, ...] = (), *names: str
 ) -> tuple[dict[str, str], list[str]]:
     placed = placement(topology, hosts, machine("1x2"), RankOrder.HOST)
-    found = plan_framework_variables(names or AUTO, placed, Rendezvous(tuple(hosts), 20000), own, exported)
+    inherited = dict(text.partition("=")[::2] for text in exported)
+    found = plan_framework_variables(names or AUTO, placed, Rendezvous(tuple(hosts), 20000), own, inherited)
     return {**found.rendezvous, **found.ranks}, list(found.notes)
 
 
@@ -177,6 +178,14 @@ def test_addresses_and_ports() -> None:
     assert found["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:20001"
     assert found[WORKERS] == "20002 [fd00::1],[fd00::2]"
     assert notes == []
+
+
+def test_an_exported_loopback_address_serves_one_host_alone() -> None:
+    exported = ("MASTER_ADDR=localhost", "MASTER_PORT=29500", "JAX_COORDINATOR_ADDRESS=127.0.0.1:3")
+    found, notes = variables("2x2", ["10.0.0.1", "10.0.0.2"], (), exported)
+    assert (found["MASTER_ADDR"], found["JAX_COORDINATOR_ADDRESS"]) == ("10.0.0.1", "10.0.0.1:20001")
+    assert "MASTER_ADDR=localhost: replaced, as other hosts do not reach it" in notes
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & {*variables("2x1", ["10.0.0.1"], (), exported)[0]}
 
 
 def test_what_the_user_set_stays() -> None:

@@ -139,7 +139,7 @@ def test_hosts_of_one_size_and_machine_share_their_placement(topology: UnequalTo
 def test_each_rank_finds_its_binding_and_the_variables_of_its_frameworks(topology: UnequalTopology) -> None:
     placed = placed_on(topology, "minsky")
     addresses = tuple(f"10.0.0.{number}" for number in range(topology.hosts))
-    shared = plan_framework_variables(("torch", "tensorflow"), placed, Rendezvous(addresses, 20000), (), ())
+    shared = plan_framework_variables(("torch", "tensorflow"), placed, Rendezvous(addresses, 20000), (), {})
     variables = render_rank_variables(placed, "p") | shared.rendezvous | shared.ranks | {"DDLRUN_PORTS": ""}
     assert variables["DDL_OPTIONS"] == f"-mode p:{ddl_topology(topology)}"
     workers = [f"{addresses[host]}:{20002 + local}" for host, local in all_places(topology.size, str(topology), "host")]
