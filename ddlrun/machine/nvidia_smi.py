@@ -11,7 +11,7 @@ from ddlrun.machine.pci import only
 
 # Nearest first; SYS, which old drivers call SOC, crosses packages and is not near.
 _NEAR = ("PIX", "PXB", "PHB", "NODE")
-_LINK = r"N/A|[A-Z][A-Z0-9]{0,5}"
+_LINK = r"N/A|ERR!|[A-Z][A-Z0-9]{0,5}"
 _AFFINITY = r"CPU Affinity|NUMA Affinity|GPU NUMA ID"
 _COLOUR = r"(?:\x1b|\ufffd|\^\[)?\[[0-9;]*[mK]"
 _LISTED = r"([0-9]{1,6}),(GPU-[^,]+),([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"

@@ -285,6 +285,10 @@ MATRICES = {
         "  GPU0  GPU1  mlx5_7  CPU Affinity\nGPU0  X   SOC   PXB   0-0,1-1\nGPU1  SOC  X    SOC   2-2,3-3\n",
         [({0, 1}, set()), ({2, 3}, set())],
     ),
+    "a link that the driver cannot tell": (
+        "\tGPU0\tGPU1\tmlx5_7\tCPU Affinity\nGPU0\t X \tERR!\tPXB\t0-1\nGPU1\tERR!\t X \tERR!\t2-3\n",
+        [({0, 1}, set()), ({2, 3}, set())],
+    ),
     "indented, as a quotation": (
         "    GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity\n    GPU0 X SYS PXB 0-1 0\n    GPU1 SYS X SYS 2-3 8\n" + LEGEND,
         [({0, 1}, {0}), ({2, 3}, {8})],
