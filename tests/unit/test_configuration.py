@@ -158,7 +158,8 @@ def test_other_commands_take_how_hosts_are_reached(folder: Path) -> None:
 
 def test_commands_that_reach_no_hosts_work_beside_a_damaged_file(folder: Path) -> None:
     (folder / "ddlrun.yaml").write_text("a: [")
-    assert (run("runs").exit_code, run("runs").output) == (0, "no runs\n")
+    done = run("runs", XDG_STATE_HOME=str(folder))
+    assert (done.exit_code, done.output) == (0, "no runs\n")
     assert isinstance(run("probe", "h1").exception, InputError)
 
 
