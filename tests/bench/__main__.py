@@ -26,7 +26,7 @@ from tests.cluster.cluster import Cluster, why_not
 
 MPIRUNS = (os.environ.get("MPIRUN4", "/usr/bin/mpirun"), os.environ.get("MPIRUN5", str(BESIDE / "mpirun")))
 PASS = [sys.executable, "-c", "pass"]
-NETWORK = ["--network", "nvlink4,8x400gbe,2:1", "--compute", "100ms"]
+LINKS = ["--links", "nvlink4,8x400gbe,2:1", "--compute", "100ms"]
 
 
 class Sizes(NamedTuple):
@@ -99,7 +99,7 @@ def commands(sizes: Sizes) -> list[str]:
         "ddlrun --help": [*DDLRUN, "--help"],
         "ddlrun gen-rankfile 4x2x3 sys-[89074-89079]": [*DDLRUN, "gen-rankfile", "4x2x3", "sys-[89074-89079]"],
     }
-    lines["plan"] = [*DDLRUN, "plan", "--topology", sizes.plan, *NETWORK]
+    lines["plan"] = [*DDLRUN, "plan", "--topology", sizes.plan, *LINKS]
     series = interleaved({name: wall(line) for name, line in lines.items()}, sizes.rounds)
     plan = series.pop("plan")
     click, _, rank_file = series.values()
