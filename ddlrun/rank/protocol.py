@@ -168,8 +168,9 @@ class ProgramEnd:
             fields = {name: convert(word) for (name, convert), word in zip(cls.FIELDS, words, strict=True)}
         except ValueError as error:
             raise ProtocolError("its report of the end cannot be read") from error
-        size = int(fields["tail_bytes"])
+        size = int(fields.pop("tail_bytes"))
         end = cls(**fields, tail=tails[:size], output_tail=tails[size:])
-        if not (0 <= end.code < 256 and 0 <= end.signal < 128 and 0 <= end.seconds < float("inf")):
+        has_tail = 0 <= size <= len(tails)
+        if not (has_tail and 0 <= end.code < 256 and 0 <= end.signal < 128 and 0 <= end.seconds < float("inf")):
             raise ProtocolError("its report of the end has impossible numbers")
         return end

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
-from ddlrun.rank.protocol import ProgramEnd
+from ddlrun.rank.protocol import ProgramEnd, ProtocolError
 from ddlrun.supervise import folding
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.console_lines import RankTags
@@ -155,6 +155,13 @@ def test_a_program_end_survives_its_message(reason: str, tail: bytes, output: by
     read = ProgramEnd.parse(end.pack())
     assert (read.code, read.tail, read.output_tail, read.seconds) == (code, tail, output, 1.5)
     assert read.reason.split() == reason.encode(errors="replace").decode().split()
+
+
+@pytest.mark.parametrize("size", [-1, 9])
+def test_a_program_end_has_no_tail_of_an_impossible_length(size: int) -> None:
+    text = ProgramEnd(tail=b"seven...").pack().replace(b"\t8\t", f"\t{size}\t".encode())
+    with pytest.raises(ProtocolError, match="impossible numbers"):
+        ProgramEnd.parse(text)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20) | st.integers(1, 30), max_size=50))
