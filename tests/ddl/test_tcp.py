@@ -1,5 +1,6 @@
 """The runtime library without MPI: ranks as plain processes, and endpoints of one process."""
 
+import mmap
 import os
 import re
 import select
@@ -28,7 +29,7 @@ from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
 from ddlrun.ddl.tcp.handshake import KNOCK, Greeting
 from ddlrun.ddl.tcp.message import Completion
 from ddlrun.ddl.tcp.own_host import listen
-from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
+from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, RevokedMemoryError, address_of, make_digest
 from ddlrun.ddl.tcp.poller import MOST_UNAUTHENTICATED, READ, Poller
 from ddlrun.ddl.tcp.world import read_job
 from ddlrun.ddl.transport import LANE
@@ -649,6 +650,18 @@ def test_memory_is_read_only_where_the_digest_of_the_rank_is() -> None:
     assert not PeerMemory(own.offer | 1 << 63).is_readable(make_digest(b"secret", 3))  # there is no such process
     own.revoke()
     assert not PeerMemory(own.offer).is_readable(make_digest(b"secret", 3))
+
+
+def test_memory_that_a_peer_revoked_and_freed_is_no_fault_of_the_peer() -> None:
+    own, pages, target = OwnMemory(b"secret", 3), mmap.mmap(-1, 1 << 20), memoryview(bytearray(1 << 20))
+    peer, address = PeerMemory(own.offer), address_of(pages)
+    peer.copy(address, target)
+    pages.close()
+    with pytest.raises(OSError, match="Bad address"):  # it has no reason to free what it has lent
+        peer.copy(address, target)
+    own.revoke()
+    with pytest.raises(RevokedMemoryError):
+        peer.copy(address, target)
 
 
 def exchange_over_connections(comm: TcpCommunicator) -> Any:

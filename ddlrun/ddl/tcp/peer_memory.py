@@ -8,6 +8,7 @@ another container the number may be that of another process, and the system may 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hmac
 import mmap
 import os
@@ -33,7 +34,8 @@ _Spans = _Span * 2
 _libc = ctypes.CDLL(None, use_errno=True)
 _read_memory: Any = getattr(_libc, "process_vm_readv", None)
 if _read_memory is not None:
-    _read_memory.argtypes = (ctypes.c_int, _Spans, ctypes.c_ulong, _Spans, ctypes.c_ulong, ctypes.c_ulong)
+    _spans = ctypes.POINTER(_Span)
+    _read_memory.argtypes = (ctypes.c_int, _spans, ctypes.c_ulong, _spans, ctypes.c_ulong, ctypes.c_ulong)
     _read_memory.restype = ctypes.c_ssize_t
 
 
@@ -92,9 +94,16 @@ class PeerMemory:
         # The kernel copies in this order: if the word is still valid, the bytes before it were, too.
         copied = _read_memory(self._process, self._here, 2, self._there, 2, 0)
         if copied < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            code = ctypes.get_errno()
+            if code == errno.EFAULT and not self._is_valid():  # it was revoked, and its first page is freed already
+                raise RevokedMemoryError
+            raise OSError(code, os.strerror(code))
         if copied != len(target) + WORD or self._word.raw != VALID:
             raise RevokedMemoryError
+
+    def _is_valid(self) -> bool:
+        copied = _read_memory(self._process, ctypes.byref(self._here[1]), 1, ctypes.byref(self._there[1]), 1, 0)
+        return bool(copied == WORD) and self._word.raw == VALID
 
 
 def make_digest(secret: bytes, rank: int) -> bytes:
