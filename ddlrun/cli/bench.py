@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlrun.cli import measurement_job
 from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
+from ddlrun.application import measurement_job
 from ddlrun.report.bench import render_bench
 from ddlrun.units import parse_bytes
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import reach, read_job_hosts
 from ddlrun.cli.options import (
     Sections,
     check_build_option,
@@ -23,9 +22,10 @@ from ddlrun.cli.options import (
     ssh_options,
     start_timeout_option,
 )
-from ddlrun.cli.read_container import container_options, read_container
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
+from ddlrun.application.inputs import reach, read_job_hosts
+from ddlrun.application.read_container import container_options, read_container
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.findings import FindingCode, Level, render_lines

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.locked_environment import use_locked_environment
-from ddlrun.cli.read_ship import read_ship
-from ddlrun.cli.shipping import make_archives, reach_privately, shipped_run
 from ddlrun.errors import DdlrunError
 from ddlrun.hosts import HostList
+from ddlrun.application.locked_environment import use_locked_environment
+from ddlrun.application.read_ship import read_ship
+from ddlrun.application.shipping import make_archives, reach_privately, shipped_run
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import is_local
 from ddlrun.ship.archive import Archive

@@ -111,7 +111,7 @@ def complete_parameter(param: click.Parameter, ctx: click.Context, incomplete: s
 
 
 def _presets(_ctx: click.Context, _last: str) -> Iterator[str]:
-    from ddlrun.cli.inputs import configs_folder  # noqa: PLC0415 - as all imports here: only for its parameter
+    from ddlrun.application.inputs import configs_folder  # noqa: PLC0415 - as all imports here: only for its parameter
 
     yield from sorted(name.removesuffix(".yaml") for name in os.listdir(f"{configs_folder()}/machines"))
     yield "local"
@@ -179,7 +179,7 @@ def _runs(ctx: click.Context, last: str) -> Iterator[str]:
 
 
 def _hosts(ctx: click.Context, last: str) -> Iterable[str]:
-    from ddlrun.cli.known_hosts import hostfile_names, known_hosts  # noqa: PLC0415
+    from ddlrun.application.known_hosts import hostfile_names, known_hosts  # noqa: PLC0415
 
     return hostfile_names(last) if last.startswith("@") else known_hosts(ctx.params.get("hostfile"))
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from ddlrun.cli.inputs import read_text
 from ddlrun.errors import InputError
+from ddlrun.application.inputs import read_text
 from ddlrun.plan.precedence import NAMED_FILE, PROJECT_FILE, USER_FILE, VARIABLE
 from ddlrun.wording import did_you_mean
 

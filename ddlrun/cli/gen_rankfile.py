@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.cli.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
 from ddlrun.cli.options import (
     ORDER_HELP,
     Sections,
@@ -27,6 +26,7 @@ from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.value_types import Choice, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
+from ddlrun.application.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.placement_notes import placement_notes

@@ -29,7 +29,12 @@ from ddlrun.cli.dashboard import MOST_PORT, LaunchDashboard
 from ddlrun.cli.job_options import job_options
 from ddlrun.cli.launch_arguments import ARGUMENTS, strip_secrets
 from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
-from ddlrun.cli.launch_planning import (
+from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
+from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
+from ddlrun.cli.value_types import COUNT, Number, WholeNumber
+from ddlrun.environment.frameworks import NAMES
+from ddlrun.errors import DdlrunError, InputError, PreflightError
+from ddlrun.application.planning import (
     Attempt,
     Planned,
     check_settings,
@@ -38,14 +43,9 @@ from ddlrun.cli.launch_planning import (
     start_probe,
     survey_hosts,
 )
-from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
-from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
-from ddlrun.cli.programs import read_programs, split_programs
-from ddlrun.cli.read_container import container_args_option, container_options
-from ddlrun.cli.read_settings import read_settings
-from ddlrun.cli.value_types import COUNT, Number, WholeNumber
-from ddlrun.environment.frameworks import NAMES
-from ddlrun.errors import DdlrunError, InputError, PreflightError
+from ddlrun.application.programs import read_programs, split_programs
+from ddlrun.application.read_container import container_args_option, container_options
+from ddlrun.application.settings import read_settings
 from ddlrun.plan import shown_command
 from ddlrun.plan.settings import Settings
 from ddlrun.supervise.signals import Signals
@@ -233,7 +233,7 @@ def _print_plan(planned: Planned) -> None:
 
 def _run_until_done(attempt: Attempt) -> int:
     """Run the job, and restart it after a failure as often as allowed; return the last exit code."""
-    from ddlrun.cli import launch_running as running  # noqa: PLC0415 - imported while this machine is probed
+    from ddlrun.application import running  # noqa: PLC0415 - imported while this machine is probed
 
     finished, request = None, None
     with LaunchDashboard(attempt.settings.run.dashboard) as dashboard:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.measurement_job import LEAST_HOSTS, measure, measuring_options
 from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
+from ddlrun.application.inputs import read_job_hosts
+from ddlrun.application.measurement_job import LEAST_HOSTS, measure, measuring_options
 from ddlrun.remote.probe import check_distinct
 from ddlrun.report.racks import MeasuredHierarchy, hierarchy_dict, render_hierarchy
 

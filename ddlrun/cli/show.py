@@ -12,7 +12,12 @@ import click
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.job_options import job_options
-from ddlrun.cli.launch_planning import (
+from ddlrun.cli.option_notes import note_excluded, note_misplaced
+from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.output_files import write_atomically
+from ddlrun.errors import DdlrunError, InputError
+from ddlrun.hosts import Host, HostList, fold
+from ddlrun.application.planning import (
     Surveyed,
     check_settings,
     place_ranks,
@@ -20,13 +25,8 @@ from ddlrun.cli.launch_planning import (
     read_machine_source,
     survey_machines,
 )
-from ddlrun.cli.option_notes import note_excluded, note_misplaced
-from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.output_files import write_atomically
-from ddlrun.cli.programs import Programs, read_programs, split_programs
-from ddlrun.cli.read_settings import read_settings
-from ddlrun.errors import DdlrunError, InputError
-from ddlrun.hosts import Host, HostList, fold
+from ddlrun.application.programs import Programs, read_programs, split_programs
+from ddlrun.application.settings import read_settings
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes

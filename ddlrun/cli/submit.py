@@ -12,16 +12,16 @@ from ddlrun import __version__
 from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import find_configuration
-from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.option_notes import note_misplaced, note_secrets
 from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
-from ddlrun.cli.program import read_program
-from ddlrun.cli.programs import split_programs
-from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
 from ddlrun.cli.value_types import COUNT, Time, WholeNumber
 from ddlrun.errors import InputError
+from ddlrun.application.inputs import configs_folder, read_text
+from ddlrun.application.program import read_program
+from ddlrun.application.programs import split_programs
+from ddlrun.application.settings import read_settings
 from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
 from ddlrun.schedulers.submit.registry import GROUP, SCHEDULERS

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlrun.cli import measurement_job
-from ddlrun.cli.inputs import read_text
 from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.cli.plan import gradient_options, read_gradient
-from ddlrun.cli.profile_store import profile_folder, profile_names
 from ddlrun.errors import InputError
+from ddlrun.application import measurement_job
+from ddlrun.application.inputs import read_text
+from ddlrun.application.profile_store import profile_folder, profile_names
 from ddlrun.network.fabric import parse_fabric
 from ddlrun.network.fusion_search import FusionSetting, search_fusion
 from ddlrun.plan.tuning_profile import Profile, file_name, parse_profiles, render_profiles, replace_profile

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.cli.locked_environment import use_locked_environment
-from ddlrun.cli.read_ship import read_ship
-from ddlrun.cli.shipping import make_archives
 from ddlrun.errors import InputError
+from ddlrun.application.locked_environment import use_locked_environment
+from ddlrun.application.read_ship import read_ship
+from ddlrun.application.shipping import make_archives
 from ddlrun.ship.environment import find_editable, find_environment
 from ddlrun.ship.lock_file import make_environment, read_lock
 from tests.support.wheels import write_wheel

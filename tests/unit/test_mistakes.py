@@ -18,9 +18,9 @@ from ddlrun.cli.launch_help import USUAL_OPTIONS
 from ddlrun.cli.option_names import SYNONYMS
 from ddlrun.cli.option_notes import find_misplaced
 from ddlrun.cli.options import Option
-from ddlrun.cli.program import read_program
 from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, Time, WholeNumber
 from ddlrun.errors import DdlrunError
+from ddlrun.application.program import read_program
 from docs.reference.tables import DOCS, read_table
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli.shipping import reach_privately
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
+from ddlrun.application.shipping import reach_privately
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings

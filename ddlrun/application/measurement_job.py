@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import read_job_hosts
 from ddlrun.cli.job_options import accelerators_option
 from ddlrun.cli.options import (
     TOPOLOGY_HELP,
@@ -31,6 +30,7 @@ from ddlrun.cli.options import (
 )
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList, render_hostfile
+from ddlrun.application.inputs import read_job_hosts
 from ddlrun.mapping.placement import check_hosts
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.topology_request import TopologyRequest

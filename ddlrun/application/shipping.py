@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import click
 
-from ddlrun.cli.inputs import reach
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold
+from ddlrun.application.inputs import reach
 from ddlrun.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.agent import AgentLauncher

@@ -9,20 +9,20 @@ import click
 from click.core import ParameterSource
 
 from ddlrun.cli.configuration import find_configuration
-from ddlrun.cli.inputs import find_job, read_rankfile
-from ddlrun.cli.job_hosts import Options, arrange_hosts, assign_job_hosts
 from ddlrun.cli.launch_arguments import ARGUMENTS
-from ddlrun.cli.locked_environment import use_locked_environment
 from ddlrun.cli.options import read_policy
-from ddlrun.cli.profile_store import read_profiles
-from ddlrun.cli.read_container import read_container
-from ddlrun.cli.read_debugging import read_input, read_wrappers
-from ddlrun.cli.read_ship import read_ship
-from ddlrun.cli.read_supervision import read_supervision, requeued
 from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
 from ddlrun.environment.frameworks import parse_frameworks
 from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
 from ddlrun.errors import InputError
+from ddlrun.application.inputs import find_job, read_rankfile
+from ddlrun.application.job_hosts import Options, arrange_hosts, assign_job_hosts
+from ddlrun.application.locked_environment import use_locked_environment
+from ddlrun.application.profile_store import read_profiles
+from ddlrun.application.read_container import read_container
+from ddlrun.application.read_debugging import read_input, read_wrappers
+from ddlrun.application.read_ship import read_ship
+from ddlrun.application.read_supervision import read_supervision, requeued
 from ddlrun.mapping.rack_layout import RackLayout
 from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
 from ddlrun.plan.run_dir import RunDir

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli.inputs import reach, scheduler_context
-from ddlrun.cli.launch_events import LaunchEvents
-from ddlrun.cli.launch_planning import Attempt, Planned, Surveyed, place_ranks, plan_job
 from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
 from ddlrun.hosts import fold
+from ddlrun.application.events import LaunchEvents
+from ddlrun.application.inputs import reach, scheduler_context
+from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
@@ -105,7 +105,7 @@ def write_files(planned: Planned) -> Planned:
 def ship_files(planned: Planned) -> Planned:
     """Put the files of --ship on the hosts. Raises InputError, PreflightError or UnreachableError."""
     if planned.attempt.settings.ship is not None:
-        from ddlrun.cli.shipping import ship  # noqa: PLC0415 - for this option alone
+        from ddlrun.application.shipping import ship  # noqa: PLC0415 - for this option alone
 
         ship(planned.attempt.settings, planned.plan)
     return planned
@@ -253,7 +253,7 @@ def fetch_files(finished: Finished) -> Finished:
     """Copy the files of --fetch back to the working folder. Raises UnreachableError where results are missing."""
     request = finished.attempt.settings.ship
     if request is not None and request.fetched:
-        from ddlrun.cli.fetching import fetch  # noqa: PLC0415 - for this option alone
+        from ddlrun.application.fetching import fetch  # noqa: PLC0415 - for this option alone
 
         fetch(finished.attempt.settings, finished.plan, finished.outcome)
     return finished

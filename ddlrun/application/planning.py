@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli.chosen_gpus import check_named_gpus
-from ddlrun.cli.inputs import reach, read_machines
-from ddlrun.cli.read_container import check_container
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
+from ddlrun.application.chosen_gpus import check_named_gpus
+from ddlrun.application.inputs import reach, read_machines
+from ddlrun.application.read_container import check_container
 from ddlrun.machine import Machine
 from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.mapping.rankfile import check_names, name_problem

@@ -5,8 +5,8 @@ import sys
 
 import click
 
-from ddlrun.cli.job_hosts import Options
 from ddlrun.errors import InputError
+from ddlrun.application.job_hosts import Options
 
 PREFIX = "env="
 

@@ -1,0 +1,1 @@
+"""The application: the stages of a launch, which the command line and the Python interface call."""
