@@ -3,8 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-import click
-
+from ddlrun.application.reporter import Reporter
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.remote.event_command import EventCommand
@@ -24,14 +23,15 @@ STALL_SECONDS = 60.0
 class LaunchEvents:
     """The events of an attempt."""
 
-    def __init__(self, words: tuple[str, ...], plan: Plan) -> None:
+    def __init__(self, words: tuple[str, ...], plan: Plan, reporter: Reporter) -> None:
         """Prepare to keep and send events.
 
         Args:
             words: The command, or an address alone; no words: nothing is sent.
             plan: The plan of the attempt.
+            reporter: The receiver of problems with them.
         """
-        self._plan = plan
+        self._plan, self._reporter = plan, reporter
         self._target = choose_target(words)
         self._next_stall = 0.0
 
@@ -52,11 +52,15 @@ class LaunchEvents:
 
     def finish(self) -> None:
         """Wait a while for all that was sent."""
-        _note_problem(self._target.finish(EVENT_SECONDS))
+        self._note_problem(self._target.finish(EVENT_SECONDS))
 
     def _send(self, event: str) -> None:
         append_private(self._plan.run_dir.events, event)
-        _note_problem(self._target.start(event))
+        self._note_problem(self._target.start(event))
+
+    def _note_problem(self, problem: str | None) -> None:
+        if problem is not None:
+            self._reporter.line(f"note: --on-event: {problem}")
 
 
 def choose_target(words: tuple[str, ...]) -> "EventCommand | Webhook":
@@ -66,9 +70,3 @@ def choose_target(words: tuple[str, ...]) -> "EventCommand | Webhook":
 
         return Webhook(words[0])
     return EventCommand(words)
-
-
-def _note_problem(problem: str | None) -> None:
-    """Print a problem with --on-event, if there is one."""
-    if problem is not None:
-        click.echo(f"ddlrun: note: --on-event: {problem}", err=True)

@@ -3,13 +3,11 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
-
-import click
 
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
+from ddlrun.application.reporter import Reporter, try_line
 from ddlrun.application.shipping import reach_privately
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
@@ -38,8 +36,8 @@ class Fetched(NamedTuple):
     """Host -> files that are never copied back, such as links."""
 
 
-def fetch(settings: Settings, plan: Plan, outcome: Outcome) -> None:
-    """Copy the files of --fetch back from the hosts, and print which; those of lost hosts stay there.
+def fetch(settings: Settings, plan: Plan, outcome: Outcome, reporter: Reporter) -> None:
+    """Copy the files of --fetch back from the hosts, and show which; those of lost hosts stay there.
 
     Raises UnreachableError where a file is missing and the job itself has not failed.
     """
@@ -49,13 +47,13 @@ def fetch(settings: Settings, plan: Plan, outcome: Outcome) -> None:
     hosts = [name for name in plan.placement.hosts.names if name not in outcome.lost_hosts]
     place = f"{request.run_folder(plan.run_id)}{request.working_folder}"
     if outcome.requested:
-        report("fetching results; Ctrl-C leaves them on the hosts")
+        try_line(reporter, "fetching results; Ctrl-C leaves them on the hosts")
     try:
         fetched = _fetch(settings, plan, hosts)
     except OSError as error:
         fetched = Fetched((), [f"--fetch: {error.filename or request.working_folder}: {error.strerror}"], {})
     except BaseException:
-        report(f"--fetch was interrupted; results are on {fold(hosts)}, in {place}")
+        try_line(reporter, f"--fetch was interrupted; results are on {fold(hosts)}, in {place}")
         raise
     lost = [name for name in plan.placement.hosts.names if name not in hosts]
     problems = [*fetched.problems, *((f"hosts {fold(lost)}: --fetch: lost with their results",) if lost else ())]
@@ -63,19 +61,13 @@ def fetch(settings: Settings, plan: Plan, outcome: Outcome) -> None:
         complete = not (problems or any(fetched.left.values()))
         lines = render_fetched(fetched.placed, request, _ranks_of(plan), complete=complete)
         for line in (*lines, *render_left(fetched.left)):
-            report(line)
+            try_line(reporter, line)
     if problems:
         problems.append(f"--fetch: what is missing is on the hosts for 14 days, in {place}")
         if not outcome.exit_code:
             raise UnreachableError(*problems)
         for problem in problems:
-            report(f"error: {problem}")
-
-
-def report(line: str) -> None:
-    """Print a line to standard error, whose reader may be gone."""
-    with suppress(OSError):
-        click.echo(f"ddlrun: {line}", err=True)
+            try_line(reporter, f"error: {problem}")
 
 
 def _fetch(settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:

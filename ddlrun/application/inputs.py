@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import click
-
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.application.chosen_gpus import check_named_gpus, chooses_gpus, render_choice, render_own_choice
@@ -78,12 +76,6 @@ def read_hosts(
     if expression is not None and hostfile is not None:
         raise InputError(f"hosts are given twice: {expression!r} and --hostfile {hostfile}; leave one of them out")
     if expression is not None and not expression.startswith("@"):
-        if os.path.isfile(expression):
-            click.echo(
-                f"ddlrun: note: {expression} is taken as the name of a host; to read hosts from the file of this name, "
-                f"write @{expression}",
-                err=True,
-            )
         return parse_hosts(expression, where)
     path = hostfile if expression is None else expression[1:]
     if path is None:

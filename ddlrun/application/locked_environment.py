@@ -3,15 +3,16 @@
 import os
 import sys
 
-import click
-
 from ddlrun.errors import InputError
 from ddlrun.application.job_hosts import Options
+from ddlrun.application.reporter import Reporter
 
 PREFIX = "env="
 
 
-def use_locked_environment(options: Options, program: tuple[str, ...]) -> tuple[Options, tuple[str, ...]]:
+def use_locked_environment(
+    options: Options, program: tuple[str, ...], reporter: Reporter
+) -> tuple[Options, tuple[str, ...]]:
     """Return options and program with the environment of a lock file, where --ship names one.
 
     The environment is made here if this was not done before. Raises InputError where it cannot be made.
@@ -31,8 +32,6 @@ def use_locked_environment(options: Options, program: tuple[str, ...]) -> tuple[
     from ddlrun.ship.lock_file import make_environment, read_lock  # noqa: PLC0415 - for this option alone
 
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = make_environment(
-        read_lock(files[0]), f"{cache}/ddlrun/environments", lambda line: click.echo(f"ddlrun: {line}", err=True)
-    )
+    folder = make_environment(read_lock(files[0]), f"{cache}/ddlrun/environments", reporter.line)
     shipped = ",".join("env" if word.startswith(PREFIX) else word for word in words)
     return {**options, "ship": shipped, "locked_environment": True}, (f"{folder}/bin/python", *program[1:])

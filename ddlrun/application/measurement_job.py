@@ -9,28 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import click
-
-from ddlrun.cli.job_options import accelerators_option
-from ddlrun.cli.options import (
-    TOPOLOGY_HELP,
-    allow_root_option,
-    hostfile_option,
-    mpirun_option,
-    network_options,
-    option,
-    option_group,
-    overload_option,
-    racks_option,
-    scheduler_options,
-    skip_checks_option,
-    ssh_options,
-    start_timeout_option,
-    tcp_option,
-)
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.application.inputs import read_job_hosts
+from ddlrun.application.reporter import Reporter
 from ddlrun.mapping.placement import check_hosts
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.topology_request import TopologyRequest
@@ -40,33 +22,6 @@ from ddlrun.report.progress import progress
 from ddlrun.runs.store import choose_run_name, default_run_dir
 from ddlrun.topology import parse_topology
 from ddlrun.units import parse_seconds
-
-measuring_options = option_group(
-    hostfile_option,
-    ssh_options,
-    scheduler_options,
-    start_timeout_option,
-    network_options,
-    tcp_option,
-    skip_checks_option,
-    mpirun_option,
-    allow_root_option,
-)
-shape_options = option_group(
-    option("Topology", "--topology", metavar="XxYxZ[xA]", show_default="as for launch", help=TOPOLOGY_HELP),
-    accelerators_option,
-    racks_option,
-    overload_option,
-)
-
-
-def budget_option(default: str) -> Callable[[Any], Any]:
-    """Declare --budget."""
-    return option(
-        "Measurement", "--budget", default=default, show_default=True, metavar="TIME",
-        help="Total time, such as 90s or 5m.",
-    )  # fmt: skip
-
 
 # Program -> --framework of launch: the one that reserves no ports, and limits ranks by GPUs only where they count.
 FRAMEWORKS = {"racks": "mpi", "bench": "mpi", "tune": "ddl", "horovod": "horovod"}
@@ -95,7 +50,7 @@ def read_budget(text: str, least: float) -> float:
     return budget
 
 
-def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostList:
+def measured_hosts(expression: str | None, options: Mapping[str, Any], reporter: Reporter) -> HostList:
     """Return the hosts of the job in the order of launch: rack by rack, where racks are known."""
     shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
     hosts = arrange(TopologyRequest(shape, racks=options["racks"]), read_job_hosts(expression, options)[0]).hosts
@@ -103,7 +58,7 @@ def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostLi
     if shape is not None and len(hosts) < shape.hosts:
         check_hosts(shape, hosts)
     if shape is None and not options["racks"] and len(hosts) >= LEAST_HOSTS and not rack_numbers(hosts):
-        click.echo(f"ddlrun: note: {NO_RACKS}", err=True)
+        reporter.line(f"note: {NO_RACKS}")
     return hosts
 
 
@@ -121,7 +76,9 @@ class MeasurementError(DdlrunError):
         self.exit_code = code
 
 
-def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], program: Sequence[str]) -> Any:  # noqa: ANN401
+def measure(
+    hosts: HostList, options: dict[str, Any], words: Sequence[str], program: Sequence[str], reporter: Reporter
+) -> Any:  # noqa: ANN401 - the result of a program
     """Run `python -m ddlrun.measure PROGRAM` on the hosts; return its result.
 
     `words` are further options of launch. Slots that may be cores are not passed on: launch would use them as ranks.
@@ -142,12 +99,12 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
         try:
             with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
-                code, result = read_lines(argv, lambda lines: _read_result(lines, show), _echo)
+                code, result = read_lines(argv, lambda lines: _read_result(lines, show, reporter), reporter.text)
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C, a TERM
                 shutil.rmtree(run_dir, ignore_errors=True)
                 with suppress(OSError):
-                    _echo("ddlrun: interrupted; no results are saved\n")
+                    reporter.line("interrupted; no results are saved")
             raise
     if code or not isinstance(result, dict):
         raise MeasurementError(code or 1)
@@ -155,11 +112,6 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
     if "problem" in result:
         raise InputError(f"{hosts.source}: {result['problem']}")
     return result
-
-
-def _echo(line: str) -> None:
-    """Print a line of the job to standard error."""
-    click.echo(line, nl=False, err=True)
 
 
 def _passed(options: dict[str, Any]) -> Iterator[str]:
@@ -171,8 +123,8 @@ def _passed(options: dict[str, Any]) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", str(value))
 
 
-def _read_result(lines: Iterator[str], show: Callable[[str, float | None], None]) -> object:
-    """Show progress; return the result. Lines that are no messages go to standard error."""
+def _read_result(lines: Iterator[str], show: Callable[[str, float | None], None], reporter: Reporter) -> object:
+    """Show progress; return the result. Lines that are no messages are shown."""
     result = None
     for line in lines:
         try:
@@ -180,7 +132,7 @@ def _read_result(lines: Iterator[str], show: Callable[[str, float | None], None]
         except ValueError:
             message = None
         if not isinstance(message, dict):
-            _echo(line)
+            reporter.text(line)
         elif "progress" in message:
             show(*message["progress"])
         else:

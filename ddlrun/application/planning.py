@@ -4,14 +4,13 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import click
-
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.application.chosen_gpus import check_named_gpus
 from ddlrun.application.inputs import reach, read_machines
 from ddlrun.application.read_container import check_container
+from ddlrun.application.reporter import Reporter
 from ddlrun.machine import Machine
 from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.mapping.rankfile import check_names, name_problem
@@ -46,17 +45,18 @@ class Attempt(NamedTuple):
 
     settings: Settings
     mpirun: PendingManager
+    reporter: Reporter
     restarts: int
     """Number of restarts that are allowed in all."""
     probe: PendingProbe | None = None
     """The probe of this machine, if it has begun."""
 
     def without_hosts(self, reasons: Mapping[str, str]) -> "Attempt":
-        """Return the attempt with other hosts in place of some (name -> reason), or with fewer; print which."""
+        """Return the attempt with other hosts in place of some (name -> reason), or with fewer; show which."""
         hosts = self.settings.hosts
         assignment = replace_hosts(hosts.assignment, reasons, hosts.min_topology)
         for line in assignment.notes:
-            click.echo(f"ddlrun: {line}", err=True)
+            self.reporter.line(line)
         return self._replace(settings=reassign_hosts(self.settings, assignment), probe=None)
 
 
@@ -84,7 +84,7 @@ class Planned(NamedTuple):
     report: "PreflightReport | None"
 
 
-def check_settings(settings: Settings) -> Attempt:
+def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
     """Check everything that can be checked before any host is queried, while mpirun is asked for its version.
 
     Raises InputError, PlacementError or PreflightError.
@@ -99,7 +99,7 @@ def check_settings(settings: Settings) -> Attempt:
     checks = settings.check.checks
     if settings.container is not None and settings.hosts.all_local and (checks is None or "container" in checks):
         check_container(settings.container)
-    return Attempt(settings, mpirun, settings.run.restarts)
+    return Attempt(settings, mpirun, reporter, settings.run.restarts)
 
 
 def _manager_request(settings: Settings) -> ManagerRequest:
@@ -126,7 +126,7 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
     settings = attempt.settings
     if settings.hosts.all_local or (settings.machines.described and settings.run.dry_run):
         return Surveyed(attempt, survey_machines(settings, attempt.mpirun, attempt.probe), None)
-    report = _check_hosts(settings, attempt.mpirun.result())
+    report = _check_hosts(settings, attempt.mpirun.result(), attempt.reporter)
     if report.bad_hosts:
         if not settings.hosts.replaceable:
             report.raise_failures()
@@ -192,14 +192,14 @@ def inspect_installation(settings: Settings, mpirun: Mpirun) -> Installation:
     )
 
 
-def _check_hosts(settings: Settings, mpirun: Mpirun) -> "PreflightReport":
+def _check_hosts(settings: Settings, mpirun: Mpirun, reporter: Reporter) -> "PreflightReport":
     """Query and check the hosts of a job; the names of new pods may take a while to resolve."""
-    from ddlrun.cli.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
+    from ddlrun.application.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
 
     hosts = settings.hosts
     if hosts.allocation is not None and hosts.allocation.scheduler == "kubernetes" and hosts.launcher.launcher == "ssh":
         await_names(hosts.hosts.names, settings.check.seconds)
-    return check_first(settings, mpirun)
+    return check_first(settings, mpirun, reporter)
 
 
 def _busy_ports(report: "PreflightReport") -> frozenset[int]:

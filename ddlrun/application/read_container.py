@@ -1,4 +1,4 @@
-"""The container of --container, read from click's options."""
+"""The container of --container, read from the options of a launch."""
 
 import os
 import shlex
@@ -6,36 +6,9 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from ddlrun.cli.options import option, option_group
-from ddlrun.cli.value_types import Choice
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.plan.container import AUTO, RUNTIMES, ContainerRequest, choose_runtime, image_kind
+from ddlrun.plan.container import AUTO, ContainerRequest, choose_runtime, image_kind
 from ddlrun.ship.request import ENVIRONMENT_WORD
-
-# Other names of runtimes, and the tools around them.
-SYNONYMS = {
-    "singularity": "apptainer", "ch-run": "charliecloud", "bubblewrap": "bwrap", "pyxis": "enroot",
-    "nvidia-docker": "docker",
-}  # fmt: skip
-container_options = option_group(
-    option(
-        "Container",
-        "--container",
-        metavar="IMAGE",
-        help="Run the ranks in a container: the name of an image, a root folder, a .sif or .sqsh file.",
-    ),
-    option(
-        "Container",
-        "--container-runtime",
-        type=Choice([AUTO, *RUNTIMES], SYNONYMS),
-        default=AUTO,
-        show_default=True,
-        help="Container runtime; auto: the first one on PATH that takes IMAGE.",
-    ),
-)
-container_args_option = option(
-    "Container", "--container-args", metavar="ARGS", help="Additional arguments of the runtime, such as mounts."
-)
 
 
 def read_container(options: Mapping[str, Any]) -> ContainerRequest | None:

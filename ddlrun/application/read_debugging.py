@@ -1,4 +1,4 @@
-"""The options for debugging, wrappers and standard input, read from click's options."""
+"""The options for debugging, wrappers and standard input, read from the options of a launch."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The supervision options of a launch, read from click's options."""
+"""The supervision options of a launch, read from the options of a launch."""
 
 import os
 import re

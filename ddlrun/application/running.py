@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-import click
-
 from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
 from ddlrun.hosts import fold
 from ddlrun.application.events import LaunchEvents
@@ -107,7 +105,7 @@ def ship_files(planned: Planned) -> Planned:
     if planned.attempt.settings.ship is not None:
         from ddlrun.application.shipping import ship  # noqa: PLC0415 - for this option alone
 
-        ship(planned.attempt.settings, planned.plan)
+        ship(planned.attempt.settings, planned.plan, planned.attempt.reporter)
     return planned
 
 
@@ -134,10 +132,10 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
     attempt, plan, _ = planned
     settings = attempt.settings
     _record_attempt(planned)
-    events = LaunchEvents(settings.run.on_event, plan)
+    events = LaunchEvents(settings.run.on_event, plan, attempt.reporter)
     with outcome_without_job(planned):
         if not settings.run.quiet:
-            _show_plan(settings, plan)
+            _show_plan(attempt, plan)
         events.start()
         done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ, signals)
     unchecked = _end_leftovers(done, planned, signals)
@@ -157,15 +155,16 @@ def _supervision(settings: Settings, plan: Plan) -> SupervisionOptions:
     return settings.supervision._replace(style=choose_shown(settings.supervision.style, local_ranks))
 
 
-def _show_plan(settings: Settings, plan: Plan) -> None:
-    """Print the plan and the run's name; the short form without its notes comes after those for every user."""
+def _show_plan(attempt: Attempt, plan: Plan) -> None:
+    """Show the plan and the run's name; the short form without its notes comes after those for every user."""
+    settings, reporter = attempt.settings, attempt.reporter
     verbose = settings.run.verbose
     notes = () if verbose else (*settings.hosts.notes, *plan.warnings)
     for note in notes:
-        click.echo(f"ddlrun: note: {note}", err=True)
-    click.echo(render_plan(plan, shown_command(plan), full=verbose), nl=False, err=True)
+        reporter.line(f"note: {note}")
+    reporter.text(render_plan(plan, shown_command(plan), full=verbose))
     elsewhere = f" in {plan.run_dir.path}" if plan.run_dir.path.startswith(ELSEWHERE) else ""
-    click.echo(f"run: {plan.run_id}{elsewhere}", err=True)
+    reporter.text(f"run: {plan.run_id}{elsewhere}\n")
 
 
 def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Mapping[str, FinishedProcess]:
@@ -220,7 +219,7 @@ def _judge_by_scheduler(outcome: Outcome, settings: Settings, signals: Signals) 
 
 
 def report_outcome(finished: Finished, signals: Signals) -> Finished:
-    """Print why a job failed, and how much of its output was not printed; keep the report in the run folder."""
+    """Show why a job failed, and how much of its output was not printed; keep the report in the run folder."""
     outcome, plan = finished.outcome, finished.plan
     report = render_outcome(outcome, plan)
     if report:
@@ -230,11 +229,11 @@ def report_outcome(finished: Finished, signals: Signals) -> Finished:
     if report and outcome.unprinted_bytes:  # the output may have ended within a line
         report = f"\n{report}"
     watch = finished.attempt.settings.supervision
-    if report and watch.colour:  # click removes them elsewhere than on a terminal
+    if report and watch.colour:
         report = colour_report(report, many_colours=watch.style.many_colours)
     text = report + _describe_unchecked(finished.unchecked)
     with suppress(OSError, KeyboardInterrupt), signals.interruptible():  # the reader may be gone, or slow
-        click.echo(text, nl=False, err=True)
+        finished.attempt.reporter.text(text)
     return finished
 
 
@@ -255,7 +254,7 @@ def fetch_files(finished: Finished) -> Finished:
     if request is not None and request.fetched:
         from ddlrun.application.fetching import fetch  # noqa: PLC0415 - for this option alone
 
-        fetch(finished.attempt.settings, finished.plan, finished.outcome)
+        fetch(finished.attempt.settings, finished.plan, finished.outcome, finished.attempt.reporter)
     return finished
 
 
@@ -265,7 +264,7 @@ def allow_port_restart(finished: Finished) -> Finished:
     port = find_port_in_use(finished.outcome, finished.plan.ports)
     if port is None or attempt.settings.run.attempt > 0:
         return finished
-    click.echo(f"ddlrun: another process took port {port} meanwhile; starting again with others", err=True)
+    attempt.reporter.line(f"another process took port {port} meanwhile; starting again with others")
     return finished._replace(attempt=attempt._replace(restarts=attempt.restarts + 1))
 
 
@@ -284,7 +283,7 @@ def next_attempt(finished: Finished, request: int | None) -> Attempt:
         raise DdlrunError(f"received {signal.Signals(request).name}")
     attempt, settings = finished.attempt, finished.attempt.settings
     number = settings.run.attempt + 1
-    click.echo(f"ddlrun: restart {number} of {attempt.restarts}", err=True)
+    attempt.reporter.line(f"restart {number} of {attempt.restarts}")
     name = restart_name(settings.run.run_id, number)
     attempt = attempt._replace(settings=restart_settings(settings, number, name), probe=None)
     dead = {*finished.outcome.lost_hosts}

@@ -1,16 +1,11 @@
-"""The Settings of a launch, read from its options: nothing beyond this module sees click's dictionary."""
+"""The Settings of a launch, read from its options: nothing beyond this room sees the dictionary of options."""
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import click
-from click.core import ParameterSource
-
-from ddlrun.cli.configuration import find_configuration
-from ddlrun.cli.launch_arguments import ARGUMENTS
-from ddlrun.cli.options import read_policy
 from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
 from ddlrun.environment.frameworks import parse_frameworks
 from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
@@ -21,10 +16,12 @@ from ddlrun.application.locked_environment import use_locked_environment
 from ddlrun.application.profile_store import read_profiles
 from ddlrun.application.read_container import read_container
 from ddlrun.application.read_debugging import read_input, read_wrappers
+from ddlrun.application.read_policy import read_policy
 from ddlrun.application.read_ship import read_ship
 from ddlrun.application.read_supervision import read_supervision, requeued
+from ddlrun.application.reporter import Reporter
 from ddlrun.mapping.rack_layout import RackLayout
-from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
+from ddlrun.plan.precedence import EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import (
     CheckOptions,
@@ -51,14 +48,24 @@ PLANNED = frozenset(
 )
 
 
-def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]) -> Settings:
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """The options of a launch."""
+
+    values: Options
+    """Parameter -> value."""
+    sources: Mapping[str, str]
+    """Parameter of EXCLUSIVE_GROUPS -> the entry of OPTION_SOURCES that gave it."""
+    assignments: tuple[str, ...]
+    """Variables of the ranks from config files: NAME=VALUE."""
+    arguments: tuple[str, ...]
+    """The words after `ddlrun launch`, without secrets."""
+
+
+def read_settings(given: LaunchOptions, program: tuple[str, ...], reporter: Reporter) -> Settings:
     """Turn options into Settings. Raises InputError for each wrong value."""
-    options, program = use_locked_environment(options, program)
-    options = {
-        **_without_hidden(ctx, options),
-        "config_env": find_configuration(ctx).assignments,
-        "arguments": ctx.meta.get(ARGUMENTS, ()),
-    }
+    options, program = use_locked_environment(given.values, program, reporter)
+    options = {**_without_hidden(given.sources, options), "config_env": given.assignments, "arguments": given.arguments}
     environment = _read_environment(options)
     if options["rankfile"] == "-":
         raise InputError("--rankfile -: standard input belongs to rank 0; write the rank file to a file")
@@ -86,21 +93,13 @@ def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]
     )
 
 
-def _without_hidden(ctx: click.Context, options: Options) -> dict[str, Any]:
+def _without_hidden(sources: Mapping[str, str], options: Options) -> dict[str, Any]:
     """Return options; in each of EXCLUSIVE_GROUPS, those of the highest source hide the others."""
     hidden: set[str] = set()
     for group in EXCLUSIVE_GROUPS:
-        ranks = {name: OPTION_SOURCES.index(source_of(ctx, name)) for name in group.parameters}
+        ranks = {name: OPTION_SOURCES.index(sources[name]) for name in group.parameters}
         hidden |= {name for name, rank in ranks.items() if rank < max(ranks.values())}
     return {name: None if name in hidden else value for name, value in options.items()}
-
-
-def source_of(ctx: click.Context, parameter: str) -> str:
-    """Return the entry of OPTION_SOURCES that gave a parameter."""
-    if ctx.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
-        return COMMAND_LINE
-    given = find_configuration(ctx).values.get(parameter)
-    return DEFAULT if given is None else given.source
 
 
 def _read_environment(options: Options) -> EnvironmentOptions:
@@ -182,7 +181,7 @@ def read_check_names(options: Options) -> frozenset[str] | None:
     names = options.get("only_checks")
     if names is None:
         return None
-    from ddlrun.cli.check import parse_checks  # noqa: PLC0415 - for this option alone
+    from ddlrun.application.check import parse_checks  # noqa: PLC0415 - for this option alone
 
     return parse_checks(names)
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-import click
-
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold
 from ddlrun.application.inputs import reach
+from ddlrun.application.reporter import Reporter
 from ddlrun.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.agent import AgentLauncher
@@ -35,7 +34,7 @@ LONGEST_SECONDS = 86400.0
 KEEPALIVES, KEEPALIVE_SECONDS = 5, 120.0
 
 
-def ship(settings: Settings, plan: Plan) -> None:
+def ship(settings: Settings, plan: Plan, reporter: Reporter) -> None:
     """Put the files of --ship on the hosts of a plan. Raises InputError, PreflightError or UnreachableError."""
     request = settings.ship
     if request is None:
@@ -53,7 +52,7 @@ def ship(settings: Settings, plan: Plan) -> None:
             archives = make_archives(request, whole=True)
             result = transfer(_transfer_plan(plan, archives), run, target)
     if not settings.run.quiet:
-        _report(archives, result, time.monotonic() - begin)
+        _report(archives, result, time.monotonic() - begin, reporter)
 
 
 def make_archives(request: ShipRequest, *, whole: bool = False) -> list[Archive]:
@@ -141,11 +140,11 @@ def shipped_run(request: ShipRequest, run_id: str, python: str, seconds: float) 
     )
 
 
-def _report(archives: list[Archive], result: TransferResult, seconds: float) -> None:
-    """Print which files have travelled."""
+def _report(archives: list[Archive], result: TransferResult, seconds: float, reporter: Reporter) -> None:
+    """Show which files have travelled."""
     moved = [archive for archive in archives if result.hosts.get(archive.digest)]
     for archive in moved:
         hosts = fold(result.hosts[archive.digest])
-        click.echo(f"ddlrun: shipped {archive.source.path} ({render_size(archive.size)}) to {hosts}", err=True)
+        reporter.line(f"shipped {archive.source.path} ({render_size(archive.size)}) to {hosts}")
     if moved:
-        click.echo(f"ddlrun: shipped in {seconds:.1f} s", err=True)
+        reporter.line(f"shipped in {seconds:.1f} s")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlrun.cli import measuring_options
+from ddlrun.cli.console import Console
 from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
@@ -25,9 +27,9 @@ MODES = "rbnmcp"
 
 @click.command("bench", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @hosts_argument
-@measurement_job.measuring_options
-@measurement_job.shape_options
-@measurement_job.budget_option("60s")
+@measuring_options.measuring_options
+@measuring_options.shape_options
+@measuring_options.budget_option("60s")
 @option("Measurement", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
 @option("Measurement", "--modes", default=MODES, show_default=True, metavar="LETTERS",
         help="Modes of ddlrun.ddl to measure, in addition to MPI's collectives.")  # fmt: skip
@@ -56,12 +58,12 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     _check_plot(options["plot"])
     if options["save_links"]:
         check_writable(options["save_links"], "--save-links")
-    listed = measurement_job.measured_hosts(hosts, options)
+    listed = measurement_job.measured_hosts(hosts, options, Console())
     if options["save_links"] and len(listed) == 1:
         raise InputError(f"--save-links: {listed.source} has one host, and no link between hosts; name two or more")
     plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measurement_job.rack_numbers(listed)})
     words = measurement_job.shape_words(options)
-    result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan])
+    result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan], Console())
     if result["note"]:
         click.echo(f"ddlrun: note: {result['note']}", err=True)
     record: BenchRecord = {"schema": "urn:ddlrun:bench:1", **result}

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from ddlrun.errors import InputError
 from ddlrun.application.inputs import read_text
-from ddlrun.plan.precedence import NAMED_FILE, PROJECT_FILE, USER_FILE, VARIABLE
+from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, NAMED_FILE, PROJECT_FILE, USER_FILE, VARIABLE
 from ddlrun.wording import did_you_mean
 
 PROJECT_NAME = "ddlrun.yaml"
@@ -64,6 +65,14 @@ def find_configuration(ctx: click.Context) -> Configuration:
     """Return the configuration that was applied to a context."""
     configuration: Configuration = ctx.meta.get(CONFIGURATION, EMPTY)
     return configuration
+
+
+def source_of(ctx: click.Context, parameter: str) -> str:
+    """Return the entry of OPTION_SOURCES that gave a parameter."""
+    if ctx.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+        return COMMAND_LINE
+    given = find_configuration(ctx).values.get(parameter)
+    return DEFAULT if given is None else given.source
 
 
 def apply_configuration(ctx: click.Context, named: str | None = None, only: frozenset[str] | None = None) -> None:

@@ -1,16 +1,11 @@
 """ddlrun dashboard: the web page of a run."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ddlrun.cli.named_run import find_run_folder, run_name
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.value_types import WholeNumber
-from ddlrun.errors import InputError
-
-if TYPE_CHECKING:
-    from ddlrun.dashboard.server import DashboardServer
+from ddlrun.application.dashboard import open_dashboard
 
 MOST_PORT = 65535
 
@@ -37,47 +32,3 @@ def command(run: str | None, port: int) -> None:
             server.serve_forever()
         except KeyboardInterrupt:
             return
-
-
-class LaunchDashboard:
-    """The page of a launch: that of its current attempt."""
-
-    def __init__(self, port: int | None) -> None:
-        """Take the port; 0: any that is free, None: there is no page."""
-        self._port = port
-        self._server: DashboardServer | None = None
-
-    def __enter__(self) -> "LaunchDashboard":  # noqa: PYI034 - typing.Self came with 3.11
-        """Begin without a page."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Send the end of the run to the open pages."""
-        if self._server is not None:
-            self._server.stop()
-
-    def show(self, folder: str) -> None:
-        """Show an attempt. Raises InputError where the port cannot be used."""
-        if self._port is None:
-            return
-        if self._server is None:
-            self._server = open_dashboard(self._port, folder, "--dashboard")
-            self._server.start()
-            click.echo(f"page: {self._server.url}", err=True)
-        self._server.folder = folder
-
-
-def open_dashboard(port: int, folder: str, name: str) -> "DashboardServer":
-    """Return a server of the page of a run, which has not been started. Raises InputError.
-
-    Args:
-        port: The port; 0: any that is free.
-        folder: The run folder.
-        name: The option that has named the port.
-    """
-    from ddlrun.dashboard.server import DashboardServer  # noqa: PLC0415 - 30 ms, for pages alone
-
-    try:
-        return DashboardServer(port, folder)
-    except OSError as error:
-        raise InputError(f"{name} {port}: {error.strerror}; choose another port") from error

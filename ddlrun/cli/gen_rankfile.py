@@ -19,7 +19,6 @@ from ddlrun.cli.options import (
     option,
     placement_options,
     probe_option,
-    read_policy,
     ssh_options,
 )
 from ddlrun.cli.output_files import write_atomically
@@ -27,6 +26,7 @@ from ddlrun.cli.value_types import Choice, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.application.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
+from ddlrun.application.read_policy import read_policy
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.placement_notes import placement_notes

@@ -14,6 +14,7 @@ from ddlrun.cli.options import (
     hostfile_option,
     machine_option,
     mpirun_option,
+    note_named_file,
     option,
     option_group,
     placement_options,
@@ -82,7 +83,7 @@ accelerators_option = option(
 )  # fmt: skip
 job_options = option_group(
     option(
-        "Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST",
+        "Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST", callback=note_named_file,
         help="Hosts, such as n1,n2, n[01-04]:2 with 2 slots per host, or a:4,b:2.",
     ),
     hostfile_option,

@@ -1,61 +1,30 @@
-"""ddlrun launch: place every rank, write the rank file, run mpirun.
-
-The stages of a launch, each with the value that it returns:
-
-    read_settings    Settings    what was asked for; here the options end
-    check_settings   Attempt     mpirun is asked for its version meanwhile
-    start_probe      Attempt     this machine is probed meanwhile
-    survey_hosts     Surveyed    machines, network, software
-    place_ranks      Placed      host, cores and GPU of every rank
-    plan_job         Planned     rank file, environment, command
-    write_files      Planned     the run folder
-    ship_files       Planned     code, data and environment on the hosts, with --ship
-    supervise_run    Finished    the outcome
-    report_outcome   Finished    the reason of a failure, printed
-    fetch_files      Finished    results of the ranks in the working folder, with --fetch
-
-After a failure, next_attempt leads from Finished back to an Attempt.
-"""
+"""ddlrun launch: place every rank, write the rank file, run mpirun."""
 
 import json
-import os
 from typing import Any
 
 import click
 
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import forget_variables
-from ddlrun.cli.dashboard import MOST_PORT, LaunchDashboard
+from ddlrun.cli.console import Console
+from ddlrun.cli.container_options import container_args_option, container_options
+from ddlrun.cli.dashboard import MOST_PORT
 from ddlrun.cli.job_options import job_options
-from ddlrun.cli.launch_arguments import ARGUMENTS, strip_secrets
+from ddlrun.cli.launch_arguments import ARGUMENTS, launch_options, strip_secrets
 from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
 from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
-from ddlrun.environment.frameworks import NAMES
-from ddlrun.errors import DdlrunError, InputError, PreflightError
-from ddlrun.application.planning import (
-    Attempt,
-    Planned,
-    check_settings,
-    place_ranks,
-    plan_job,
-    start_probe,
-    survey_hosts,
-)
+from ddlrun.errors import InputError
+from ddlrun.application.attempts import check_root, forget_outer_job, plan_attempt, run_until_done
+from ddlrun.application.planning import Planned, check_settings, start_probe
 from ddlrun.application.programs import read_programs, split_programs
-from ddlrun.application.read_container import container_args_option, container_options
 from ddlrun.application.settings import read_settings
 from ddlrun.plan import shown_command
-from ddlrun.plan.settings import Settings
-from ddlrun.supervise.signals import Signals
 
 # Key of click's context: the command line in words of ddlrun.
 TRANSLATED = "ddlrun.translated"
-# Variables with the value 1 by which root allows any Open MPI to start.
-ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-# Open MPI 4.1 sets it to "singleton" in MPI_Init outside mpirun; an mpirun that inherits it ends with 1.
-SINGLETON = "OMPI_MCA_ess"
 
 
 class Launch(Sections):
@@ -192,27 +161,23 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     """
     if options["as_json"] and not options["dry_run"]:
         raise InputError("--json shows a plan alone; add --dry-run")
-    _forget_outer_job()
+    forget_outer_job()
     forget_variables(ctx)
     programs = read_programs(script, args, options)
-    settings = read_settings(ctx, programs.options, programs.first)
+    console = Console()
+    settings = read_settings(launch_options(ctx, programs.options), programs.first, console)
     if not options["quiet"]:
         ctx.meta[TRANSLATED].print_notes()
         note_misplaced(script, split_programs(args)[0], ctx.command.params)
         note_excluded(ctx)
         note_secrets(options, "the command line, which all users of this computer can read")
-    attempt = check_settings(settings)
+    attempt = check_settings(settings, console)
     if settings.run.dry_run:
         with note_on_descriptions():
-            _print_plan(_plan(attempt))
+            _print_plan(plan_attempt(attempt))
         return 0
-    _check_root(settings)
-    return _run_until_done(start_probe(attempt))
-
-
-def _plan(attempt: Attempt) -> Planned:
-    """Take an attempt through the stages up to its plan. Raises DdlrunError."""
-    return plan_job(place_ranks(survey_hosts(attempt)))
+    check_root(settings)
+    return run_until_done(start_probe(attempt)).exit_code
 
 
 def _print_plan(planned: Planned) -> None:
@@ -229,49 +194,3 @@ def _print_plan(planned: Planned) -> None:
         click.echo(json.dumps(plan.as_dict(), indent=2))
     else:
         click.echo(render_plan(plan, shown_command(plan), full=True), nl=False)
-
-
-def _run_until_done(attempt: Attempt) -> int:
-    """Run the job, and restart it after a failure as often as allowed; return the last exit code."""
-    from ddlrun.application import running  # noqa: PLC0415 - imported while this machine is probed
-
-    finished, request = None, None
-    with LaunchDashboard(attempt.settings.run.dashboard) as dashboard:
-        while True:
-            try:
-                attempt = attempt if finished is None else running.next_attempt(finished, request)
-                planned = running.prepare_run(survey_hosts(attempt), dashboard.show)
-            except DdlrunError as error:
-                if finished is None:
-                    raise
-                for problem in error.problems:
-                    click.echo(f"ddlrun: no restart: {problem}", err=True)
-                return finished.outcome.exit_code
-            with Signals(attempt.settings.supervision.forward) as signals:
-                finished = running.report_outcome(running.supervise_run(planned, signals), signals)
-            request = signals.request
-            finished = running.fetch_files(finished)
-            finished = running.allow_port_restart(finished)
-            if running.is_final(finished):
-                return finished.outcome.exit_code
-
-
-def _check_root(settings: Settings) -> None:
-    """Raise PreflightError where root starts a job without having allowed it."""
-    allowed = settings.mpi.allow_root or all(os.environ.get(name) == "1" for name in ROOT)
-    if os.geteuid() == 0 and not allowed:
-        raise PreflightError(
-            "you are root, and a mistake in a job could then harm the whole machine; use another account, or give "
-            "--allow-run-as-root (in a container, where root is usual, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)"
-        )
-
-
-def _forget_outer_job() -> None:
-    """Remove the variables of another job from the environment, where its rank or a program with MPI started ddlrun."""
-    if "DDLRUN_RUN" in os.environ:
-        names = {"DDL_OPTIONS", *NAMES}
-        for name in [name for name in os.environ if name.startswith("DDLRUN_") or name in names]:
-            del os.environ[name]
-    if os.environ.get(SINGLETON) == "singleton":
-        del os.environ[SINGLETON]

@@ -1,14 +1,17 @@
 """The words after `ddlrun launch`: stored without secrets, and changed for another run."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
 from ddlrun.cli.argv import SplitArgv, options_by_name, split_argv
+from ddlrun.cli.configuration import find_configuration, source_of
 from ddlrun.cli.option_names import SYNONYMS
 from ddlrun.environment.secrets import REDACTED, has_secret, redact, redact_words
 from ddlrun.errors import InputError
+from ddlrun.application.settings import LaunchOptions
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS
 from ddlrun.wording import did_you_mean
 
@@ -20,6 +23,12 @@ VARIABLES = frozenset(("assignments", "named"))
 DROPPED = frozenset(("run_dir", "attempts_file", "raises"))
 Words = tuple[str, ...]
 Options = Iterable[tuple[click.Option, Words]]
+
+
+def launch_options(ctx: click.Context, values: Mapping[str, Any]) -> LaunchOptions:
+    """Return the options of a context, with the values of one program of its command line."""
+    sources = {name: source_of(ctx, name) for group in EXCLUSIVE_GROUPS for name in group.parameters}
+    return LaunchOptions(values, sources, find_configuration(ctx).assignments, ctx.meta.get(ARGUMENTS, ()))
 
 
 def strip_secrets(args: Sequence[str], params: Iterable[click.Parameter]) -> Words:

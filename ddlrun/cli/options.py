@@ -1,7 +1,8 @@
 """Options that several commands share, under headings."""
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import click
@@ -11,7 +12,7 @@ from ddlrun.cli.option_names import naming_unknown_options, note_repeated_hosts
 from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.application.inputs import DEFAULT_PROBE_SECONDS
-from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
+from ddlrun.mapping.policy import BINDINGS, CORE_KINDS
 from ddlrun.plugins import plugin_names
 from ddlrun.process_managers import AUTO, MANAGERS
 from ddlrun.remote.agent import LAUNCHERS
@@ -161,6 +162,17 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return declare
 
 
+def note_named_file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Return hosts; print a note where they have the name of a file."""
+    if value is not None and not value.startswith("@") and os.path.isfile(value):
+        click.echo(
+            f"ddlrun: note: {value} is taken as the name of a host; to read hosts from the file of this name, "
+            f"write @{value}",
+            err=True,
+        )
+    return value
+
+
 def _store_hosts(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
     """Store the hosts of -H until those of the argument are known."""
     ctx.meta[HOSTS_OPTION] = value
@@ -176,7 +188,7 @@ def _choose_hosts(ctx: click.Context, _param: click.Parameter, values: Sequence[
         raise InputError(f"{values[0]} is a topology, not a host; write --topology {values[0]}")
     if values and named is not None:
         raise InputError(f"hosts are given twice: {values[0]!r} and -H {named}; leave one of them out")
-    return values[0] if values else named
+    return note_named_file(ctx, _param, values[0] if values else named)
 
 
 hosts_argument = option_group(
@@ -325,28 +337,3 @@ placement_options = option_group(
         "fast: the fastest kind alone.",
     ),
 )  # fmt: skip
-
-
-def read_policy(options: Mapping[str, Any]) -> PlacementPolicy:
-    """Read the placement options. Raises InputError where one is malformed."""
-    if options["packing"] not in (None, "spread", "pack"):
-        raise InputError(f"placement.packing: {options['packing']!r} is unknown; write spread or pack")
-    return PlacementPolicy(
-        reserve_cores=options["reserve_cores"] or 0,
-        cores_per_rank=options["cores_per_rank"],
-        bind=options["bind"],
-        packing=options["packing"],
-        threads_per_core=options["threads_per_core"],
-        gpu_order=None if options["gpu_order"] is None else _parse_gpu_order(str(options["gpu_order"])),
-        overload=options["overload"],
-        core_kinds=options["core_kinds"],
-    )
-
-
-def _parse_gpu_order(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if any(not (word.isascii() and word.isdigit()) for word in words) or len(set(words)) < len(words):
-        raise InputError(
-            f"--gpu-order {text!r} is not a list of different numbers; write each GPU's number once, such as 2,3,0,1"
-        )
-    return tuple(map(int, words))

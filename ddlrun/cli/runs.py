@@ -14,6 +14,7 @@ from ddlrun.cli.options import (
     argument,
     hostfile_option,
     hosts_argument,
+    note_named_file,
     option,
     option_group,
     probe_timeout_option,
@@ -75,6 +76,7 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     "--hosts",
     "hosts",
     metavar="LIST",
+    callback=note_named_file,
     help="Also end RUNS that were started on other computers, on these hosts; names must be whole.",
 )
 @host_options

@@ -12,7 +12,9 @@ from ddlrun import __version__
 from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import find_configuration
+from ddlrun.cli.console import Console
 from ddlrun.cli.launch import command as launch
+from ddlrun.cli.launch_arguments import launch_options
 from ddlrun.cli.option_notes import note_misplaced, note_secrets
 from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
@@ -158,7 +160,7 @@ def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], option
         program = read_program(program[0], program[1:], is_module=options["is_module"], in_image=in_image)
     topology = parse_topology(options["topology"])
     in_job = {"scheduler": "none", "launcher": "auto", "hosts": f"host[1-{topology.hosts}]"}
-    settings = read_settings(ctx, options | in_job, program)
+    settings = read_settings(launch_options(ctx, options | in_job), program, Console())
     check_request(settings.job.topology, settings.hosts.hosts)
     return topology
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlrun.cli import measuring_options
+from ddlrun.cli.console import Console
 from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.cli.plan import gradient_options, read_gradient
@@ -36,10 +38,10 @@ HOROVOD_SHARE = 1 / 3
 
 @click.command("tune", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @hosts_argument
-@measurement_job.measuring_options
-@measurement_job.shape_options
+@measuring_options.measuring_options
+@measuring_options.shape_options
 @gradient_options
-@measurement_job.budget_option("3m")
+@measuring_options.budget_option("3m")
 @option("Measurement", "--links", metavar="FILE", show_default="measure the links",
         help="Read links that bench --save-links wrote.")  # fmt: skip
 @option("Measurement", "--horovod/--no-horovod", "horovod", default=None, show_default="if it is installed",
@@ -68,7 +70,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     gradient, _ = read_gradient(options)
     lead = _lead(options)
     links = _links(options["links"])
-    listed = measurement_job.measured_hosts(hosts, options)
+    listed = measurement_job.measured_hosts(hosts, options, Console())
     names = profile_names(listed.names)
     path = _profile_path(options["save"], names)
     horovod_budget = HOROVOD_SHARE * budget if _with_horovod(requested=options["horovod"]) else 0.0
@@ -81,7 +83,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         "exhaustive": options["exhaustive"],
     }
     result: TuneResult = measurement_job.measure(
-        listed, options, measurement_job.shape_words(options), ["tune", json.dumps(plan)]
+        listed, options, measurement_job.shape_words(options), ["tune", json.dumps(plan)], Console()
     )
     record: TuneRecord = {
         "schema": "urn:ddlrun:tune:1",
@@ -109,7 +111,7 @@ def _search_fusion(listed: "HostList", options: dict[str, Any], gradient: int, s
 
     def step_seconds(setting: FusionSetting) -> float:
         settings = [word for name, value in setting.variables.items() for word in ("--env", f"{name}={value}")]
-        return float(measurement_job.measure(listed, options, [*shape, *settings], program)["seconds"])
+        return float(measurement_job.measure(listed, options, [*shape, *settings], program, Console())["seconds"])
 
     return search_fusion(step_seconds, gradient, lambda: time.monotonic() < end)
 

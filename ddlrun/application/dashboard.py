@@ -1,0 +1,53 @@
+"""The web page of a launch, and of a run."""
+
+from typing import TYPE_CHECKING
+
+from ddlrun.errors import InputError
+from ddlrun.application.reporter import Reporter
+
+if TYPE_CHECKING:
+    from ddlrun.dashboard.server import DashboardServer
+
+
+class LaunchDashboard:
+    """The page of a launch: that of its current attempt."""
+
+    def __init__(self, port: int | None, reporter: Reporter) -> None:
+        """Take the port, 0: any that is free, None: there is no page; and the receiver of the page's address."""
+        self._port, self._reporter = port, reporter
+        self._server: DashboardServer | None = None
+
+    def __enter__(self) -> "LaunchDashboard":  # noqa: PYI034 - typing.Self came with 3.11
+        """Begin without a page."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Send the end of the run to the open pages."""
+        if self._server is not None:
+            self._server.stop()
+
+    def show(self, folder: str) -> None:
+        """Show an attempt. Raises InputError where the port cannot be used."""
+        if self._port is None:
+            return
+        if self._server is None:
+            self._server = open_dashboard(self._port, folder, "--dashboard")
+            self._server.start()
+            self._reporter.text(f"page: {self._server.url}\n")
+        self._server.folder = folder
+
+
+def open_dashboard(port: int, folder: str, name: str) -> "DashboardServer":
+    """Return a server of the page of a run, which has not been started. Raises InputError.
+
+    Args:
+        port: The port; 0: any that is free.
+        folder: The run folder.
+        name: The option that has named the port.
+    """
+    from ddlrun.dashboard.server import DashboardServer  # noqa: PLC0415 - 30 ms, for pages alone
+
+    try:
+        return DashboardServer(port, folder)
+    except OSError as error:
+        raise InputError(f"{name} {port}: {error.strerror}; choose another port") from error

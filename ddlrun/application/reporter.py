@@ -1,0 +1,20 @@
+"""What a launch shows to whoever started it."""
+
+from contextlib import suppress
+from typing import Protocol
+
+
+class Reporter(Protocol):
+    """The receiver of what ddlrun itself says about a launch; the output of the ranks goes elsewhere."""
+
+    def line(self, text: str) -> None:
+        """Show a line, such as a note or a warning."""
+
+    def text(self, text: str) -> None:
+        """Show a text of several lines as it is, such as the plan or the report of a failure."""
+
+
+def try_line(reporter: Reporter, text: str) -> None:
+    """Show a line where what follows must be done also if its reader is gone."""
+    with suppress(OSError):
+        reporter.line(text)
