@@ -2,10 +2,10 @@
 
 import os
 
-from ddlrun.environment.frameworks import NAMES
-from ddlrun.errors import DdlrunError, PreflightError
 from ddlrun.application.dashboard import LaunchDashboard
 from ddlrun.application.planning import Attempt, Planned, place_ranks, plan_job, survey_hosts
+from ddlrun.environment.frameworks import NAMES
+from ddlrun.errors import DdlrunError, PreflightError
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings
 from ddlrun.supervise.signals import Signals

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ddlrun.errors import InputError
-from ddlrun.hosts import HostList
 from ddlrun.application.inputs import reach
 from ddlrun.application.reporter import Reporter
+from ddlrun.errors import InputError
+from ddlrun.hosts import HostList
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.findings import FindingCode, Level, render_lines

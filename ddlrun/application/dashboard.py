@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from ddlrun.errors import InputError
 from ddlrun.application.reporter import Reporter
+from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from ddlrun.dashboard.server import DashboardServer

@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddlrun.errors import UnreachableError
-from ddlrun.hosts import fold
 from ddlrun.application.reporter import Reporter, try_line
 from ddlrun.application.shipping import reach_privately
+from ddlrun.errors import UnreachableError
+from ddlrun.hosts import fold
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ddlrun.application.chosen_gpus import check_named_gpus, chooses_gpus, render_choice, render_own_choice
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
-from ddlrun.application.chosen_gpus import check_named_gpus, chooses_gpus, render_choice, render_own_choice
 from ddlrun.machine import Machine, MachineNoteCode, machine_note
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.probe import ProbeTarget, is_local, probe

@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ddlrun.application.inputs import load_hosts, read_hosts, read_launcher, read_rankfile
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.application.inputs import load_hosts, read_hosts, read_launcher, read_rankfile
 from ddlrun.mapping.rack_layout import RackLayout, RackNoteCode, arrange
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.plan.precedence import HOST_SOURCES

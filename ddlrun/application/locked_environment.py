@@ -3,9 +3,9 @@
 import os
 import sys
 
-from ddlrun.errors import InputError
 from ddlrun.application.job_hosts import Options
 from ddlrun.application.reporter import Reporter
+from ddlrun.errors import InputError
 
 PREFIX = "env="
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddlrun.errors import DdlrunError, InputError
-from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.reporter import Reporter
+from ddlrun.errors import DdlrunError, InputError
+from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.mapping.placement import check_hosts
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.topology_request import TopologyRequest

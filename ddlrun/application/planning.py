@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
-from ddlrun.environment.horovod_hierarchical import active_hierarchical
-from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.application.chosen_gpus import check_named_gpus
 from ddlrun.application.inputs import reach, read_machines
 from ddlrun.application.read_container import check_container
 from ddlrun.application.reporter import Reporter
+from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
+from ddlrun.environment.horovod_hierarchical import active_hierarchical
+from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
 from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.mapping.rankfile import check_names, name_problem

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from ddlrun.errors import InputError
 from ddlrun.application.inputs import read_text
+from ddlrun.errors import InputError
 from ddlrun.plan.tuning_profile import Profile, Profiles, file_name, parse_profiles
 from ddlrun.remote.probe import is_local
 from ddlrun.runs.store import state_folder

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddlrun.errors import InputError
 from ddlrun.application.program import read_program
+from ddlrun.errors import InputError
 from ddlrun.plan.wrappers import Wrapper
 
 COUNTS = ("-n", "--n", "-np", "--np", "-c")

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ddlrun.errors import InputError
 from ddlrun.application.read_supervision import parse_ranks
+from ddlrun.errors import InputError
 from ddlrun.plan.supervision import InputMode, RankInput
 from ddlrun.plan.wrappers import Wrapper, make_debugger
 

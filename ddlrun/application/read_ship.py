@@ -3,8 +3,8 @@
 import os
 from typing import TYPE_CHECKING
 
-from ddlrun.errors import InputError
 from ddlrun.application.job_hosts import Options
+from ddlrun.errors import InputError
 from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""What a launch shows to whoever started it."""
+"""The receiver of what ddlrun says about a launch."""
 
 from contextlib import suppress
 from typing import Protocol
 
 
 class Reporter(Protocol):
-    """The receiver of what ddlrun itself says about a launch; the output of the ranks goes elsewhere."""
+    """The command line or a program; the output of the ranks goes elsewhere."""
 
     def line(self, text: str) -> None:
         """Show a line, such as a note or a warning."""

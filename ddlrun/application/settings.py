@@ -6,10 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
-from ddlrun.environment.frameworks import parse_frameworks
-from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
-from ddlrun.errors import InputError
 from ddlrun.application.inputs import find_job, read_rankfile
 from ddlrun.application.job_hosts import Options, arrange_hosts, assign_job_hosts
 from ddlrun.application.locked_environment import use_locked_environment
@@ -20,6 +16,10 @@ from ddlrun.application.read_policy import read_policy
 from ddlrun.application.read_ship import read_ship
 from ddlrun.application.read_supervision import read_supervision, requeued
 from ddlrun.application.reporter import Reporter
+from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
+from ddlrun.environment.frameworks import parse_frameworks
+from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
+from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import RackLayout
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
 from ddlrun.plan.run_dir import RunDir

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from ddlrun.errors import InputError
-from ddlrun.hosts import fold
 from ddlrun.application.inputs import reach
 from ddlrun.application.reporter import Reporter
+from ddlrun.errors import InputError
+from ddlrun.hosts import fold
 from ddlrun.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.agent import AgentLauncher

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlrun.application import measurement_job
 from ddlrun.cli import measuring_options
-from ddlrun.cli.console import Console
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
-from ddlrun.application import measurement_job
 from ddlrun.report.bench import render_bench
 from ddlrun.units import parse_bytes
 
@@ -58,12 +58,12 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     _check_plot(options["plot"])
     if options["save_links"]:
         check_writable(options["save_links"], "--save-links")
-    listed = measurement_job.measured_hosts(hosts, options, Console())
+    listed = measurement_job.measured_hosts(hosts, options, ConsoleReporter())
     if options["save_links"] and len(listed) == 1:
         raise InputError(f"--save-links: {listed.source} has one host, and no link between hosts; name two or more")
     plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measurement_job.rack_numbers(listed)})
     words = measurement_job.shape_words(options)
-    result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan], Console())
+    result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan], ConsoleReporter())
     if result["note"]:
         click.echo(f"ddlrun: note: {result['note']}", err=True)
     record: BenchRecord = {"schema": "urn:ddlrun:bench:1", **result}

@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from ddlrun.application.check import checks_of, run_checks
+from ddlrun.application.inputs import read_job_hosts
+from ddlrun.application.read_container import read_container
 from ddlrun.cli.container_options import container_options
 from ddlrun.cli.options import (
     Sections,
@@ -22,9 +25,6 @@ from ddlrun.cli.options import (
     start_timeout_option,
 )
 from ddlrun.errors import InputError
-from ddlrun.application.check import checks_of, run_checks
-from ddlrun.application.inputs import read_job_hosts
-from ddlrun.application.read_container import read_container
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest
 from ddlrun.preflight.table import render_report, report_json

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.console import Console
-from ddlrun.errors import DdlrunError
-from ddlrun.hosts import HostList
 from ddlrun.application.locked_environment import use_locked_environment
 from ddlrun.application.read_ship import read_ship
 from ddlrun.application.shipping import make_archives, reach_privately, shipped_run
+from ddlrun.cli.console import ConsoleReporter
+from ddlrun.errors import DdlrunError
+from ddlrun.hosts import HostList
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import is_local
 from ddlrun.ship.archive import Archive
@@ -24,7 +24,7 @@ from ddlrun.supervise.launch import own_addresses
 def check_ship(hosts: HostList, launcher: AgentLauncher, options: Mapping[str, Any], own_address: str | None) -> int:
     """Print what launch --ship would copy to each host, or the problems; return the exit code. Raises InputError."""
     program: tuple[str, ...] = (sys.executable, *filter(None, (options["script"],)))
-    options, program = use_locked_environment(options, program, Console())
+    options, program = use_locked_environment(options, program, ConsoleReporter())
     request = read_ship(options, program)
     if request is None:
         return 0

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from ddlrun.errors import InputError
 from ddlrun.application.inputs import read_text
+from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, NAMED_FILE, PROJECT_FILE, USER_FILE, VARIABLE
 from ddlrun.wording import did_you_mean
 

@@ -3,7 +3,7 @@
 import click
 
 
-class Console:
+class ConsoleReporter:
     """The Reporter of the command line. Raises OSError where the reader of standard error is gone."""
 
     def line(self, text: str) -> None:

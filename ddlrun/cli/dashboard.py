@@ -2,10 +2,10 @@
 
 import click
 
+from ddlrun.application.dashboard import open_dashboard
 from ddlrun.cli.named_run import find_run_folder, run_name
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.value_types import WholeNumber
-from ddlrun.application.dashboard import open_dashboard
 
 MOST_PORT = 65535
 

@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from ddlrun import __version__
+from ddlrun.application.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
+from ddlrun.application.read_policy import read_policy
 from ddlrun.cli.options import (
     ORDER_HELP,
     Sections,
@@ -25,8 +27,6 @@ from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.value_types import Choice, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
-from ddlrun.application.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
-from ddlrun.application.read_policy import read_policy
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.placement_notes import placement_notes

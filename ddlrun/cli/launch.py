@@ -5,9 +5,13 @@ from typing import Any
 
 import click
 
+from ddlrun.application.attempts import check_root, forget_outer_job, plan_attempt, run_until_done
+from ddlrun.application.planning import Planned, check_settings, start_probe
+from ddlrun.application.programs import read_programs, split_programs
+from ddlrun.application.settings import read_settings
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import forget_variables
-from ddlrun.cli.console import Console
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.container_options import container_args_option, container_options
 from ddlrun.cli.dashboard import MOST_PORT
 from ddlrun.cli.job_options import job_options
@@ -17,10 +21,6 @@ from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descr
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.errors import InputError
-from ddlrun.application.attempts import check_root, forget_outer_job, plan_attempt, run_until_done
-from ddlrun.application.planning import Planned, check_settings, start_probe
-from ddlrun.application.programs import read_programs, split_programs
-from ddlrun.application.settings import read_settings
 from ddlrun.plan import shown_command
 
 # Key of click's context: the command line in words of ddlrun.
@@ -164,7 +164,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     forget_outer_job()
     forget_variables(ctx)
     programs = read_programs(script, args, options)
-    console = Console()
+    console = ConsoleReporter()
     settings = read_settings(launch_options(ctx, programs.options), programs.first, console)
     if not options["quiet"]:
         ctx.meta[TRANSLATED].print_notes()

@@ -8,10 +8,10 @@ from contextlib import closing
 
 import click
 
+from ddlrun.application.read_supervision import parse_ranks
 from ddlrun.cli.named_run import find_run_folder
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.value_types import WholeNumber
-from ddlrun.application.read_supervision import parse_ranks
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import PastRunState, read_past_run, restart_folder
 from ddlrun.runs.log_files import LogReader, Source, rank_sources, run_sources

@@ -7,11 +7,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ddlrun.application.inputs import read_text
 from ddlrun.cli.compatible_options import RENAMED, VALUES
 from ddlrun.cli.options import Option
 from ddlrun.environment.secrets import REDACTED, redact
 from ddlrun.errors import InputError, UnreachableError
-from ddlrun.application.inputs import read_text
 
 # Headings of options that scripts seldom have themselves.
 HEADINGS = frozenset({"Hosts", "Network", "Topology", "Placement", "Restarts", "Scheduler"})

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import click
 
+from ddlrun.application.inputs import DEFAULT_PROBE_SECONDS
 from ddlrun.cli.configuration import SHARED, apply_configuration, describe_values
 from ddlrun.cli.option_names import naming_unknown_options, note_repeated_hosts
 from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError, PlacementError
-from ddlrun.application.inputs import DEFAULT_PROBE_SECONDS
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS
 from ddlrun.plugins import plugin_names
 from ddlrun.process_managers import AUTO, MANAGERS

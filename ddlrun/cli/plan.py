@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import click
 
 from ddlrun.allreduce_algorithms import MODES
+from ddlrun.application.inputs import find_job, read_hosts, read_launcher, read_machines, read_text
+from ddlrun.application.profile_store import read_profiles
 from ddlrun.block_sizing import JobLinks
 from ddlrun.cli.options import (
     TOPOLOGY_HELP,
@@ -24,8 +26,6 @@ from ddlrun.cli.options import (
 )
 from ddlrun.cli.value_types import COUNT, Choice, Number
 from ddlrun.errors import InputError
-from ddlrun.application.inputs import find_job, read_hosts, read_launcher, read_machines, read_text
-from ddlrun.application.profile_store import read_profiles
 from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason, unequal_racks
 from ddlrun.mapping.topology_request import TopologyRequest, choose_topology, unequal_error
 from ddlrun.network.fabric import Fabric, parse_fabric

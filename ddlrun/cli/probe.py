@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlrun.application.inputs import load_hosts, load_machines, reach, read_hosts, read_job_hosts
 from ddlrun.cli.options import (
     Sections,
     hostfile_option,
@@ -20,7 +21,6 @@ from ddlrun.cli.options import (
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
-from ddlrun.application.inputs import load_hosts, load_machines, reach, read_hosts, read_job_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.manifest import MANIFEST, render_manifest
 from ddlrun.plan import machine_group_dict

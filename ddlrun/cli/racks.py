@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlrun.cli.console import Console
+from ddlrun.application.inputs import read_job_hosts
+from ddlrun.application.measurement_job import LEAST_HOSTS, measure
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.measuring_options import measuring_options
 from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
-from ddlrun.application.inputs import read_job_hosts
-from ddlrun.application.measurement_job import LEAST_HOSTS, measure
 from ddlrun.remote.probe import check_distinct
 from ddlrun.report.racks import MeasuredHierarchy, hierarchy_dict, render_hierarchy
 
@@ -44,7 +44,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if options["output"]:
         check_writable(options["output"], "--output")
     words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
-    result: RacksResult = measure(listed.take(map(Host, listed.names)), options, words, ["racks"], Console())
+    result: RacksResult = measure(listed.take(map(Host, listed.names)), options, words, ["racks"], ConsoleReporter())
     hierarchy = MeasuredHierarchy(listed, result)
     if options["as_json"]:
         click.echo(json.dumps(hierarchy_dict(hierarchy), indent=2))

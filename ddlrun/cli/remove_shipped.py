@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ddlrun.errors import UnreachableError
 from ddlrun.application.read_ship import read_folder
+from ddlrun.errors import UnreachableError
 from ddlrun.remote.probe import ProbeTarget, describe_failure, render_failures, run_scripts
 from ddlrun.ship.script import build_modules, parse_report, task_script
 from ddlrun.ship.transfer import render_size

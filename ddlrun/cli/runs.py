@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ddlrun.application.inputs import reach, read_hosts, ssh_launcher
 from ddlrun.cli.options import (
     GRACE_HELP,
     Sections,
@@ -24,7 +25,6 @@ from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
 from ddlrun.cli.value_types import COUNT, SECONDS, Number
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
-from ddlrun.application.inputs import reach, read_hosts, ssh_launcher
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures

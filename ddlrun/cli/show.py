@@ -9,16 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlrun.cli.compatible_options import translate
-from ddlrun.cli.configuration import forget_variables
-from ddlrun.cli.console import Console
-from ddlrun.cli.job_options import job_options
-from ddlrun.cli.launch_arguments import launch_options
-from ddlrun.cli.option_notes import note_excluded, note_misplaced
-from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.output_files import write_atomically
-from ddlrun.errors import DdlrunError, InputError
-from ddlrun.hosts import Host, HostList, fold
 from ddlrun.application.planning import (
     Surveyed,
     check_settings,
@@ -29,6 +19,16 @@ from ddlrun.application.planning import (
 )
 from ddlrun.application.programs import Programs, read_programs, split_programs
 from ddlrun.application.settings import read_settings
+from ddlrun.cli.compatible_options import translate
+from ddlrun.cli.configuration import forget_variables
+from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.job_options import job_options
+from ddlrun.cli.launch_arguments import launch_options
+from ddlrun.cli.option_notes import note_excluded, note_misplaced
+from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.output_files import write_atomically
+from ddlrun.errors import DdlrunError, InputError
+from ddlrun.hosts import Host, HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
@@ -134,7 +134,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     note_excluded(ctx)
     programs = read_programs(script, args, options) if script else Programs(("SCRIPT",), options)
     forget_variables(ctx)
-    settings = read_settings(launch_options(ctx, programs.options), programs.first, Console())
+    settings = read_settings(launch_options(ctx, programs.options), programs.first, ConsoleReporter())
     check_distinct(settings.hosts.hosts, os.uname().nodename)
     if view == "machines":
         text, value = _machines(settings.hosts.hosts, read_machine_source(settings))
@@ -151,7 +151,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
 
 def _plan(settings: Settings) -> Plan:
     """Return the plan of a launch whose hosts are not checked; print its warnings."""
-    attempt = check_settings(settings, Console())
+    attempt = check_settings(settings, ConsoleReporter())
     surveyed = Surveyed(attempt, survey_machines(settings, attempt.mpirun), None)
     plan = plan_job(place_ranks(surveyed)).plan
     for note in plan.warnings:
@@ -180,7 +180,7 @@ def _placed(view: str, settings: Settings, svg: str | None) -> View:
 def _major(settings: Settings) -> int | None:
     """Return the major version of the Open MPI that launch would use; None without one."""
     try:
-        return check_settings(settings, Console()).mpirun.result().major
+        return check_settings(settings, ConsoleReporter()).mpirun.result().major
     except DdlrunError:
         return None
 

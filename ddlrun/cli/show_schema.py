@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddlrun.errors import InputError
 from ddlrun.application.inputs import read_text
+from ddlrun.errors import InputError
 from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:  # for the annotations alone

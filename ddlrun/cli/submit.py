@@ -9,10 +9,14 @@ from typing import Any
 import click
 
 from ddlrun import __version__
+from ddlrun.application.inputs import configs_folder, read_text
+from ddlrun.application.program import read_program
+from ddlrun.application.programs import split_programs
+from ddlrun.application.settings import read_settings
 from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import find_configuration
-from ddlrun.cli.console import Console
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_arguments import launch_options
 from ddlrun.cli.option_notes import note_misplaced, note_secrets
@@ -20,10 +24,6 @@ from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
 from ddlrun.cli.value_types import COUNT, Time, WholeNumber
 from ddlrun.errors import InputError
-from ddlrun.application.inputs import configs_folder, read_text
-from ddlrun.application.program import read_program
-from ddlrun.application.programs import split_programs
-from ddlrun.application.settings import read_settings
 from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
 from ddlrun.schedulers.submit.registry import GROUP, SCHEDULERS
@@ -160,7 +160,7 @@ def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], option
         program = read_program(program[0], program[1:], is_module=options["is_module"], in_image=in_image)
     topology = parse_topology(options["topology"])
     in_job = {"scheduler": "none", "launcher": "auto", "hosts": f"host[1-{topology.hosts}]"}
-    settings = read_settings(launch_options(ctx, options | in_job), program, Console())
+    settings = read_settings(launch_options(ctx, options | in_job), program, ConsoleReporter())
     check_request(settings.job.topology, settings.hosts.hosts)
     return topology
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlrun.application import measurement_job
+from ddlrun.application.inputs import read_text
+from ddlrun.application.profile_store import profile_folder, profile_names
 from ddlrun.cli import measuring_options
-from ddlrun.cli.console import Console
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.cli.plan import gradient_options, read_gradient
 from ddlrun.errors import InputError
-from ddlrun.application import measurement_job
-from ddlrun.application.inputs import read_text
-from ddlrun.application.profile_store import profile_folder, profile_names
 from ddlrun.network.fabric import parse_fabric
 from ddlrun.network.fusion_search import FusionSetting, search_fusion
 from ddlrun.plan.tuning_profile import Profile, file_name, parse_profiles, render_profiles, replace_profile
@@ -70,7 +70,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     gradient, _ = read_gradient(options)
     lead = _lead(options)
     links = _links(options["links"])
-    listed = measurement_job.measured_hosts(hosts, options, Console())
+    listed = measurement_job.measured_hosts(hosts, options, ConsoleReporter())
     names = profile_names(listed.names)
     path = _profile_path(options["save"], names)
     horovod_budget = HOROVOD_SHARE * budget if _with_horovod(requested=options["horovod"]) else 0.0
@@ -83,7 +83,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         "exhaustive": options["exhaustive"],
     }
     result: TuneResult = measurement_job.measure(
-        listed, options, measurement_job.shape_words(options), ["tune", json.dumps(plan)], Console()
+        listed, options, measurement_job.shape_words(options), ["tune", json.dumps(plan)], ConsoleReporter()
     )
     record: TuneRecord = {
         "schema": "urn:ddlrun:tune:1",
@@ -111,7 +111,9 @@ def _search_fusion(listed: "HostList", options: dict[str, Any], gradient: int, s
 
     def step_seconds(setting: FusionSetting) -> float:
         settings = [word for name, value in setting.variables.items() for word in ("--env", f"{name}={value}")]
-        return float(measurement_job.measure(listed, options, [*shape, *settings], program, Console())["seconds"])
+        return float(
+            measurement_job.measure(listed, options, [*shape, *settings], program, ConsoleReporter())["seconds"]
+        )
 
     return search_fusion(step_seconds, gradient, lambda: time.monotonic() < end)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.errors import DdlrunError, InputError
 from ddlrun.application.inputs import load_hosts, load_machine
+from ddlrun.errors import DdlrunError, InputError
 from ddlrun.machine import UNCHECKED_NOTES, Machine, MachineNoteCode
 from ddlrun.machine.manifest import MANIFEST, render_manifest
 from ddlrun.machine.probe_reply import SYSFS, machine_of, parse_answer

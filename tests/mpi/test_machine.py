@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.application.inputs import read_preset
+from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.machine.sysfs import parse_sysfs

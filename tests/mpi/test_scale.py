@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ddlrun.application.inputs import load_machines
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.hosts import Host, HostList, render_hostfile
-from ddlrun.application.inputs import load_machines
 from ddlrun.mapping.rankfile import render
 from ddlrun.network.addresses import Address
 from ddlrun.network.subnet_selection import choose_network

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddlrun.allreduce_algorithms import MIB
-from ddlrun.errors import InputError
 from ddlrun.application.profile_store import profile_names
+from ddlrun.errors import InputError
 from ddlrun.plan.tuning_profile import Profile, Profiles, file_name, parse_profiles, render_profiles, replace_profile
 from ddlrun.topology import Topology
 from tests.conftest import MPIRUNS

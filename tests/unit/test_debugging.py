@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.errors import InputError
 from ddlrun.application.read_debugging import parse_wrapper, read_input
+from ddlrun.errors import InputError
 from ddlrun.plan.supervision import InputMode, RankInput
 from ddlrun.plan.wrappers import DEBUGGER, Wrapper, highest_rank, make_debugger, render_wrappers
 from ddlrun.rank.command_line import WRAPPERS, wrap

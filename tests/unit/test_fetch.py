@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlrun.errors import InputError
 from ddlrun.application.fetching import remove_interrupted, render_fetched, render_left
 from ddlrun.application.read_ship import read_ship
+from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
 from ddlrun.ship.host.link import LinkError, connect, receive_message, send_message
 from ddlrun.ship.host.results import CACHE, is_left_out, list_results, send_results, shorten
@@ -460,7 +460,10 @@ def test_what_killed_transfers_have_left_is_removed(tmp_path: Path) -> None:
 def test_a_report_that_nobody_reads_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    program = "from ddlrun.application.fetching import report; report('x'); import os; os._exit(7)"
+    program = (
+        "import os; from ddlrun.application.reporter import try_line; from ddlrun.cli.console import ConsoleReporter; "
+        "try_line(ConsoleReporter(), 'x'); os._exit(7)"
+    )
     assert subprocess.run([sys.executable, "-c", program], stderr=writer, check=False).returncode == 7
     os.close(writer)
 

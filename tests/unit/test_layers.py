@@ -62,7 +62,7 @@ ALLOWED = {
         "wording",
     },
     "cli": {
-        "allreduce_algorithms", "block_sizing", "doctor", "environment", "errors", "hosts", "application", "machine",
+        "allreduce_algorithms", "application", "block_sizing", "doctor", "environment", "errors", "hosts", "machine",
         "mapping", "monitor", "network", "plan", "plugins", "preflight", "process_managers", "remote", "report", "runs",
         "schedulers", "ship", "supervise", "topology", "units", "wording",
     },
@@ -78,6 +78,9 @@ VERSION = {"ddlrun", "ddlrun.__version__"}
 HOOKS = ("sitecustomize", "ddlrun_world_size", "ddlrun_flight_recorder")
 # A module that keepers import for --encrypt alone.
 ENCRYPTION = PACKAGE / "rank/encryption.py"
+
+# The folders that may read the environment of the process.
+ENVIRONS = {"cli", "application", "rank", "agent", "ddl", "measure", "api"}
 
 # What -> the folders that may import or name it.
 ALONE = {
@@ -155,7 +158,15 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     for what, where in ALONE.items():
         used = {name for name in imports(path) if name == what or name.startswith(f"{what}.")}
         assert not used or part(path) in where
-    assert "environ" not in names(path) or part(path) in {"cli", "application", "rank", "agent", "ddl", "measure", "api"}
+    assert "environ" not in names(path) or part(path) in {
+        "cli",
+        "application",
+        "rank",
+        "agent",
+        "ddl",
+        "measure",
+        "api",
+    }
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) in {"rank", "agent"}
 
 

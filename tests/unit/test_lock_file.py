@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.cli.console import Console
-from ddlrun.errors import InputError
 from ddlrun.application.locked_environment import use_locked_environment
 from ddlrun.application.read_ship import read_ship
 from ddlrun.application.shipping import make_archives
+from ddlrun.cli.console import ConsoleReporter
+from ddlrun.errors import InputError
 from ddlrun.ship.environment import find_editable, find_environment
 from ddlrun.ship.lock_file import make_environment, read_lock
 from tests.support.wheels import write_wheel
@@ -32,19 +32,19 @@ def test_an_environment_of_pinned_requirements_is_made_once(
     lock = tmp_path / "requirements.txt"
     lock.write_text(f"# pinned\ndemo @ file://{tmp_path}/demo-1.0-py3-none-any.whl\n")
     with pytest.raises(InputError, match="was not installed; see above"):
-        use_locked_environment({"ship": f"code,env={lock}"}, SCRIPT, Console())
+        use_locked_environment({"ship": f"code,env={lock}"}, SCRIPT, ConsoleReporter())
     assert "demo-1.0-py3-none-any.whl" in capsys.readouterr().err
     (state,) = (tmp_path / "cache").rglob("*.state")
     os.utime(state, (1, 1))  # as if that had been long ago
     write_wheel(tmp_path)
-    options, program = use_locked_environment({"ship": f"code,env={lock}"}, SCRIPT, Console())
+    options, program = use_locked_environment({"ship": f"code,env={lock}"}, SCRIPT, ConsoleReporter())
     assert (options["ship"], program[1:]) == ("code,env", SCRIPT[1:])
     assert value_of(program[0]) == "7"
     assert find_environment(program[0]) == os.path.dirname(os.path.dirname(program[0]))
     assert "making the environment of" in capsys.readouterr().err
     folder = Path(program[0]).parents[1]
     before = os.stat(folder).st_mtime_ns
-    assert use_locked_environment({"ship": f"env={lock}"}, SCRIPT, Console())[1] == program
+    assert use_locked_environment({"ship": f"env={lock}"}, SCRIPT, ConsoleReporter())[1] == program
     assert capsys.readouterr().err == ""
     assert os.stat(folder).st_mtime_ns == before  # so that it does not travel again
 
@@ -56,7 +56,7 @@ def test_files_of_an_environment_are_looked_at_again_if_its_packages_have_change
         monkeypatch.setenv(name, str(tmp_path / name))
     write_wheel(tmp_path)
     (tmp_path / "lock.txt").write_text(f"demo @ file://{tmp_path}/demo-1.0-py3-none-any.whl\n")
-    options, program = use_locked_environment({"ship": f"env={tmp_path}/lock.txt"}, SCRIPT, Console())
+    options, program = use_locked_environment({"ship": f"env={tmp_path}/lock.txt"}, SCRIPT, ConsoleReporter())
     request = read_ship(options, program)
     assert request is not None
     (first,) = make_archives(request)
@@ -128,4 +128,4 @@ def test_locked_requirements_are_accepted(tmp_path: Path) -> None:
 )
 def test_wrong_elements_are_refused(ship: str, program: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        use_locked_environment({"ship": ship}, program, Console())
+        use_locked_environment({"ship": ship}, program, ConsoleReporter())

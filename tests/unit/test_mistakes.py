@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from ddlrun.application.program import read_program
 from ddlrun.cli import COMMANDS, SECTIONS, group, run_command
 from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.launch import command as launch
@@ -20,7 +21,6 @@ from ddlrun.cli.option_notes import find_misplaced
 from ddlrun.cli.options import Option
 from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, Time, WholeNumber
 from ddlrun.errors import DdlrunError
-from ddlrun.application.program import read_program
 from docs.reference.tables import DOCS, read_table
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.application.check import parse_checks
+from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
 from ddlrun.network.addresses import Address
 from ddlrun.network.subnet_selection import Network, RejectedSubnet, choose_network

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.errors import InputError, UnreachableError
 from ddlrun.application.chosen_gpus import check_named_gpus
+from ddlrun.errors import InputError, UnreachableError
 from ddlrun.machine import GPU, MachineNoteCode, machine_note
 from ddlrun.machine.pci import granted
 from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer

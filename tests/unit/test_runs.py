@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.application.inputs import reach
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
 from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.cli.run_history import render_history
 from ddlrun.cli.run_table import render_runs
 from ddlrun.errors import InputError
-from ddlrun.application.inputs import reach
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.rank import leftovers

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.errors import InputError, PreflightError
 from ddlrun.application.read_ship import read_ship
 from ddlrun.application.shipping import reach_privately
+from ddlrun.errors import InputError, PreflightError
 from ddlrun.rank.shipped import OwnPaths, Places
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.ship.archive import Archive, make_archive
