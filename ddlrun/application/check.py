@@ -10,6 +10,8 @@ from ddlrun.application.inputs import reach
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
+from ddlrun.managers.openmpi import ChosenManager
+from ddlrun.managers.own import is_own
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.findings import FindingCode, Level, render_lines
@@ -17,8 +19,6 @@ from ddlrun.preflight.identity import CHECK as IDENTITY
 from ddlrun.preflight.identity import check_identity
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, preflight
-from ddlrun.process_managers.agents import is_own
-from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.wording import did_you_mean
 
@@ -40,13 +40,13 @@ def run_checks(
     return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left, variables=variables))
 
 
-def checks_of(manager: Mpirun, options: Mapping[str, Any]) -> frozenset[str]:
+def checks_of(manager: ChosenManager, options: Mapping[str, Any]) -> frozenset[str]:
     """Return the checks to run for a job of Python's, perhaps in a container."""
     container = frozenset() if options["container"] else frozenset({"container"})
     return parse_checks(options["only_checks"]) - _needless_checks(manager, (sys.executable,)) - container
 
 
-def _needless_checks(manager: Mpirun, program: Sequence[str]) -> frozenset[str]:
+def _needless_checks(manager: ChosenManager, program: Sequence[str]) -> frozenset[str]:
     """Return the checks of what a job does not need: an mpirun on each host, or ddlrun's agent or its Python there."""
     needless = frozenset() if manager.manager.on_hosts else frozenset({"mpi"})
     if not is_own(manager):
@@ -63,7 +63,7 @@ def _shipped_checks(settings: Settings) -> frozenset[str]:
     return frozenset(name for name, travels in checks.items() if travels)
 
 
-def check_first(settings: Settings, mpirun: Mpirun, reporter: Reporter) -> PreflightReport:
+def check_first(settings: Settings, mpirun: ChosenManager, reporter: Reporter) -> PreflightReport:
     """Probe a job's hosts and check them; show warnings."""
     check = settings.check
     only = frozenset(NAMES) if check.checks is None else check.checks

@@ -13,6 +13,16 @@ from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
 from ddlrun.machine.openmpi4 import count_cores
+from ddlrun.managers.choice import ManagerRequest, PendingManager
+from ddlrun.managers.installation import (
+    Installation,
+    find_mpi_library,
+    has_hwloc_2_0,
+    mpi4py_variables,
+    probe_horovod,
+    read_mca_files,
+)
+from ddlrun.managers.openmpi import ChosenManager
 from ddlrun.mapping.rankfile import check_names, name_problem
 from ddlrun.mapping.spare_hosts import replace_hosts
 from ddlrun.mapping.topology_request import check_request
@@ -21,16 +31,6 @@ from ddlrun.plan.job_placement import JobPlacement
 from ddlrun.plan.planner import make_plan, place_surveyed
 from ddlrun.plan.settings import Settings, reassign_hosts
 from ddlrun.plan.survey import Survey
-from ddlrun.process_managers.choice import ManagerRequest, PendingManager
-from ddlrun.process_managers.installation import (
-    Installation,
-    find_mpi_library,
-    has_hwloc_2_0,
-    mpi4py_variables,
-    probe_horovod,
-    read_mca_files,
-)
-from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.probe import PendingProbe, await_names, check_distinct
 from ddlrun.runs.registry import find_in_use
 from ddlrun.runs.store import state_folder
@@ -161,7 +161,7 @@ def survey_machines(settings: Settings, mpirun: PendingManager, probe: PendingPr
     return Survey(count_as(installation.mpirun, machines), installation, dict(os.environ))
 
 
-def count_as(mpirun: Mpirun, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+def count_as(mpirun: ChosenManager, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
     """Return the machines of hosts with cores numbered as mpirun's hwloc numbers them."""
     if not any(machine.openmpi4_cores for machine in machines.values()):
         return machines
@@ -176,7 +176,7 @@ def read_machine_source(settings: Settings) -> dict[str, Machine]:
     )
 
 
-def inspect_installation(settings: Settings, mpirun: Mpirun) -> Installation:
+def inspect_installation(settings: Settings, mpirun: ChosenManager) -> Installation:
     """Return the software that starts the job; Horovod is imported only where a setting depends on its build."""
     library = find_mpi_library(mpirun.path) if mpirun.major is not None else None
     environ = {**os.environ, **settings.environment.variables}
@@ -192,7 +192,7 @@ def inspect_installation(settings: Settings, mpirun: Mpirun) -> Installation:
     )
 
 
-def _check_hosts(settings: Settings, mpirun: Mpirun, reporter: Reporter) -> "PreflightReport":
+def _check_hosts(settings: Settings, mpirun: ChosenManager, reporter: Reporter) -> "PreflightReport":
     """Query and check the hosts of a job; the names of new pods may take a while to resolve."""
     from ddlrun.application.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
 

@@ -25,10 +25,10 @@ from ddlrun.cli.options import (
     start_timeout_option,
 )
 from ddlrun.errors import InputError
+from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest
 from ddlrun.preflight.table import render_report, report_json
-from ddlrun.process_managers.choice import ManagerRequest, PendingManager
 from ddlrun.remote.probe import check_distinct
 
 

@@ -8,7 +8,7 @@ import click
 from ddlrun import __version__
 from ddlrun.environment.framework_builds import LIBRARIES, render_builds
 from ddlrun.errors import DdlrunError
-from ddlrun.process_managers.installation import (
+from ddlrun.managers.installation import (
     find_mpi_library,
     mpi4py_variables,
     probe_builds,

@@ -12,9 +12,9 @@ from ddlrun.cli.configuration import SHARED, apply_configuration, describe_value
 from ddlrun.cli.option_names import naming_unknown_options, note_repeated_hosts
 from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError, PlacementError
+from ddlrun.managers import AUTO, MANAGERS
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS
 from ddlrun.plugins import plugin_names
-from ddlrun.process_managers import AUTO, MANAGERS
 from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import GROUP, READERS
 

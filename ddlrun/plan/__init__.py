@@ -9,10 +9,10 @@ from ddlrun import __version__
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.secrets import REDACTED, redact, redact_words
 from ddlrun.machine import Core, Machine
+from ddlrun.managers.openmpi import ChosenManager, TransportChoice
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.process_managers.openmpi import Mpirun, TransportChoice
 from ddlrun.rank.command_line import pack_arguments
 
 if TYPE_CHECKING:  # for the annotations alone
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     reason: TopologyReason
     """Why this topology."""
     order_reason: str
-    mpirun: Mpirun
+    mpirun: ChosenManager
     transport: TransportChoice
     argv: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]

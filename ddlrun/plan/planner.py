@@ -7,6 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.machine import MachineNoteCode
+from ddlrun.managers import ManagerJob
+from ddlrun.managers.openmpi import (
+    ChosenManager,
+    TransportChoice,
+    choose_transport,
+    find_transport_choice,
+    parse_site_excludes,
+)
+from ddlrun.managers.own import is_own
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes, unchecked_notes
 from ddlrun.network.variables import tcp_variables
@@ -19,15 +28,6 @@ from ddlrun.plan.settings import Settings
 from ddlrun.plan.supervision import InputMode
 from ddlrun.plan.survey import Survey
 from ddlrun.plan.wrappers import highest_rank
-from ddlrun.process_managers import MpirunJob
-from ddlrun.process_managers.agents import is_own
-from ddlrun.process_managers.openmpi import (
-    Mpirun,
-    TransportChoice,
-    choose_transport,
-    find_transport_choice,
-    parse_site_excludes,
-)
 from ddlrun.rank.command_line import WRAPPERS
 from ddlrun.wording import counted
 
@@ -174,14 +174,14 @@ def _choose_transport(job: PlacedJob) -> TransportChoice:
     return choose_transport(settings.hosts.hosts, job.placement.machines, chosen, parse_site_excludes(files))
 
 
-def _transport_owner(manager: Mpirun) -> str:
+def _transport_owner(manager: ChosenManager) -> str:
     return "the program" if is_own(manager) else manager.manager.title
 
 
-def _mpirun_job(job: PlacedJob, exports: tuple[str, ...]) -> MpirunJob:
+def _mpirun_job(job: PlacedJob, exports: tuple[str, ...]) -> ManagerJob:
     settings, installation = job.settings, job.survey.installation
     launcher = settings.hosts.launcher
-    return MpirunJob(
+    return ManagerJob(
         ranks=job.placement.topology.size,
         hosts=settings.hosts.hosts,
         rankfile=settings.run.run_dir.rankfile,

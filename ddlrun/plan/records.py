@@ -121,7 +121,7 @@ class ReasonsRecord(TypedDict):
     launcher: str
 
 
-class MpirunRecord(TypedDict):
+class ManagerRecord(TypedDict):
     """The mpirun of a launch, and the reason for it."""
 
     path: str
@@ -137,7 +137,7 @@ class PlanRecord(PlacementRecord):
     """The version of ddlrun."""
     reasons: ReasonsRecord
     notes: list[str]
-    mpirun: MpirunRecord
+    mpirun: ManagerRecord
     command: list[str]
     """The words of the mpirun command."""
     variables: dict[str, str]

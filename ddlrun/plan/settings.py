@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ddlrun.environment.exports import ExportPolicy
 from ddlrun.hosts import Host, HostList
+from ddlrun.managers import AUTO
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.slots import divides_equally
 from ddlrun.mapping.spare_hosts import HostAssignment
@@ -16,7 +17,6 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.plan.tuning_profile import Profiles
 from ddlrun.plan.wrappers import Wrapper
-from ddlrun.process_managers import AUTO
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.schedulers import Allocation
 from ddlrun.ship.request import ShipRequest

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ddlrun.machine import Machine
+from ddlrun.managers.installation import Installation
 from ddlrun.network.subnet_selection import Network
-from ddlrun.process_managers.installation import Installation
 
 
 class Survey(NamedTuple):

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
 from ddlrun.machine.cpus import cpu_list
+from ddlrun.managers.openmpi import ChosenManager
+from ddlrun.managers.own import is_own
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan
-from ddlrun.process_managers.agents import is_own
-from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.topology import Topology
 from ddlrun.wording import counted
 
@@ -39,7 +39,7 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _describe_manager(manager: Mpirun) -> str:
+def _describe_manager(manager: ChosenManager) -> str:
     """Return the line about the process manager."""
     if is_own(manager):
         return f"mpirun:     none, ddlrun starts the ranks itself: {manager.reason}"

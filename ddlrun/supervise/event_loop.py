@@ -8,13 +8,13 @@ from ddlrun.errors import PlacementError, UnreachableError
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
-from ddlrun.remote.mpirun_process import Process
+from ddlrun.remote.manager_start import Process
 from ddlrun.supervise.console import STATUS_SECONDS, status_line
 from ddlrun.supervise.heartbeat import explain_silence
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keeper_reactions import KeeperReactions
 from ddlrun.supervise.listener import Listener
-from ddlrun.supervise.mpirun import read_now
+from ddlrun.supervise.manager_process import read_now
 from ddlrun.supervise.readers import Readers
 from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason
 from ddlrun.supervise.signals import Signals

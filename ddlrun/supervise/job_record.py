@@ -8,7 +8,7 @@ from ddlrun.plan.tracebacks import ends_in_failure, find_failure
 from ddlrun.rank.daemon import SESSION_FOLDERS
 from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
-from ddlrun.supervise.mpirun import MpirunProcess
+from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.root_cause import EndReason, ended_by_mpirun, explain_by_mpirun, root_of
 from ddlrun.wording import printable
 
@@ -99,7 +99,7 @@ class JobRecord:
         """Record a rank whose keeper is gone."""
         self.lost_ranks.append(f"rank {peer.rank} on {peer.host}")
 
-    def blame_mpirun(self, mpirun: MpirunProcess) -> EndReason:
+    def blame_mpirun(self, mpirun: ManagerProcess) -> EndReason:
         """Return the reason why mpirun ended before its ranks, or failed; record the host that it lost.
 
         Where ddlrun did not run, keepers took it for lost, and ended mpirun and its daemons.
@@ -113,7 +113,7 @@ class JobRecord:
             self.lost_hosts.add(reason.lost_host)
         return reason
 
-    def explain_end(self, mpirun: MpirunProcess, ranks: int) -> EndReason:
+    def explain_end(self, mpirun: ManagerProcess, ranks: int) -> EndReason:
         """Return the reason for the end of a job that ddlrun did not end; exit code 0 for success."""
         clean = mpirun.exit_code == 0 or mpirun.terminated or self.pause is not None
         if clean and len(self.ends) == ranks:
@@ -123,7 +123,7 @@ class JobRecord:
             return EndReason(1, f"only {len(self.ends)} of {ranks} ranks reported how they ended")
         return reason
 
-    def outcome(self, reason: EndReason, *, seconds: float, until_end: float, mpirun: MpirunProcess) -> Outcome:
+    def outcome(self, reason: EndReason, *, seconds: float, until_end: float, mpirun: ManagerProcess) -> Outcome:
         """Return the outcome.
 
         Args:

@@ -6,16 +6,16 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from ddlrun.managers.own import is_own
 from ddlrun.plan import STDIN, Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
-from ddlrun.process_managers.agents import is_own
 from ddlrun.rank.program_input import VARIABLE
-from ddlrun.remote.mpirun_process import copy_stdin
+from ddlrun.remote.manager_start import copy_stdin
 from ddlrun.remote.sessions import guard_session
 from ddlrun.runs.registry import record_run
 from ddlrun.schedulers import JobEnd
-from ddlrun.supervise.run import FinishedJob, MpirunCommand, run_job
+from ddlrun.supervise.run import FinishedJob, ManagerCommand, run_job
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.termination import SLACK_SECONDS
@@ -58,7 +58,7 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
         argv, arguments = plan.short_command()
-        command = MpirunCommand(argv, {**environ, **session, **arguments}, folder)
+        command = ManagerCommand(argv, {**environ, **session, **arguments}, folder)
         return run_job(command, options, job, plan.run_dir, guard, signals)
 
 

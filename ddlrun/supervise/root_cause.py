@@ -8,10 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
-from ddlrun.plan.outcome import RankEnd
-from ddlrun.plan.tracebacks import find_failure, is_collateral
-from ddlrun.process_managers.agents import killed_keeper, lost_agent, unconnected_rank, unfinished_rank
-from ddlrun.process_managers.openmpi import (
+from ddlrun.managers.openmpi import (
     SESSION,
     abort_call,
     aborting_rank,
@@ -23,6 +20,9 @@ from ddlrun.process_managers.openmpi import (
     reports_failure,
     unwritable_folder,
 )
+from ddlrun.managers.own import killed_keeper, lost_agent, unconnected_rank, unfinished_rank
+from ddlrun.plan.outcome import RankEnd
+from ddlrun.plan.tracebacks import find_failure, is_collateral
 from ddlrun.supervise.heartbeat import UNREACHABLE
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.missing_daemons import find_name
@@ -60,7 +60,7 @@ class EndReason(NamedTuple):
     """Whether the ranks are examined before the job is ended."""
 
 
-class MpirunEnd(NamedTuple):
+class ManagerEnd(NamedTuple):
     """The end of mpirun."""
 
     exit_code: int
@@ -92,7 +92,7 @@ def explain_closed_connection(peer: KeeperConnection) -> EndReason:
     return EndReason(code, f"{text}: {UNREACHABLE}")
 
 
-def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason:
+def explain_by_mpirun(reason: EndReason, mpirun: ManagerEnd, ends: Mapping[int, RankEnd]) -> EndReason:
     """Return the reason for the end, corrected if mpirun knows why a keeper's connection closed, or a rank failed.
 
     - The kernel also resets the connection of a killed keeper that had not yet read everything.
@@ -123,17 +123,17 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
     return reason
 
 
-def _is_unheard(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> bool:
+def _is_unheard(mpirun: ManagerEnd, ends: Mapping[int, RankEnd]) -> bool:
     """Return True if a rank left MPI whose keeper has reported no end: it had ended the rank, but could not say so."""
     left = _rank_that_left(mpirun)
     return left is not None and left[0] not in ends
 
 
-def _rank_that_left(mpirun: MpirunEnd) -> tuple[int, str] | None:
+def _rank_that_left(mpirun: ManagerEnd) -> tuple[int, str] | None:
     return improper_end(mpirun.output) or unfinished_rank(mpirun.output)
 
 
-def _was_killed(mpirun: MpirunEnd) -> bool:
+def _was_killed(mpirun: ManagerEnd) -> bool:
     """Return True if a signal that ddlrun did not send ended mpirun."""
     return mpirun.exit_code < 0 and not mpirun.ended_by_ddlrun
 
@@ -170,7 +170,7 @@ def _has_own_failure(end: RankEnd, other: RankEnd) -> bool:
     return failure is not None and failure.message not in other.tail
 
 
-def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason:
+def ended_by_mpirun(mpirun: ManagerEnd, ends: Mapping[int, RankEnd]) -> EndReason:
     """Return the reason why mpirun ended while ranks were running, or failed without a rank's failure.
 
     Args:
@@ -191,7 +191,7 @@ def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason
     return EndReason(mpirun.exit_code)
 
 
-def _find_rank(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason | None:
+def _find_rank(mpirun: ManagerEnd, ends: Mapping[int, RankEnd]) -> EndReason | None:
     """Return the reason for the end where mpirun, or ddlrun's own process manager, names a rank; None if not."""
     code = mpirun.exit_code or 1
     left = _rank_that_left(mpirun)
@@ -213,7 +213,7 @@ def _find_rank(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason | No
     return EndReason(code, f"rank {rank} on {host} aborted the job: it called MPI_Abort, or its MPI did after an error")
 
 
-def _explain_failed_start(mpirun: MpirunEnd) -> EndReason | None:
+def _explain_failed_start(mpirun: ManagerEnd) -> EndReason | None:
     """Return the reason why mpirun or a daemon could not start; None if mpirun's output shows none."""
     code = mpirun.exit_code or 1
     folder = unwritable_folder(mpirun.output)
@@ -230,7 +230,7 @@ def _explain_failed_start(mpirun: MpirunEnd) -> EndReason | None:
     return EndReason(code, text)
 
 
-def _may_be_signalled(mpirun: MpirunEnd, ends: Iterable[RankEnd]) -> bool:
+def _may_be_signalled(mpirun: ManagerEnd, ends: Iterable[RankEnd]) -> bool:
     """Return True if mpirun has ended as after a signal that it handles: all ranks had to end, and it gives no reason.
 
     No record shows which signal a process has handled.
@@ -239,7 +239,7 @@ def _may_be_signalled(mpirun: MpirunEnd, ends: Iterable[RankEnd]) -> bool:
     return silent and all(end.ordered or not end.exit_code for end in ends)
 
 
-def _find_loss(mpirun: MpirunEnd) -> EndReason | None:
+def _find_loss(mpirun: ManagerEnd) -> EndReason | None:
     """Return the reason for the end where mpirun, or ddlrun's own process manager, has lost a host or its session."""
     code = UnreachableError.exit_code
     agent = lost_agent(mpirun.output)
@@ -257,7 +257,7 @@ def _find_loss(mpirun: MpirunEnd) -> EndReason | None:
     return _explain_ssh_client(mpirun)
 
 
-def _explain_ssh_client(mpirun: MpirunEnd) -> EndReason | None:
+def _explain_ssh_client(mpirun: ManagerEnd) -> EndReason | None:
     """Return the reason for the end where mpirun has ended as one of its ssh clients did."""
     code = UnreachableError.exit_code
     client = ended_ssh_client(mpirun.output, mpirun.exit_code)

@@ -7,14 +7,14 @@ from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.rank import protocol
-from ddlrun.remote.mpirun_process import start_mpirun
+from ddlrun.remote.manager_start import start_manager
 from ddlrun.remote.sessions import end_session
 from ddlrun.supervise.event_loop import Supervision
 from ddlrun.supervise.listener import Listener, allow_files
 from ddlrun.supervise.signals import Signals
 
 
-class MpirunCommand(NamedTuple):
+class ManagerCommand(NamedTuple):
     """The command that starts mpirun, and its environment, to which the keepers' variables are added."""
 
     argv: Sequence[str]
@@ -42,7 +42,7 @@ class FinishedJob(NamedTuple):
 
 
 def run_job(
-    command: MpirunCommand,
+    command: ManagerCommand,
     watch: SupervisionOptions,
     job: SupervisedJob,
     files: RunDir,
@@ -72,7 +72,7 @@ def run_job(
     }
     try:
         signals.queue()
-        process = start_mpirun(command.argv, {**command.environ, **variables})
+        process = start_manager(command.argv, {**command.environ, **variables})
         guard(process.pid)
         allow_files(job.ranks)
         with process:

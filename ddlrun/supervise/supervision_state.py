@@ -4,12 +4,12 @@ import select
 
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
-from ddlrun.remote.mpirun_process import Process
+from ddlrun.remote.manager_start import Process
 from ddlrun.supervise.console import Console
 from ddlrun.supervise.heartbeat import Heartbeat
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.limits import JobLimits
-from ddlrun.supervise.mpirun import MpirunProcess
+from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.sampling import Sampling
 from ddlrun.supervise.signals import SignalWarnings
 from ddlrun.supervise.ssh_clients import SshClients
@@ -32,7 +32,7 @@ class SupervisionState:
         self.epoll = select.epoll()
         self.console = Console(watch, job.ranks, files)
         ssh_clients = SshClients(self.epoll, () if job.own_manager else job.host_names)
-        self.mpirun = MpirunProcess(process, job.manager, job.host_names, ssh_clients)
+        self.mpirun = ManagerProcess(process, job.manager, job.host_names, ssh_clients)
         self.stalls = StallDetector(watch.stall, job, self.console.tell)
         self.limits = JobLimits(watch, job, process.pid)
         self.heartbeat = Heartbeat(watch.heartbeat, self.limits.started_at)

@@ -31,7 +31,7 @@ from ddlrun.rank import protocol
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
 from ddlrun.supervise.keepers import Keepers
-from ddlrun.supervise.mpirun import MpirunProcess
+from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.root_cause import EndReason
 
 # A stopped mpirun is continued when all ranks have been ended for so long.
@@ -66,7 +66,7 @@ class Termination:
     def __init__(
         self,
         keepers: Keepers,
-        mpirun: MpirunProcess,
+        mpirun: ManagerProcess,
         record: JobRecord,
         *,
         grace: float,

@@ -15,7 +15,7 @@ def draw_pipeline() -> Drawing:
         ("Settings, HostList, TopologyRequest", "", "cli, plan/settings, schedulers"),
         ("Machine of each host, MPI, frameworks", "", "remote/probe, preflight"),
         ("Placement", "host, cores, GPU, NIC, threads per rank", "mapping/placement"),
-        ("Plan", "complete, frozen, printable", "mapping/rankfile, environment, process_managers"),
+        ("Plan", "complete, frozen, printable", "mapping/rankfile, environment, managers"),
         ("Outcome", "exit code, end of each rank", "supervise"),
         ("terminal, run folder, HTML", "", "report"),
     ]

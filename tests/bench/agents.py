@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.process_managers.agents import START
+from ddlrun.managers.own import START
 from ddlrun.rank.protocol import VERSION
 from ddlrun.remote.agent import AgentLauncher
 from tests.bench.measure import DDLRUN, Row, Sample, Series, interleaved, show, wall

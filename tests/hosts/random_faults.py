@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from ddlrun.process_managers import OPEN_MPI
+from ddlrun.managers import OPEN_MPI
 from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS, OWN, OWN_MANAGERS
 from tests.hosts.random_faults_run import Report, Run, Violation

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.process_managers.agents import START as OWN_START
+from ddlrun.managers.own import START as OWN_START
 from ddlrun.rank.sockets import list_unacknowledged
 from tests.cluster.cluster import Cluster
 from tests.hosts.random_faults_rank import line

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ddlrun.process_managers.agents import START as OWN_START
+from ddlrun.managers.own import START as OWN_START
 from tests.cluster.cluster import Cluster
 from tests.conftest import OWN, OWN_MAJOR, OWN_MANAGERS, OWN_MPIS, launch_line
 from tests.support.waiting import PATIENCE, wait_until

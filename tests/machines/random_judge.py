@@ -46,7 +46,7 @@ class Result(Enum):
     FALSE_ALARM = "lint reports what mpirun does as meant"
 
 
-class Mpirun(NamedTuple):
+class ChosenManager(NamedTuple):
     """An mpirun.
 
     `old_hwloc`: its hwloc is 2.0, which counts cores that a cgroup of version 2 hides, and reads no topology in /sys
@@ -62,7 +62,7 @@ class Judgement(NamedTuple):
     """The outcome of one comparison: what was compared (a plan, or a line for lint), and the details."""
 
     result: Result
-    mpirun: Mpirun
+    mpirun: ChosenManager
     subject: Request | str
     detail: str
 
@@ -81,7 +81,7 @@ class _Plan(NamedTuple):
 class Judge:
     """An mpirun that reads a tree or a file of hwloc's XML, and the machine that ddlrun makes of it for this mpirun."""
 
-    def __init__(self, source: Path, machine: Machine, mpirun: Mpirun) -> None:
+    def __init__(self, source: Path, machine: Machine, mpirun: ChosenManager) -> None:
         self.source = source
         self.mpirun = mpirun
         self.machine = count_cores({"a": machine}, hwloc_2_0=mpirun.old_hwloc)["a"]
@@ -236,7 +236,7 @@ def probe(root: Path) -> Machine:
     return parse_sysfs(probe_output(str(root)), "a")
 
 
-def judge_tree(root: Path, mpirun: Mpirun, seed: int, lines: int = 3) -> Iterator[Judgement]:
+def judge_tree(root: Path, mpirun: ChosenManager, seed: int, lines: int = 3) -> Iterator[Judgement]:
     """Compare plans and lint with mpirun on the machine of a tree; the same seed gives the same plans and lines."""
     rng = random.Random(seed)  # noqa: S311 - reproducible
     try:
@@ -257,7 +257,7 @@ def judge_tree(root: Path, mpirun: Mpirun, seed: int, lines: int = 3) -> Iterato
     yield from judge.judge_lines([next(texts) for _ in range(lines)])
 
 
-def judge_gpus(root: Path, mpirun: Mpirun, facts: Facts) -> Iterator[Judgement]:
+def judge_gpus(root: Path, mpirun: ChosenManager, facts: Facts) -> Iterator[Judgement]:
     """Find GPUs of which ddlrun reports another package or NUMA node than that of the CPUs near them."""
     try:
         machine = probe(root)

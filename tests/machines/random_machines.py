@@ -14,10 +14,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddlrun.process_managers.installation import has_hwloc_2_0
-from ddlrun.process_managers.openmpi import parse_version
+from ddlrun.managers.installation import has_hwloc_2_0
+from ddlrun.managers.openmpi import parse_version
 from tests.machines.random_descriptions import describe, options
-from tests.machines.random_judge import Judgement, Mpirun, Result, judge_again, judge_gpus, judge_tree
+from tests.machines.random_judge import ChosenManager, Judgement, Result, judge_again, judge_gpus, judge_tree
 from tests.machines.random_reduction import reduce_shape
 from tests.machines.random_shapes import Shape, random_shape
 from tests.machines.random_trees import facts_of, write_tree
@@ -29,11 +29,11 @@ PATHS = {
 THREADS = 4  # an mpirun waits most of the time
 
 
-def mpirun_of(major: int, path: str) -> Mpirun:
-    return Mpirun(path, major, has_hwloc_2_0(parse_version(f"(Open MPI) {major}.0", path, "test")))
+def mpirun_of(major: int, path: str) -> ChosenManager:
+    return ChosenManager(path, major, has_hwloc_2_0(parse_version(f"(Open MPI) {major}.0", path, "test")))
 
 
-def judge_shape(shape: Shape, mpirun: Mpirun, seed: int) -> list[Judgement]:
+def judge_shape(shape: Shape, mpirun: ChosenManager, seed: int) -> list[Judgement]:
     """Judge ddlrun on a random machine by one mpirun."""
     with tempfile.TemporaryDirectory(prefix="ddlm") as folder:
         root = write_tree(shape, Path(folder))
@@ -61,7 +61,7 @@ def reproduce(shape: Shape, judgement: Judgement) -> str:
     return f"options: {options(small)}\n{describe(small, 'random')}{judgement.subject}\n{detail}"
 
 
-def _judge_seed(seed: int, mpiruns: list[Mpirun]) -> list[Judgement]:
+def _judge_seed(seed: int, mpiruns: list[ChosenManager]) -> list[Judgement]:
     return [judgement for mpirun in mpiruns for judgement in judge_shape(random_shape(seed), mpirun, seed)]
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.process_managers.agents import START
+from ddlrun.managers.own import START
 from tests.conftest import OWN, launch_line
 from tests.support.altering_proxy import Place, altering
 

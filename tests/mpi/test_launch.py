@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.process_managers.openmpi import OVERRULING
+from ddlrun.managers.openmpi import OVERRULING
 from tests.conftest import launch_line
 from tests.support import needs
 from tests.support.cpus import CORES, USABLE, node_of, package_of

@@ -22,10 +22,10 @@ from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
 from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import parse_hosts
-from ddlrun.process_managers import MpirunJob
-from ddlrun.process_managers.agents import START, is_own, own_manager
-from ddlrun.process_managers.choice import ManagerRequest, PendingManager
-from ddlrun.process_managers.openmpi import Mpirun
+from ddlrun.managers import ManagerJob
+from ddlrun.managers.choice import ManagerRequest, PendingManager
+from ddlrun.managers.openmpi import ChosenManager
+from ddlrun.managers.own import START, is_own, own_manager
 from ddlrun.rank import protocol
 from tests.support.processes import mark, running
 from tests.support.waiting import wait_until
@@ -117,7 +117,7 @@ def test_an_altered_byte_of_a_message_is_noticed() -> None:
 def command(
     hosts: str, local: set[str], launcher: tuple[str, ...], *, works_everywhere: bool = True
 ) -> tuple[str, ...]:
-    job = MpirunJob(
+    job = ManagerJob(
         ranks=2, hosts=parse_hosts(hosts), rankfile="rf", hostfile="hf", root=False, ssh=(), exports=("A", "B"),
         extra=(), program=("python", "-I", "-S", "start.py", "x"), local=frozenset(local), launcher=launcher,
         works_everywhere=works_everywhere,
@@ -136,7 +136,7 @@ def test_the_command_names_the_way_to_other_hosts_alone() -> None:
 
 def test_no_word_of_the_command_is_too_long_for_the_kernel() -> None:
     names = tuple(f"VARIABLE_WITH_A_LONG_NAME_{number}" for number in range(12_000))
-    job = MpirunJob(
+    job = ManagerJob(
         ranks=2, hosts=parse_hosts("a,b"), rankfile="rf", hostfile="hf", root=False, ssh=(), exports=names,
         extra=(), program=("python",), local=frozenset("a"), launcher=("ssh", "@host"),
     )  # fmt: skip
@@ -206,7 +206,7 @@ def mpirun(tmp_path: Path) -> Path:
     return path
 
 
-def choose(folder: Path, output: str, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> Mpirun:
+def choose(folder: Path, output: str, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> ChosenManager:
     """Return the process manager of a program whose Python prints what a search for its MPI has found."""
     python = folder / "python3"
     python.write_text(f"#!/bin/sh\nprintf '{output}'\nexit {code}\n")

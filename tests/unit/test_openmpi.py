@@ -6,8 +6,8 @@ from ddlrun.errors import PreflightError
 from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.process_managers import MpirunJob
-from ddlrun.process_managers.openmpi import (
+from ddlrun.managers import ManagerJob
+from ddlrun.managers.openmpi import (
     TransportChoice,
     choose_transport,
     command,
@@ -17,8 +17,8 @@ from ddlrun.process_managers.openmpi import (
 )
 
 
-def job(hosts: str, rankfile: str = "/r/rankfile") -> MpirunJob:
-    return MpirunJob(
+def job(hosts: str, rankfile: str = "/r/rankfile") -> ManagerJob:
+    return ManagerJob(
         ranks=2, hosts=parse_hosts(hosts), rankfile=rankfile, hostfile="/r/hostfile", root=False,
         ssh=("-p", "2222"), exports=("A",), extra=("--verbose",), program=("prog", "a b"),
     )  # fmt: skip

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from ddlrun.plan.outcome import Outcome, RankEnd
-from ddlrun.process_managers.openmpi import (
+from ddlrun.managers.openmpi import (
     SESSION,
     EndedSshClient,
     aborting_rank,
@@ -13,12 +12,13 @@ from ddlrun.process_managers.openmpi import (
     improper_end,
     lost_host,
 )
+from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.report.hints import HINTS, MPI_HINTS, find_hint
 from ddlrun.report.outcome import colour_report, render_end, render_others
 from ddlrun.supervise.root_cause import (
     ClosedConnection,
     EndReason,
-    MpirunEnd,
+    ManagerEnd,
     ended_by_mpirun,
     explain_by_mpirun,
     root_of,
@@ -193,14 +193,14 @@ the desired operation.
 
 
 def test_a_start_that_failed_is_explained() -> None:
-    assert ended_by_mpirun(MpirunEnd(213, NO_DAEMON.replace("255", "213")), {}) == EndReason(
+    assert ended_by_mpirun(ManagerEnd(213, NO_DAEMON.replace("255", "213")), {}) == EndReason(
         213, "mpirun's daemon on h2 ended with 213 before it had reached mpirun; try: ddlrun check h2"
     )
     log = "[h3:9] [[5,0],2] ORTE_ERROR_LOG: Error in file orte/util/session_dir.c at line 107\n"
     for output, host in ((NO_FOLDER + log, "h3"), (NO_FOLDER, os.uname().nodename)):
         place = f"/x/ompi.h3.0 on {host}: Read-only file system"
         text = f"Open MPI cannot make its folder {place}; name another place there: TMPDIR"
-        assert ended_by_mpirun(MpirunEnd(213, output), {}) == EndReason(213, text)
+        assert ended_by_mpirun(ManagerEnd(213, output), {}) == EndReason(213, text)
 
 
 def test_ssh_clients_whose_end_has_ended_mpirun() -> None:
@@ -224,32 +224,32 @@ RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 brok
 @pytest.mark.parametrize(
     ("reason", "mpirun", "code", "text"),
     [
-        (CLOSED, MpirunEnd(0, ""), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, MpirunEnd(1, LOST), 3, "mpirun lost host h2"),
-        (CLOSED, MpirunEnd(1, LOST.replace("h2", "127.0.0.1"), host_names=["a", "localhost"]), 3, "mpirun lost host"),
-        (CLOSED, MpirunEnd(0, NO_DAEMON), 3, "mpirun lost host h2"),
-        (CLOSED, MpirunEnd(255, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost host h2"),
-        (CLOSED, MpirunEnd(9, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost its ssh session to h2"),
-        (CLOSED, MpirunEnd(9, LOST_4), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, MpirunEnd(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, MpirunEnd(-9, ""), 137, "mpirun was killed by SIGKILL, which ddlrun did not send"),
-        (CLOSED, MpirunEnd(1, ""), 1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"),
-        (CLOSED, MpirunEnd(1, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, MpirunEnd(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, MpirunEnd(1, KILLED), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, MpirunEnd(1, KILLED.replace("rank 2", "rank 1")), 3, "the connection of rank 2 on h3 broke"),
-        (RESET, MpirunEnd(137, KILLED_KEEPER), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, MpirunEnd(137, KILLED_KEEPER.replace("2", "1")), 3, "the connection of rank 2 on h3 broke"),
-        (CLOSED, MpirunEnd(5, ABORT), 5, "rank 1 called MPI_Abort with 5"),
-        (CLOSED, MpirunEnd(1, ABORT.replace(": 5", ": 256")), 1, "rank 1 called MPI_Abort with 256"),
-        (CLOSED, MpirunEnd(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, MpirunEnd(14, ABORTING), 14, "rank 1 on h2 aborted the job"),
-        (CLOSED, MpirunEnd(14, ABORTING), 137, "rank 2 on h3 was killed by another process"),
-        (EndReason(124, "the time limit"), MpirunEnd(1, LOST), 124, "the time limit"),
-        (EndReason(124, "the time limit"), MpirunEnd(1, ABORT), 124, "the time limit"),
+        (CLOSED, ManagerEnd(0, ""), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, ManagerEnd(1, LOST), 3, "mpirun lost host h2"),
+        (CLOSED, ManagerEnd(1, LOST.replace("h2", "127.0.0.1"), host_names=["a", "localhost"]), 3, "mpirun lost host"),
+        (CLOSED, ManagerEnd(0, NO_DAEMON), 3, "mpirun lost host h2"),
+        (CLOSED, ManagerEnd(255, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost host h2"),
+        (CLOSED, ManagerEnd(9, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost its ssh session to h2"),
+        (CLOSED, ManagerEnd(9, LOST_4), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, ManagerEnd(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, ManagerEnd(-9, ""), 137, "mpirun was killed by SIGKILL, which ddlrun did not send"),
+        (CLOSED, ManagerEnd(1, ""), 1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"),
+        (CLOSED, ManagerEnd(1, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, ManagerEnd(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, ManagerEnd(1, KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, ManagerEnd(1, KILLED.replace("rank 2", "rank 1")), 3, "the connection of rank 2 on h3 broke"),
+        (RESET, ManagerEnd(137, KILLED_KEEPER), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, ManagerEnd(137, KILLED_KEEPER.replace("2", "1")), 3, "the connection of rank 2 on h3 broke"),
+        (CLOSED, ManagerEnd(5, ABORT), 5, "rank 1 called MPI_Abort with 5"),
+        (CLOSED, ManagerEnd(1, ABORT.replace(": 5", ": 256")), 1, "rank 1 called MPI_Abort with 256"),
+        (CLOSED, ManagerEnd(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, ManagerEnd(14, ABORTING), 14, "rank 1 on h2 aborted the job"),
+        (CLOSED, ManagerEnd(14, ABORTING), 137, "rank 2 on h3 was killed by another process"),
+        (EndReason(124, "the time limit"), ManagerEnd(1, LOST), 124, "the time limit"),
+        (EndReason(124, "the time limit"), ManagerEnd(1, ABORT), 124, "the time limit"),
     ],
 )
-def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: MpirunEnd, code: int, text: str) -> None:
+def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: ManagerEnd, code: int, text: str) -> None:
     corrected = explain_by_mpirun(reason, mpirun, {})
     assert (corrected.exit_code, str(corrected.reason).startswith(text)) == (code, True), corrected
     lost = next(iter(mpirun.host_names[1:]), "h2")
@@ -259,19 +259,19 @@ def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: MpirunE
 def test_a_rank_whose_keeper_lost_mpirun_does_not_hide_a_lost_host() -> None:
     failed, cut_off = end(0, 1), end(0, 1)._replace(reason="mpirun is gone")
     lonely = end(0, 1, "At least one pair of MPI processes are unable to reach each other for\n")
-    assert explain_by_mpirun(EndReason(1), MpirunEnd(1, LOST), {0: failed}) == EndReason(1)
-    assert explain_by_mpirun(EndReason(1), MpirunEnd(1, ""), {0: cut_off}) == EndReason(1)
-    assert explain_by_mpirun(EndReason(1), MpirunEnd(1, LOST), {0: cut_off}).lost_host == "h2"
-    assert explain_by_mpirun(EndReason(1), MpirunEnd(1, LOST), {0: lonely}).lost_host == "h2"
+    assert explain_by_mpirun(EndReason(1), ManagerEnd(1, LOST), {0: failed}) == EndReason(1)
+    assert explain_by_mpirun(EndReason(1), ManagerEnd(1, ""), {0: cut_off}) == EndReason(1)
+    assert explain_by_mpirun(EndReason(1), ManagerEnd(1, LOST), {0: cut_off}).lost_host == "h2"
+    assert explain_by_mpirun(EndReason(1), ManagerEnd(1, LOST), {0: lonely}).lost_host == "h2"
     killed = "mpirun was killed by SIGKILL, which ddlrun did not send"
-    assert explain_by_mpirun(EndReason(1), MpirunEnd(-9, ""), {0: cut_off}).reason == killed
-    assert explain_by_mpirun(EndReason(1), MpirunEnd(-9, ""), {0: failed}) == EndReason(1)
-    assert explain_by_mpirun(EndReason(1), MpirunEnd(-9, "", ended_by_ddlrun=True), {0: cut_off}) == EndReason(1)
+    assert explain_by_mpirun(EndReason(1), ManagerEnd(-9, ""), {0: cut_off}).reason == killed
+    assert explain_by_mpirun(EndReason(1), ManagerEnd(-9, ""), {0: failed}) == EndReason(1)
+    assert explain_by_mpirun(EndReason(1), ManagerEnd(-9, "", ended_by_ddlrun=True), {0: cut_off}) == EndReason(1)
 
 
 def test_a_rank_that_left_mpi_without_a_word_of_its_keeper_was_cut_off() -> None:
     """A firewall rejects the port of the keepers: the keeper of rank 1 has ended the rank."""
-    mpirun, others = MpirunEnd(1, IMPROPER), {0: end(0, 143, ordered=True)}
+    mpirun, others = ManagerEnd(1, IMPROPER), {0: end(0, 143, ordered=True)}
     for reason in (ended_by_mpirun(mpirun, others), EndReason(1)):
         lost = explain_by_mpirun(reason, mpirun, {0: end(0, 14)} if reason.reason is None else others)
         assert (lost.exit_code, str(lost.reason).partition(":")[0]) == (3, "the connection of rank 1 on vm broke")
@@ -284,13 +284,13 @@ def test_a_rank_that_left_mpi_without_a_word_of_its_keeper_was_cut_off() -> None
 def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
     ordered = {rank: end(rank, 143, ordered=True) for rank in (0, 1)}
     signalled = EndReason(1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send")
-    assert ended_by_mpirun(MpirunEnd(1, ""), ordered) == signalled
-    assert ended_by_mpirun(MpirunEnd(1, "WARNING: no such device\n"), ordered | {2: end(2, 0)}) == signalled
+    assert ended_by_mpirun(ManagerEnd(1, ""), ordered) == signalled
+    assert ended_by_mpirun(ManagerEnd(1, "WARNING: no such device\n"), ordered | {2: end(2, 0)}) == signalled
     for mpirun, ends in (
-        (MpirunEnd(1, "[h1:9] ORTE_ERROR_LOG: Not found\n"), ordered),
-        (MpirunEnd(1, "", ended_by_ddlrun=True), ordered),
-        (MpirunEnd(1, ""), ordered | {2: end(2, 7)}),
-        (MpirunEnd(1, ""), {}),
+        (ManagerEnd(1, "[h1:9] ORTE_ERROR_LOG: Not found\n"), ordered),
+        (ManagerEnd(1, "", ended_by_ddlrun=True), ordered),
+        (ManagerEnd(1, ""), ordered | {2: end(2, 7)}),
+        (ManagerEnd(1, ""), {}),
     ):
         assert ended_by_mpirun(mpirun, ends) == EndReason(1)
 
@@ -299,10 +299,10 @@ def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
 def test_the_process_manager_has_its_own_name(name: str) -> None:
     ordered = {0: end(0, 143, ordered=True), 1: end(1, 143, ordered=True)}
     for mpirun in (
-        MpirunEnd(1, "", name=name),
-        MpirunEnd(255, "Connection closed by h2 port 22\n", name=name),
-        MpirunEnd(9, LOST_4, ended_ssh_client="h2", name=name),
-        MpirunEnd(-9, "", name=name),
+        ManagerEnd(1, "", name=name),
+        ManagerEnd(255, "Connection closed by h2 port 22\n", name=name),
+        ManagerEnd(9, LOST_4, ended_ssh_client="h2", name=name),
+        ManagerEnd(-9, "", name=name),
     ):
         assert str(ended_by_mpirun(mpirun, ordered).reason).startswith(f"{name} ")
 

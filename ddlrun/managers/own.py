@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from ddlrun import __version__
-from ddlrun.process_managers import MpirunJob, ProcessManager
-from ddlrun.process_managers.openmpi import Mpirun
+from ddlrun.managers import ManagerJob, ProcessManager
+from ddlrun.managers.openmpi import ChosenManager
 
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "start.py")
 # The beginning of the line by which the process manager reports a lost host.
@@ -23,7 +23,7 @@ def _parse_version(text: str) -> str | None:
     return version if name == "ddlrun" else None
 
 
-def _command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
+def _command(path: str, _version: str, job: ManagerJob) -> tuple[str, ...]:
     """Return the argv that starts a job."""
     others = [name for name in job.hosts.names if name not in job.local]
     return (
@@ -96,11 +96,11 @@ def unfinished_rank(output: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def is_own(manager: Mpirun) -> bool:
+def is_own(manager: ChosenManager) -> bool:
     """Return True for ddlrun's own process manager."""
     return manager.manager == AGENTS
 
 
-def own_manager(reason: str) -> Mpirun:
+def own_manager(reason: str) -> ChosenManager:
     """Return ddlrun's own process manager, and why it was chosen."""
-    return Mpirun(START, __version__, reason, AGENTS)
+    return ChosenManager(START, __version__, reason, AGENTS)

@@ -1,4 +1,4 @@
-"""The start of mpirun, and a copy of our standard input."""
+"""The start of a process manager, and a copy of our standard input."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
 
 
-def start_mpirun(argv: Sequence[str], environ: Mapping[str, str]) -> Process:
-    """Start mpirun without input, its output in pipes that do not block. Raises OSError if it cannot be started."""
+def start_manager(argv: Sequence[str], environ: Mapping[str, str]) -> Process:
+    """Start one without input, its output in pipes that do not block. Raises OSError if it cannot be started."""
     # A session of its own: a Ctrl-C at the terminal does not reach it, and whatever is left of the job
     # on this host can be found by its session.
     process = subprocess.Popen(  # noqa: S603 - argv lists, no shell

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ddlrun.errors import PreflightError
-from ddlrun.process_managers import MpirunJob, ProcessManager
+from ddlrun.managers import ManagerJob, ProcessManager
 from ddlrun.remote.processes import start_command
 
 TITLE = "srun of Slurm"
@@ -110,7 +110,7 @@ def manager(features: SrunFeatures, environ: Mapping[str, str]) -> ProcessManage
     )
 
 
-def _command(path: str, _version: str, job: MpirunJob, *, words: tuple[str, ...], binds: bool) -> tuple[str, ...]:
+def _command(path: str, _version: str, job: ManagerJob, *, words: tuple[str, ...], binds: bool) -> tuple[str, ...]:
     """Return the argv of srun. Raises PreflightError outside a Slurm job, and for a list of hosts that is too long."""
     if not job.step:
         raise PreflightError(

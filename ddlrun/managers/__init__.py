@@ -6,14 +6,14 @@ from typing import NamedTuple
 from ddlrun.hosts import HostList
 
 # The entry points of plug-ins; each is a ProcessManager.
-GROUP = "ddlrun.process_managers"
+GROUP = "ddlrun.managers"
 # The values of --process-manager.
 AUTO, OPEN_MPI, OWN, SRUN = "auto", "openmpi", "ddlrun", "srun"
 MANAGERS = (AUTO, OPEN_MPI, OWN, SRUN)
 OPEN_MPI_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 
 
-class MpirunJob(NamedTuple):
+class ManagerJob(NamedTuple):
     """A job as its process manager has to start it."""
 
     ranks: int
@@ -62,7 +62,7 @@ class ProcessManager(NamedTuple):
     """Its name for messages."""
     parse_version: Callable[[str], str | None]
     """Returns the version from the output of `PROGRAM --version`; None where it is that of another program."""
-    command: Callable[[str, str, MpirunJob], tuple[str, ...]]
+    command: Callable[[str, str, ManagerJob], tuple[str, ...]]
     """Returns the argv that starts a job, from the program's path, its version, and the job."""
     rank_variables: tuple[str, str, str] = OPEN_MPI_RANK_VARIABLES
     """The variables in which each process finds its rank, its local rank and the number of ranks."""

@@ -5,11 +5,11 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ddlrun.process_managers.openmpi import spawn_refused
+from ddlrun.managers.openmpi import spawn_refused
 from ddlrun.rank.process_stat import STOPPED, StopDetector, read_stat
-from ddlrun.remote.mpirun_process import Process, TimeoutExpired
+from ddlrun.remote.manager_start import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
-from ddlrun.supervise.root_cause import MpirunEnd
+from ddlrun.supervise.root_cause import ManagerEnd
 from ddlrun.supervise.ssh_clients import SshClients
 
 # The last bytes of its output are stored: they may hold the reason for its end.
@@ -19,7 +19,7 @@ CHUNK = 1 << 16
 LONGEST_REFUSAL = 100
 
 
-class MpirunProcess:
+class ManagerProcess:
     """A running mpirun, or one that has ended."""
 
     def __init__(self, process: Process, name: str, host_names: Sequence[str], ssh_clients: SshClients) -> None:
@@ -83,10 +83,10 @@ class MpirunProcess:
             self.refused_spawn = spawn_refused(recent.decode(errors="replace"))
         return chunk
 
-    def end_report(self) -> MpirunEnd:
+    def end_report(self) -> ManagerEnd:
         """Return its exit code, the last of its output, and whether ddlrun has ended it."""
         ended_by_ddlrun = self.terminated or self._killed
-        return MpirunEnd(
+        return ManagerEnd(
             exit_code=self.exit_code,
             output=self.output,
             ended_by_ddlrun=ended_by_ddlrun,

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from ddlrun.environment.framework_builds import PROGRAM, FrameworkBuild, parse_build
 from ddlrun.errors import PreflightError
+from ddlrun.managers import GROUP, ProcessManager, slurm
+from ddlrun.managers.openmpi import REMEDY, ChosenManager, find_version, parse_version
 from ddlrun.plugins import load_plugins
-from ddlrun.process_managers import GROUP, ProcessManager, slurm
-from ddlrun.process_managers.openmpi import REMEDY, Mpirun, find_version, parse_version
 from ddlrun.remote.processes import FinishedProcess, start_command
 
 SRUN_REMEDY = "load the site's Slurm module, or leave out --process-manager srun"
@@ -20,7 +20,7 @@ BUILD_SECONDS = 300.0
 class Installation(NamedTuple):
     """The software of this machine that starts a job."""
 
-    mpirun: Mpirun
+    mpirun: ChosenManager
     mca_files: Mapping[str, str]
     """Path -> text of the files in which a user or a site sets MCA parameters."""
     mpi_library: str | None
@@ -31,40 +31,40 @@ class Installation(NamedTuple):
     """Whether ddlrun runs as root."""
 
 
-class PendingMpirun:
+class PendingVersion:
     """An mpirun that was asked for its version, so that other work can go on until the reply is needed."""
 
     def __init__(self, path: str, reason: str, environ: Mapping[str, str]) -> None:
         """Start `mpirun --version`."""
         self._path, self._reason, self._environ = path, reason, environ
         self._finish: Callable[[], FinishedProcess] = start_command([path, "--version"])
-        self._mpirun: Mpirun | None = None
+        self._mpirun: ChosenManager | None = None
 
     def discard(self) -> None:
         """Wait for the end of the query, whose result is not needed."""
         self._finish()
 
-    def result(self) -> Mpirun:
+    def result(self) -> ChosenManager:
         """Wait for the version. Raises PreflightError where mpirun fails or is of an unknown kind."""
         if self._mpirun is None:
             reply = self._finish()
             version = slurm.parse_version(reply.out) if reply.code == 0 else None
             if version is not None:
                 srun = slurm.start_query(self._path, self._environ)()
-                self._mpirun = Mpirun(self._path, version, self._reason, srun)
+                self._mpirun = ChosenManager(self._path, version, self._reason, srun)
             else:
                 self._mpirun = _parse_reply(reply, self._path, self._reason)
         return self._mpirun
 
 
-class FoundMpirun(NamedTuple):
+class FoundProgram(NamedTuple):
     """The path of an mpirun, and why this one."""
 
     path: str
     reason: str
 
 
-def find_mpirun(named: str | None, environ: Mapping[str, str]) -> FoundMpirun | None:
+def find_mpirun(named: str | None, environ: Mapping[str, str]) -> FoundProgram | None:
     """Find mpirun: --mpirun, else beside this Python, else on PATH; None where there is none.
 
     The one beside this Python comes first: mpi4py loads the MPI of its own environment, and ranks that
@@ -77,27 +77,27 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> FoundMpirun | 
         path, reason = beside, "beside this Python, whose mpi4py loads the same MPI"
     else:
         path, reason = _which("mpirun", environ), "first on PATH"
-    return None if path is None else FoundMpirun(os.path.abspath(path), reason)
+    return None if path is None else FoundProgram(os.path.abspath(path), reason)
 
 
-def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> PendingMpirun:
+def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> PendingVersion:
     """Find mpirun and ask for its version. Raises PreflightError where there is no mpirun."""
     mpirun = find_mpirun(named, environ)
     if mpirun is None:
         raise PreflightError(f"{named or 'mpirun'} does not exist or cannot be run; {REMEDY}")
-    return PendingMpirun(mpirun.path, mpirun.reason, environ)
+    return PendingVersion(mpirun.path, mpirun.reason, environ)
 
 
-def start_srun_query(named: str | None, environ: Mapping[str, str]) -> PendingMpirun:
+def start_srun_query(named: str | None, environ: Mapping[str, str]) -> PendingVersion:
     """Find Slurm's srun and ask for its version. Raises PreflightError where there is none."""
     srun = find_mpirun(named or "srun", environ)
     if srun is None:
         problem = f"{named or 'srun'} does not exist or cannot be run"
         raise PreflightError(f"--process-manager srun: {problem}; {SRUN_REMEDY}")
-    return PendingMpirun(srun.path, "--process-manager srun", environ)
+    return PendingVersion(srun.path, "--process-manager srun", environ)
 
 
-def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> Mpirun:
+def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> ChosenManager:
     if reply.code != 0:
         lines = (reply.err or reply.out).strip().splitlines()
         raise PreflightError(f"{path} --version fails ({lines[0] if lines else reply.code}); {REMEDY}")
@@ -105,7 +105,7 @@ def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> Mpirun:
         for manager in load_plugins(GROUP, ProcessManager).values():
             version = manager.parse_version(reply.out)
             if version is not None:
-                return Mpirun(path, version, reason, manager)
+                return ChosenManager(path, version, reason, manager)
     return parse_version(reply.out, path, reason)
 
 
@@ -159,7 +159,7 @@ def find_mpi_library(mpirun: str) -> str | None:
     return next((path for path in paths if os.path.exists(path)), None)
 
 
-def has_hwloc_2_0(mpirun: Mpirun) -> bool:
+def has_hwloc_2_0(mpirun: ChosenManager) -> bool:
     """Check if mpirun numbers cores by the hwloc 2.0 that Open MPI 4 brings.
 
     Distributions build Open MPI 4 with an hwloc of their own, which numbers cores as that of Open MPI 5 does.
