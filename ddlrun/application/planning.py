@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.application.chosen_gpus import check_named_gpus
 from ddlrun.application.inputs import reach, read_machines
@@ -35,7 +35,6 @@ from ddlrun.remote.probe import PendingProbe, await_names, check_distinct
 from ddlrun.runs.registry import find_in_use
 from ddlrun.runs.store import state_folder
 
-TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from ddlrun.preflight.run import PreflightReport
 

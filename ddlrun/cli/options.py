@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -18,7 +18,6 @@ from ddlrun.plugins import plugin_names
 from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import GROUP, READERS
 
-TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 

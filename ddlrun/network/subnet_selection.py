@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import fold
 from ddlrun.network.addresses import Address
 from ddlrun.units import render_rate
 
-TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
 

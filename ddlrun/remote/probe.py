@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddlrun.errors import HostError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
@@ -11,7 +11,6 @@ from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.machine.sysfs_script import SCRIPT
 from ddlrun.remote.processes import FinishedProcess
 
-TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from ddlrun.machine.probe_reply import ProbeReply
 

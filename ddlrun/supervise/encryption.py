@@ -2,10 +2,10 @@
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from ddlrun.errors import PreflightError
 
-TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from ddlrun.rank.encryption import EncryptionSuite
 

@@ -16,6 +16,8 @@ QUESTION = re.compile(r"(What|How|Where|Whether|Which|Who|Why)\b")
 VAGUE = re.compile(r"(Say|Tell|Return (what|whether|which|why|how|who|where))\b")
 # A name says what its value is.
 NO_NAMES = {"one", "found", "said", "told", "asked"}
+# What runs on hosts, beside each rank: modules that cost start-up time are imported late, or not at all.
+ON_HOSTS = ("rank/", "agent/", "ship/host/", "unauthenticated.py")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 each_module = pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -48,3 +50,8 @@ def bound_names(tree: ast.Module) -> Iterator[str]:
 def test_a_class_name_occurs_once() -> None:
     names = [node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_type_checking_comes_from_typing_above_hosts() -> None:
+    names = [str(path.relative_to(PACKAGE)) for path, tree in TREES.items() if "TYPE_CHECKING" in bound_names(tree)]
+    assert [name for name in names if not name.startswith(ON_HOSTS)] == []
