@@ -14,15 +14,9 @@ from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
 from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.managers.choice import ManagerRequest, PendingManager
-from ddlrun.managers.installation import (
-    Installation,
-    find_mpi_library,
-    has_hwloc_2_0,
-    mpi4py_variables,
-    probe_horovod,
-    read_mca_files,
-)
+from ddlrun.managers.installation import Installation, probe_horovod
 from ddlrun.managers.openmpi import ChosenManager
+from ddlrun.managers.openmpi.installation import find_mpi_library, has_hwloc_2_0, mpi4py_variables, read_mca_files
 from ddlrun.mapping.rankfile import check_names, name_problem
 from ddlrun.mapping.spare_hosts import replace_hosts
 from ddlrun.mapping.topology_request import check_request

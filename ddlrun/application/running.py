@@ -201,7 +201,7 @@ def _end_daemons(folders: Mapping[str, str], session_folder: str, settings: Sett
 
     Returns the replies of hosts that failed.
     """
-    from ddlrun.runs.daemons import end_daemons  # noqa: PLC0415 - rarely needed
+    from ddlrun.managers.openmpi.daemons import end_daemons  # noqa: PLC0415 - rarely needed
 
     return end_daemons(folders, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
 

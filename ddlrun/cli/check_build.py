@@ -8,12 +8,8 @@ import click
 from ddlrun import __version__
 from ddlrun.environment.framework_builds import LIBRARIES, render_builds
 from ddlrun.errors import DdlrunError
-from ddlrun.managers.installation import (
-    find_mpi_library,
-    mpi4py_variables,
-    probe_builds,
-    start_mpirun_query,
-)
+from ddlrun.managers.installation import probe_builds, start_mpirun_query
+from ddlrun.managers.openmpi.installation import find_mpi_library, mpi4py_variables
 
 
 def show_builds(ctx: click.Context) -> None:

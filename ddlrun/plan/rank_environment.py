@@ -13,15 +13,16 @@ from ddlrun.environment.horovod_hierarchical import (
     plan_hierarchical_variables,
 )
 from ddlrun.errors import InputError
-from ddlrun.managers.installation import mpi4py_variables
 from ddlrun.managers.openmpi import OVERRULING, TransportChoice
+from ddlrun.managers.openmpi.daemon_variables import DaemonRequest, daemon_variables
+from ddlrun.managers.openmpi.installation import mpi4py_variables
 from ddlrun.network.variables import choose_variables
 from ddlrun.plan import STDIN
 from ddlrun.plan.job_variables import plan_default_variables, plan_job_variables, thread_note
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.precedence import merge_layers
 from ddlrun.rank import program_input, protocol
-from ddlrun.remote.daemon_variables import CHOSEN_BY_SLURM, PARTS, DaemonRequest, daemon_variables
+from ddlrun.remote.agent import CHOSEN_BY_SLURM, PARTS
 from ddlrun.topology import UnequalTopology
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList, fold
-from ddlrun.remote.daemon_variables import step_gres
 from ddlrun.schedulers import TITLES, Allocation
 
 # Launcher -> the scheduler in whose jobs it works.
@@ -26,6 +25,13 @@ AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
 # The variables in which the MPI operator has ssh's arguments for Intel MPI and MPICH; elsewhere they may be another's.
 OPERATOR_SSH_VARIABLES = ("I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS")
+# The requests to sbatch of which srun would give each step a part; daemons get everything that the job has.
+PARTS = (
+    "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU",
+    "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_GPU_BIND",
+)  # fmt: skip
+# Slurm sets these for each host; the first host's values do not suit the others.
+CHOSEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 # No terminal, which RequestTTY of ~/.ssh/config may ask for: it would echo the script and never end it.
 SSH_OPTIONS = ("-T",)
 
@@ -188,6 +194,17 @@ def _step_words(job: Allocation | None, environ: Mapping[str, str]) -> tuple[str
         return ()
     gres = step_gres(job, environ)
     return (f"--jobid={job.job_id}", f"--gres={gres}") if gres else (f"--jobid={job.job_id}",)
+
+
+def step_gres(job: Allocation, environ: Mapping[str, str]) -> str | None:
+    """Return the --gres of a step if the job asked for GPUs in total or per task: the fewest that a host has.
+
+    Without it, Slurm wants all of the job's GPUs on the hosts of the step, and refuses one over fewer hosts.
+    """
+    if not job.gpu_numbers or not any(name in environ for name in PARTS):
+        return None
+    fewest = min(len(job.gpu_numbers[name].split(",")) if name in job.gpu_numbers else 0 for name in job.hosts.names)
+    return f"gpu:{fewest}" if fewest else "none"
 
 
 def _words_of(environ: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 RESOLVE_SECONDS = 0.5
 # More hosts than this with the same failure share a line of the error.
 MOST_LINES = 4
+# The last line of a reply that is complete.
+COMPLETE = "@end"
 
 
 class ProbeTarget(NamedTuple):
@@ -189,6 +191,15 @@ def run_scripts(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, Fin
     remote = {name: script for name, script in scripts.items() if name not in local}
     results = dict(reach.there(remote)) if remote else {}
     return results | {name: finish() for name, finish in local.items()}
+
+
+def run_complete(
+    scripts: Mapping[str, str], reach: ProbeTarget
+) -> tuple[dict[str, FinishedProcess], dict[str, FinishedProcess]]:
+    """Run a script, which prints COMPLETE last, on each host; return the complete replies, and the others."""
+    replies = run_scripts(scripts, reach)
+    complete = {name: reply for name, reply in replies.items() if COMPLETE in reply.out}
+    return complete, {name: reply for name, reply in replies.items() if name not in complete}
 
 
 def describe_failure(answer: FinishedProcess) -> str:

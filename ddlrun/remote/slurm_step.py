@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
-from ddlrun.remote.daemon_variables import PARTS
+from ddlrun.remote.agent import PARTS
 from ddlrun.remote.limited_reader import LimitedReader
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.wording import printable

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from ddlrun.rank import leftovers
-from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.runs.orphans import run_complete
 from ddlrun.wording import printable
 
 LEFT = "@left "

@@ -8,13 +8,11 @@ from ddlrun.errors import InputError
 from ddlrun.rank.leftovers import SCRIPT
 from ddlrun.rank.process_stat import STOPPED
 from ddlrun.rank.run_mark import FIRST, LIMIT, mark_of
-from ddlrun.remote.probe import ProbeTarget, run_scripts
+from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.names import NAME
 
 INIT = 1
-# The last line of a reply that is complete.
-COMPLETE = "@end"
 # One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have. A process without the name of
 # its run has the run's mark.
 LIST = r"""
@@ -195,12 +193,3 @@ def end_runs(
         scripts[host] = script.replace("GRACE", str(int(grace)))
     replies, failed = run_complete(scripts, reach)
     return {name: replies[name].out.count("@ended ") for name in scripts if name in replies}, failed
-
-
-def run_complete(
-    scripts: Mapping[str, str], reach: ProbeTarget
-) -> tuple[dict[str, FinishedProcess], dict[str, FinishedProcess]]:
-    """Run a script, which prints COMPLETE last, on each host; return the complete replies, and the others."""
-    replies = run_scripts(scripts, reach)
-    complete = {name: reply for name, reply in replies.items() if COMPLETE in reply.out}
-    return complete, {name: reply for name, reply in replies.items() if name not in complete}

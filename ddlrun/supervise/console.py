@@ -7,10 +7,10 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from ddlrun.managers.openmpi.messages import MpirunMessages
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.supervise.backlog import Backlog
-from ddlrun.supervise.mpirun_messages import MpirunMessages
 from ddlrun.supervise.output import RankOutput
 from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.root_cause import EndReason

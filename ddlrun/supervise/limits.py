@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
+from ddlrun.managers.openmpi.missing_daemons import find_missing_daemons
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
-from ddlrun.supervise.missing_daemons import find_missing_daemons
 from ddlrun.supervise.root_cause import EndReason
 
 TIMED_OUT = 124

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ddlrun.managers.openmpi import spawn_refused
+from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.rank.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.remote.manager_start import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
 from ddlrun.supervise.root_cause import ManagerEnd
-from ddlrun.supervise.ssh_clients import SshClients
 
 # The last bytes of its output are stored: they may hold the reason for its end.
 MOST_STORED = 1 << 18

@@ -20,12 +20,12 @@ from ddlrun.managers.openmpi import (
     reports_failure,
     unwritable_folder,
 )
+from ddlrun.managers.openmpi.missing_daemons import find_name
 from ddlrun.managers.own import killed_keeper, lost_agent, unconnected_rank, unfinished_rank
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.plan.tracebacks import find_failure, is_collateral
 from ddlrun.supervise.heartbeat import UNREACHABLE
 from ddlrun.supervise.keeper_connection import KeeperConnection
-from ddlrun.supervise.missing_daemons import find_name
 from ddlrun.wording import signal_name
 
 RESET = "a firewall or another device on the way reset it, or the host was restarted"

@@ -2,6 +2,7 @@
 
 import select
 
+from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.remote.manager_start import Process
@@ -12,7 +13,6 @@ from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.sampling import Sampling
 from ddlrun.supervise.signals import SignalWarnings
-from ddlrun.supervise.ssh_clients import SshClients
 from ddlrun.supervise.stall_detection import StallDetector
 
 

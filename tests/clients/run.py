@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from ddlrun.managers.installation import find_mpi_library
+from ddlrun.managers.openmpi.installation import find_mpi_library
 from tests.clients.suites import Column, Result, Suite
 from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import MPIRUNS

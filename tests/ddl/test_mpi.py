@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.managers.installation import find_mpi_library, mpi4py_variables
+from ddlrun.managers.openmpi.installation import find_mpi_library, mpi4py_variables
 from tests.conftest import launch_line
 
 ROOT = Path(__file__).parents[2]

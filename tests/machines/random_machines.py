@@ -14,8 +14,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddlrun.managers.installation import has_hwloc_2_0
 from ddlrun.managers.openmpi import parse_version
+from ddlrun.managers.openmpi.installation import has_hwloc_2_0
 from tests.machines.random_descriptions import describe, options
 from tests.machines.random_judge import ChosenManager, Judgement, Result, judge_again, judge_gpus, judge_tree
 from tests.machines.random_reduction import reduce_shape

@@ -14,8 +14,8 @@ from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo
 from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.machine.sysfs import parse_sysfs
-from ddlrun.managers.installation import has_hwloc_2_0
 from ddlrun.managers.openmpi import parse_version
+from ddlrun.managers.openmpi.installation import has_hwloc_2_0
 from ddlrun.mapping.rankfile import render
 from tests.machines.facts import NAMES, load
 from tests.machines.probes import Cores, cores_of_lstopo, cores_of_machine, probe_output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.managers.installation import find_mpi_library, mpi4py_variables
+from ddlrun.managers.openmpi.installation import find_mpi_library, mpi4py_variables
 from tests.bench.cells import TABLE, Cell
 from tests.support import needs
 

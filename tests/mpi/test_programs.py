@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddlrun.application.programs import Section, split_programs
-from ddlrun.managers.installation import find_mpi_library
+from ddlrun.managers.openmpi.installation import find_mpi_library
 from ddlrun.rank.command_line import WRAPPERS, wrap
 from tests.conftest import OWN, launch_line
 from tests.support.launches import run

@@ -38,7 +38,7 @@ ALLOWED = {
     "agent": {"errors", "rank"},
     "remote": {"errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
     "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "wording"},
-    "managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
+    "managers": {"environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
     "plan": {
         "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "mapping", "network",
         "managers", "rank", "remote", "schedulers", "ship", "topology", "units", "wording",

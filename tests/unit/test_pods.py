@@ -8,8 +8,8 @@ import pytest
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
+from ddlrun.managers.openmpi.daemon_variables import DaemonRequest, daemon_variables
 from ddlrun.remote.agent import AgentLauncher, choose_launcher, run_script
-from ddlrun.remote.daemon_variables import DaemonRequest, daemon_variables
 from ddlrun.remote.fan_out import run_on_hosts
 
 HOSTS = parse_hosts("pod-0.train,pod-1.train")

@@ -8,16 +8,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ddlrun.remote.agent import step_gres
 from ddlrun.schedulers import Allocation, detect_schedulers
 
-DAEMON = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/rank/daemon.sh"
-# The requests to sbatch of which srun would give each step a part; daemons get everything that the job has.
-PARTS = (
-    "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU",
-    "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_GPU_BIND",
-)  # fmt: skip
-# Slurm sets these for each host; the first host's values do not suit the others.
-CHOSEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+DAEMON = f"{os.path.dirname(os.path.abspath(__file__))}/daemon.sh"
 # Open MPI's major version -> its readers of an allocation, excluded. One that reads it would overrule the hostfile.
 READERS = {4: "^slurm,lsf,tm,gridengine,alps", 5: "^slurm,lsf,pbs,gridengine,flux"}
 # The parallel environment's slots would be read; and orted would pass on a warning that ddlrun passes on itself.
@@ -68,17 +62,6 @@ def daemon_variables(request: DaemonRequest, environ: Mapping[str, str]) -> dict
         return {}
     # Both: without the reader alone, srun would start the daemons on other hosts than mpirun takes them for.
     return unread | ({f"{plm}_disable_qrsh": "1"} if "sge" in schedulers else {})
-
-
-def step_gres(job: Allocation, environ: Mapping[str, str]) -> str | None:
-    """Return the --gres of a step if the job asked for GPUs in total or per task: the fewest that a host has.
-
-    Without it, Slurm wants all of the job's GPUs on the hosts of the step, and refuses one over fewer hosts.
-    """
-    if not job.gpu_numbers or not any(name in environ for name in PARTS):
-        return None
-    fewest = min(len(job.gpu_numbers[name].split(",")) if name in job.gpu_numbers else 0 for name in job.hosts.names)
-    return f"gpu:{fewest}" if fewest else "none"
 
 
 def _for_slurm(job: Allocation | None, slots: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddlrun.supervise.missing_daemons import MOST_HOSTS
+from ddlrun.managers.openmpi.missing_daemons import MOST_HOSTS
 
 
 class SshClients:

@@ -9,9 +9,8 @@ import os.path
 import shlex
 from collections.abc import Mapping
 
-from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.runs.orphans import run_complete
 
 # SIGTERM lets a daemon remove its session folder, but not while it connects to mpirun; SIGKILL follows after these
 # seconds. The folder is prted.PID (5.0), or jf.FAMILY in that of the user (4.1), where FAMILY is the first half of the
