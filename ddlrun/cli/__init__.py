@@ -27,18 +27,47 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
     from types import FrameType
 
+    from click.shell_completion import CompletionItem
+
 # The variable by which the completion script of a shell requests completions.
 COMPLETION = "_DDLRUN_COMPLETE"
 # The exit code where standard output cannot be written.
 EXIT_UNWRITTEN = 1
 # A dropped exception of a signal is raised again after this time.
 RAISE_SECONDS = 0.001
-# The headings of the help, each with its commands.
+# The headings of the help, each with its commands and the first sentence of their helps: a list imports no command.
 SECTIONS = {
-    "Jobs": ("launch", "submit"),
-    "Plans": ("gen-rankfile", "lint", "show", "plan", "config"),
-    "Hosts": ("check", "probe", "racks", "bench", "tune"),
-    "Runs": ("runs", "top", "dashboard", "metrics", "logs", "doctor", "rerun", "report", "ps", "kill", "clean"),
+    "Jobs": {
+        "launch": "Launch SCRIPT with ranks placed and bound.",
+        "submit": "Submit a batch job that launches SCRIPT.",
+    },
+    "Plans": {
+        "gen-rankfile": "Write the Open MPI rank file of TOPOLOGY on HOSTS.",
+        "lint": "Check RANKFILE against Open MPI 4.1 and 5.0.",
+        "show": "Show part of a launch, and start nothing.",
+        "plan": "Predict the step time of every topology.",
+        "config": "Show the options of a launch, and where each value comes from.",
+    },
+    "Hosts": {
+        "check": "Check that a job can run on HOSTS.",
+        "probe": "Show the hardware of HOSTS.",
+        "racks": "Find the racks of HOSTS by measurement.",
+        "bench": "Measure links and collectives on HOSTS.",
+        "tune": "Find the fastest settings for HOSTS.",
+    },
+    "Runs": {
+        "runs": "List your runs, the latest first.",
+        "top": "Show what the ranks of RUN use, and what limits them.",
+        "dashboard": "Serve a web page with what the ranks of RUN use, and what limits them.",
+        "metrics": "Print what the ranks of RUN use, for Prometheus, or export it to OpenTelemetry.",
+        "logs": "Print the output of RUN.",
+        "doctor": "Find the reason why RUN hangs.",
+        "rerun": "Launch an earlier run again, with changes.",
+        "report": "Write RUN as one HTML page.",
+        "ps": "List your runs and their processes on HOSTS.",
+        "kill": "End RUNS and their processes on all hosts.",
+        "clean": "End processes and remove files that earlier runs left behind.",
+    },
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 # Command -> module and function, unless these are its own name and `command`.
@@ -81,11 +110,19 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"no such command {name!r}{did_you_mean(name, COMMANDS, SYNONYMS)}", ctx)
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """Write the commands under their headings, each with the first sentence of its help."""
-        for heading, names in SECTIONS.items():
+        for heading, summaries in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name, _summary(self.get_command(ctx, name))) for name in names])
+                formatter.write_dl([*summaries.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Return the completions of a command's name, or of an option of the group."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - 0.6 ms, for a shell's completion alone
+
+        summaries = {name: text for names in SECTIONS.values() for name, text in names.items()}
+        items = [CompletionItem(name, help=text) for name, text in summaries.items() if name.startswith(incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the commands' names."""
@@ -114,10 +151,6 @@ def _check_option(ctx: click.Context, args: list[str], params: list[click.Parame
     hint = did_you_mean(name, (known for known in names if known.startswith("--")), SYNONYMS)
     place = hint or f"; options come after a command, as in ddlrun launch {name}"
     raise click.UsageError(f"no such option {name}{place}", ctx)
-
-
-def _summary(command: click.Command | None) -> str:
-    return "" if command is None else command.get_short_help_str(MOST_COLUMNS)
 
 
 @click.group(

@@ -221,6 +221,23 @@ def test_agents_and_keepers_load_no_enum_and_only_what_all_hosts_need() -> None:
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "commands"),
+    [("--help", set()), ("launch --help", {"launch"}), ("gen-rankfile 4x2 a,b --machine dgx1", {"gen_rankfile"})],
+)
+def test_a_start_loads_only_what_its_command_needs(line: str, commands: set[str]) -> None:
+    names = {"gen_rankfile", "launch", "run_history", "submit"} - commands
+    others = {"numpy", "mpi4py", "rich", "jinja2", "psutil", "http", "ClusterShell.Task"}
+    others |= {f"ddlrun.cli.{name}" for name in names}
+    code = f"""if True:
+        import sys
+        from ddlrun.cli import run_command
+        print(run_command({line.split()!r}), *{others!r} & set(sys.modules), file=sys.stderr)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "0"
+
+
 def test_the_runtime_loads_frameworks_and_mpi_when_they_are_used() -> None:
     code = "import sys; from ddlrun import ddl; print(*{'torch', 'numpy', 'mpi4py'} & set(sys.modules))"
     alone = "; ddl.init(); ddl.all_reduce(1.0); print(*{'torch', 'mpi4py'} & set(sys.modules))"

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from ddlrun.application.program import read_program
-from ddlrun.cli import COMMANDS, SECTIONS, group, run_command
+from ddlrun.cli import COMMANDS, MOST_COLUMNS, SECTIONS, group, run_command
 from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_help import USUAL_OPTIONS
@@ -380,6 +380,14 @@ def test_the_help_of_launch_fits_on_a_screen() -> None:
     everything = "\n".join(help_of("help", "launch", "--help-all"))
     visible = [param for param in known.values() if isinstance(param, Option) and not param.hidden]
     assert [param.opts[-1] for param in visible if param.opts[-1] not in everything] == []
+
+
+def test_summaries_are_those_of_the_commands() -> None:
+    for summaries in SECTIONS.values():
+        for name, text in summaries.items():
+            command = group.get_command(click.Context(group), name)
+            assert command is not None
+            assert command.get_short_help_str(MOST_COLUMNS) == text
 
 
 def test_commands_have_headings_and_whole_summaries() -> None:
