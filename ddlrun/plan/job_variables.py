@@ -38,10 +38,7 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     variables["DDLRUN_RESTART"] = str(_restarts(job))
     mpirun = job.survey.installation.mpirun
     variables["DDLRUN_STARTED_BY"] = f"{mpirun.manager.title} {mpirun.version} ({mpirun.path})"  # for rank/hook
-    if job.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
-        seconds = min(int(settings.supervision.grace + 5), 1 << 30)
-        variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(seconds)
-    elif "PATH" in job.environ:  # 4.1 puts its own folder before the user's
+    if job.major != 5 and "PATH" in job.environ:  # 4.1 puts its own folder before the user's
         variables["DDLRUN_PATH"] = job.environ["PATH"]
     bind_themselves = job.major is None or (job.major == 5 and settings.mpi.spawn_slots > 0)
     if bind_themselves:

@@ -120,7 +120,8 @@ def test_the_memory_of_each_rank_is_bound_where_the_plan_says(launch: Launch, tm
 
 
 def test_what_would_overrule_the_rank_file_is_left_out(launch: Launch) -> None:
-    environ = {**os.environ, **{name: "slot" if "mapping" in name else "none" for name in OVERRULING}}
+    values = {"mapping_policy": "slot", "cpu_list": str(USABLE[-1])}
+    environ = {**os.environ, **{name: values.get("_".join(name.split("_")[-2:]), "none") for name in OVERRULING}}
     done = launch("--accelerators", "core", "--verbose", "python3", "-c", TELL, env=environ)
     assert sorted(cpu for rank in told(done) for cpu in cpus_of(rank)) == USABLE
     assert [name for name in OVERRULING if f"{name}: left out" not in done.stderr] == []

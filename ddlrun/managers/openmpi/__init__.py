@@ -112,7 +112,8 @@ def choose_transport(
 
 # Variables of a user or a container image that map or bind ranks in another way than the rank file. Open MPI 4.1
 # stops at the first of them ("Conflicting directives"), and with hwthreads_as_cpus and rank_file_physical it counts
-# other units in the rank file. 5.0 leaves ranks unbound for its binding_policy.
+# other units in the rank file. 5.0 leaves ranks unbound for a binding policy, and stops for a list of CPUs without a
+# rank's.
 OVERRULING = (
     "OMPI_MCA_rmaps_base_mapping_policy",
     "OMPI_MCA_hwloc_base_binding_policy",
@@ -120,6 +121,9 @@ OVERRULING = (
     "OMPI_MCA_rmaps_rank_file_physical",
     "PRTE_MCA_rmaps_default_mapping_policy",
     "PRTE_MCA_hwloc_default_binding_policy",
+    "PRTE_MCA_bindto",
+    "PRTE_MCA_bind_to",
+    "PRTE_MCA_hwloc_default_cpu_list",
     "LSB_AFFINITY_HOSTFILE",  # from which Open MPI takes LSF's own mapping and binding
 )
 
