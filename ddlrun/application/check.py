@@ -63,17 +63,17 @@ def _shipped_checks(settings: Settings) -> frozenset[str]:
     return frozenset(name for name, travels in checks.items() if travels)
 
 
-def check_first(settings: Settings, mpirun: ChosenManager, reporter: Reporter) -> PreflightReport:
+def check_first(settings: Settings, manager: ChosenManager, reporter: Reporter) -> PreflightReport:
     """Probe a job's hosts and check them; show warnings."""
     check = settings.check
     only = frozenset(NAMES) if check.checks is None else check.checks
-    only -= _needless_checks(mpirun, settings.job.program) | _shipped_checks(settings)
+    only -= _needless_checks(manager, settings.job.program) | _shipped_checks(settings)
     container = settings.container
     if container is None:
         only -= {"container"}
     request = PreflightRequest(
-        mpirun=mpirun.path,
-        major=mpirun.major,
+        mpirun=manager.path,
+        major=manager.major,
         program=_checked_program(settings),
         logs=settings.run.run_dir.path,
         network=check.network,

@@ -37,7 +37,7 @@ class Attempt(NamedTuple):
     """One attempt at the job: checked settings, and the process manager that is being chosen."""
 
     settings: Settings
-    mpirun: PendingManager
+    manager: PendingManager
     reporter: Reporter
     restarts: int
     """Number of restarts that are allowed in all."""
@@ -82,17 +82,17 @@ def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
 
     Raises InputError, PlacementError or PreflightError.
     """
-    mpirun = PendingManager(_manager_request(settings), os.environ)
+    manager = PendingManager(_manager_request(settings), os.environ)
     hosts = settings.hosts.hosts
     if any(map(name_problem, hosts.names)):
-        major = mpirun.result().major
+        major = manager.result().major
         check_names(hosts.names, () if major is None else (major,))
     check_distinct(hosts, os.uname().nodename)
     check_request(settings.job.topology, hosts)
     checks = settings.check.checks
     if settings.container is not None and settings.hosts.all_local and (checks is None or "container" in checks):
         check_container(settings.container)
-    return Attempt(settings, mpirun, reporter, settings.run.restarts)
+    return Attempt(settings, manager, reporter, settings.run.restarts)
 
 
 def _manager_request(settings: Settings) -> ManagerRequest:
@@ -118,8 +118,8 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
     """
     settings = attempt.settings
     if settings.hosts.all_local or (settings.machines.described and settings.run.dry_run):
-        return Surveyed(attempt, survey_machines(settings, attempt.mpirun, attempt.probe), None)
-    report = _check_hosts(settings, attempt.mpirun.result(), attempt.reporter)
+        return Surveyed(attempt, survey_machines(settings, attempt.manager, attempt.probe), None)
+    report = _check_hosts(settings, attempt.manager.result(), attempt.reporter)
     if report.bad_hosts:
         if not settings.hosts.replaceable:
             report.raise_failures()
@@ -128,8 +128,8 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
     machines = read_machine_source(settings) if described else report.machines()
     check_named_gpus(machines, settings.hosts.launcher)
     survey = Survey(
-        machines=count_as(attempt.mpirun.result(), machines),
-        installation=inspect_installation(settings, attempt.mpirun.result()),
+        machines=count_as(attempt.manager.result(), machines),
+        installation=inspect_installation(settings, attempt.manager.result()),
         environ=dict(os.environ),
         network=report.network,
         own_address=report.here[1],
@@ -147,18 +147,18 @@ def start_probe(attempt: Attempt) -> Attempt:
     return attempt._replace(probe=PendingProbe(hosts.hosts, target))
 
 
-def survey_machines(settings: Settings, mpirun: PendingManager, probe: PendingProbe | None = None) -> Survey:
+def survey_machines(settings: Settings, manager: PendingManager, probe: PendingProbe | None = None) -> Survey:
     """Return the survey of hosts that need no check: each is this machine, or described."""
     machines = probe.result() if probe is not None else read_machine_source(settings)  # while mpirun prints its version
-    installation = inspect_installation(settings, mpirun.result())
-    return Survey(count_as(installation.mpirun, machines), installation, dict(os.environ))
+    installation = inspect_installation(settings, manager.result())
+    return Survey(count_as(installation.manager, machines), installation, dict(os.environ))
 
 
-def count_as(mpirun: ChosenManager, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+def count_as(manager: ChosenManager, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
     """Return the machines of hosts with cores numbered as mpirun's hwloc numbers them."""
     if not any(machine.openmpi4_cores for machine in machines.values()):
         return machines
-    return count_cores(machines, hwloc_2_0=has_hwloc_2_0(mpirun))
+    return count_cores(machines, hwloc_2_0=has_hwloc_2_0(manager))
 
 
 def read_machine_source(settings: Settings) -> dict[str, Machine]:
@@ -169,30 +169,30 @@ def read_machine_source(settings: Settings) -> dict[str, Machine]:
     )
 
 
-def inspect_installation(settings: Settings, mpirun: ChosenManager) -> Installation:
+def inspect_installation(settings: Settings, manager: ChosenManager) -> Installation:
     """Return the software that starts the job; Horovod is imported only where a setting depends on its build."""
-    library = find_mpi_library(mpirun.path) if mpirun.major is not None else None
+    library = find_mpi_library(manager.path) if manager.major is not None else None
     environ = {**os.environ, **settings.environment.variables}
     horovod = {}
     if active_hierarchical(settings.environment.horovod):
         horovod = probe_horovod(settings.job.python, mpi4py_variables(library, environ))
     return Installation(
-        mpirun=mpirun,
-        mca_files=read_mca_files(mpirun.path, os.environ),
+        manager=manager,
+        mca_files=read_mca_files(manager.path, os.environ),
         mpi_library=library,
         horovod=horovod,
         root=os.geteuid() == 0,
     )
 
 
-def _check_hosts(settings: Settings, mpirun: ChosenManager, reporter: Reporter) -> "PreflightReport":
+def _check_hosts(settings: Settings, manager: ChosenManager, reporter: Reporter) -> "PreflightReport":
     """Query and check the hosts of a job; the names of new pods may take a while to resolve."""
     from ddlrun.application.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
 
     hosts = settings.hosts
     if hosts.allocation is not None and hosts.allocation.scheduler == "kubernetes" and hosts.launcher.launcher == "ssh":
         await_names(hosts.hosts.names, settings.check.seconds)
-    return check_first(settings, mpirun, reporter)
+    return check_first(settings, manager, reporter)
 
 
 def _busy_ports(report: "PreflightReport") -> frozenset[int]:

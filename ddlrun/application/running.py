@@ -174,8 +174,8 @@ def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Map
     """
     plan, settings = planned.plan, planned.attempt.settings
     unwatched = done.unwatched.difference(plan.local_hosts)
-    orphaned = done.unswept | unwatched if is_own(plan.mpirun) else done.unswept
-    folder = None if plan.mpirun.major is None else done.session_folder
+    orphaned = done.unswept | unwatched if is_own(plan.manager) else done.unswept
+    folder = None if plan.manager.major is None else done.session_folder
     daemons = {host: done.daemon_folders.get(host, "") for host in sorted(unwatched) if folder is not None}
     try:
         with signals.interruptible(at_once=True):

@@ -152,7 +152,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
 def _plan(settings: Settings) -> Plan:
     """Return the plan of a launch whose hosts are not checked; print its warnings."""
     attempt = check_settings(settings, ConsoleReporter())
-    surveyed = Surveyed(attempt, survey_machines(settings, attempt.mpirun), None)
+    surveyed = Surveyed(attempt, survey_machines(settings, attempt.manager), None)
     plan = plan_job(place_ranks(surveyed)).plan
     for note in plan.warnings:
         click.echo(f"ddlrun: note: {note}", err=True)
@@ -180,7 +180,7 @@ def _placed(view: str, settings: Settings, svg: str | None) -> View:
 def _major(settings: Settings) -> int | None:
     """Return the major version of the Open MPI that launch would use; None without one."""
     try:
-        return check_settings(settings, ConsoleReporter()).mpirun.result().major
+        return check_settings(settings, ConsoleReporter()).manager.result().major
     except DdlrunError:
         return None
 

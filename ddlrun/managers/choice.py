@@ -45,7 +45,7 @@ class PendingManager:
     def __init__(self, request: ManagerRequest, environ: Mapping[str, str]) -> None:
         """Start the queries on which the choice depends. Raises InputError or PreflightError."""
         self._request = request
-        self._mpirun: PendingVersion | None = None
+        self._query: PendingVersion | None = None
         self._python_mpi: Callable[[], PythonMpi] | None = None
         self._environ = environ
         self._chosen: ChosenManager | None = None
@@ -56,13 +56,13 @@ class PendingManager:
         if self._chosen is not None:
             return
         if request.manager == SRUN:
-            self._mpirun = start_srun_query(request.mpirun, environ)
+            self._query = start_srun_query(request.mpirun, environ)
             return
         if _wants_openmpi(request):
-            self._mpirun = start_mpirun_query(request.mpirun, environ)
+            self._query = start_mpirun_query(request.mpirun, environ)
             return
         if find_mpirun(None, environ) is not None:
-            self._mpirun = start_mpirun_query(None, environ)
+            self._query = start_mpirun_query(None, environ)
         python = _python_of(request.program)
         self._python_mpi = None if python is None else start_search(python, {**environ, **request.variables})
 
@@ -74,13 +74,13 @@ class PendingManager:
 
     def _choose(self) -> ChosenManager:
         python_mpi = None if self._python_mpi is None else self._python_mpi()
-        if self._mpirun is None:
+        if self._query is None:
             _check_linked(self._request, self._environ)
             return _without_mpirun(python_mpi)
         reason = None if python_mpi is None else _reason_for_own(python_mpi, _python_of(self._request.program))
         if reason is None:
-            return self._mpirun.result()
-        self._mpirun.discard()
+            return self._query.result()
+        self._query.discard()
         return own_manager(reason)
 
 

@@ -20,7 +20,7 @@ BUILD_SECONDS = 300.0
 class Installation(NamedTuple):
     """The software of this machine that starts a job."""
 
-    mpirun: ChosenManager
+    manager: ChosenManager
     mca_files: Mapping[str, str]
     """Path -> text of the files in which a user or a site sets MCA parameters."""
     mpi_library: str | None
@@ -38,7 +38,7 @@ class PendingVersion:
         """Start `mpirun --version`."""
         self._path, self._reason, self._environ = path, reason, environ
         self._finish: Callable[[], FinishedProcess] = start_command([path, "--version"])
-        self._mpirun: ChosenManager | None = None
+        self._manager: ChosenManager | None = None
 
     def discard(self) -> None:
         """Wait for the end of the query, whose result is not needed."""
@@ -46,15 +46,15 @@ class PendingVersion:
 
     def result(self) -> ChosenManager:
         """Wait for the version. Raises PreflightError where mpirun fails or is of an unknown kind."""
-        if self._mpirun is None:
+        if self._manager is None:
             reply = self._finish()
             version = slurm.parse_version(reply.out) if reply.code == 0 else None
             if version is not None:
                 srun = slurm.start_query(self._path, self._environ)()
-                self._mpirun = ChosenManager(self._path, version, self._reason, srun)
+                self._manager = ChosenManager(self._path, version, self._reason, srun)
             else:
-                self._mpirun = _parse_reply(reply, self._path, self._reason)
-        return self._mpirun
+                self._manager = _parse_reply(reply, self._path, self._reason)
+        return self._manager
 
 
 class FoundProgram(NamedTuple):

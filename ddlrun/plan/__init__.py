@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     reason: TopologyReason
     """Why this topology."""
     order_reason: str
-    mpirun: ChosenManager
+    manager: ChosenManager
     transport: TransportChoice
     argv: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
         Open MPI joins all arguments in one variable of each rank, for which Linux takes 128 KiB.
         """
         size = len(" ".join(self.program).encode(errors="surrogateescape"))
-        if self.mpirun.major is None or size <= MOST_CHARACTERS:
+        if self.manager.major is None or size <= MOST_CHARACTERS:
             return self.argv, {}
         arguments = pack_arguments(self.program[1:])
         options = (word for name in arguments for word in ("-x", name))
@@ -129,7 +129,7 @@ class Plan(NamedTuple):
                 "launcher": self.launcher,
             },
             "notes": list(self.notes),
-            "mpirun": {"path": self.mpirun.path, "version": self.mpirun.version, "reason": self.mpirun.reason},
+            "mpirun": {"path": self.manager.path, "version": self.manager.version, "reason": self.manager.reason},
             "command": list(self.printed_argv),
             "variables": self.printed_variables,
             "removed": list(self.removed),

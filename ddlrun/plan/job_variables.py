@@ -36,15 +36,15 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     variables |= BIND_THREADS[settings.placement.bind_threads]
     variables["DDLRUN_RUN_DIR"] = settings.run.run_dir.path
     variables["DDLRUN_RESTART"] = str(_restarts(job))
-    mpirun = job.survey.installation.mpirun
-    variables["DDLRUN_STARTED_BY"] = f"{mpirun.manager.title} {mpirun.version} ({mpirun.path})"  # for rank/hook
+    manager = job.survey.installation.manager
+    variables["DDLRUN_STARTED_BY"] = f"{manager.manager.title} {manager.version} ({manager.path})"  # for rank/hook
     if job.major != 5 and "PATH" in job.environ:  # 4.1 puts its own folder before the user's
         variables["DDLRUN_PATH"] = job.environ["PATH"]
     bind_themselves = job.major is None or (job.major == 5 and settings.mpi.spawn_slots > 0)
     if bind_themselves:
         variables["DDLRUN_NARROW"] = "1"
     if job.major is None:
-        variables["DDLRUN_RANK_VARIABLES"] = " ".join(job.survey.installation.mpirun.manager.rank_variables)
+        variables["DDLRUN_RANK_VARIABLES"] = " ".join(job.survey.installation.manager.manager.rank_variables)
     if settings.ship is not None:
         variables[SHIPPED] = settings.ship.variable(settings.run.run_id)
     if settings.container is not None:

@@ -19,7 +19,7 @@ class PlacedJob(NamedTuple):
     @property
     def major(self) -> int | None:
         """The major version of Open MPI; None for a plug-in's process manager."""
-        return self.survey.installation.mpirun.major
+        return self.survey.installation.manager.major
 
     @property
     def inherited(self) -> Mapping[str, str]:

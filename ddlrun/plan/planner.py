@@ -48,7 +48,7 @@ UNSAFE_SPAWNS = (
 
 def place_surveyed(settings: Settings, survey: Survey) -> JobPlacement:
     """Place every rank on the surveyed machines. Raises InputError, PlacementError or PreflightError."""
-    major = survey.installation.mpirun.major
+    major = survey.installation.manager.major
     placed = place_job(settings, survey.machines, major)
     _check_ranks(settings, placed.placement.topology.size)
     uncounted = [name for name, machine in survey.machines.items() if machine.cores_uncounted]
@@ -85,18 +85,18 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
     _check_lengths(environment.variables)
     if settings.mpi.spawn_slots and job.major is None:
         raise InputError(
-            f"--spawn-slots: {survey.installation.mpirun.manager.title} has no such option; see --mpi-args"
+            f"--spawn-slots: {survey.installation.manager.manager.title} has no such option; see --mpi-args"
         )
-    mpirun, rankfile = survey.installation.mpirun, settings.placement.rankfile
-    warnings = rankfile_warnings(rankfile, survey.machines, mpirun.major) if rankfile else []
-    unsafe_spawns = settings.mpi.spawn_slots and mpirun.major == 5 and len(placed.placement.hosts) > 1
+    manager, rankfile = survey.installation.manager, settings.placement.rankfile
+    warnings = rankfile_warnings(rankfile, survey.machines, manager.major) if rankfile else []
+    unsafe_spawns = settings.mpi.spawn_slots and manager.major == 5 and len(placed.placement.hosts) > 1
     return Plan(
         placement=placed.placement,
         reason=placed.reason,
         order_reason=placed.order_reason,
-        mpirun=mpirun,
+        manager=manager,
         transport=transport,
-        argv=mpirun.command(_mpirun_job(job, environment.exports)),
+        argv=manager.command(_manager_job(job, environment.exports)),
         variables=tuple(sorted(environment.variables.items())),
         unsupervised=tuple(sorted(environment.unsupervised.items())),
         removed=environment.removed,
@@ -105,7 +105,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         run_id=settings.run.run_id,
         notes=(*settings.hosts.notes, *placement_notes(placed.placement), *warnings, *environment.notes),
         warnings=(
-            *filter(None, [mpirun.warning]),
+            *filter(None, [manager.warning]),
             *unchecked_notes(survey.machines),
             *environment.warnings,
             *([UNSAFE_SPAWNS] if unsafe_spawns else []),
@@ -166,7 +166,7 @@ def _terminal_note(settings: Settings) -> tuple[str, ...]:
 def _choose_transport(job: PlacedJob) -> TransportChoice:
     settings, files = job.settings, job.survey.installation.mca_files
     if job.major is None:
-        return TransportChoice((), f"left to {_transport_owner(job.survey.installation.mpirun)}")
+        return TransportChoice((), f"left to {_transport_owner(job.survey.installation.manager)}")
     if settings.mpi.tcp:
         variables = tuple(tcp_variables(job.major).items())
         return TransportChoice(variables, "--tcp: TCP, and shared memory inside of hosts")
@@ -178,7 +178,7 @@ def _transport_owner(manager: ChosenManager) -> str:
     return "the program" if is_own(manager) else manager.manager.title
 
 
-def _mpirun_job(job: PlacedJob, exports: tuple[str, ...]) -> ManagerJob:
+def _manager_job(job: PlacedJob, exports: tuple[str, ...]) -> ManagerJob:
     settings, installation = job.settings, job.survey.installation
     launcher = settings.hosts.launcher
     return ManagerJob(

@@ -35,7 +35,7 @@ def own_variables(plan: Plan, environ: Mapping[str, str], placed: PlacedRank) ->
     variables = {**inherited, **dict(plan.variables)}
     size, local_rank, host = plan.placement.topology.size, placed.binding.local_rank, placed.host.name
     own: dict[str, str] = {}
-    if plan.mpirun.major is not None:
+    if plan.manager.major is not None:
         numbers = {"RANK": placed.rank, "LOCAL_RANK": local_rank, "SIZE": size}
         own = {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
     planned = parse_binding(variables, placed.rank, local_rank, size)

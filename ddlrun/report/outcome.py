@@ -62,7 +62,7 @@ def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:
         yield f"ended by {signal_name(outcome.signal)} after {outcome.until_end:.1f} s"
     else:
         verb = "ended" if outcome.requested else "failed"
-        reason = outcome.reason or f"{plan.mpirun.name} ended with {outcome.exit_code}"
+        reason = outcome.reason or f"{plan.manager.name} ended with {outcome.exit_code}"
         yield f"{verb} after {outcome.until_end:.1f} s: {reason}"
     hint = _hint(outcome)
     if hint:

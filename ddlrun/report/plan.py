@@ -28,7 +28,7 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
         lines += [
             f"hosts:      {plan.placement.hosts.source}",
             f"rank order: {plan.placement.order.value}: {plan.order_reason}",
-            _describe_manager(plan.mpirun),
+            _describe_manager(plan.manager),
             f"daemons:    {plan.launcher}",
             f"transport:  {plan.transport.reason}",
             f"network:    {plan.network}",

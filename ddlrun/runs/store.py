@@ -136,7 +136,7 @@ def _rank_file(plan: Plan) -> Iterable[str]:
 
     Open MPI 4.1 places the processes of MPI_Comm_spawn by the rank file too, from its first line on.
     """
-    placement, major = plan.placement, plan.mpirun.major
+    placement, major = plan.placement, plan.manager.major
     blocks = rankfile.render(placement, f"by ddlrun: {placement.topology}", () if major is None else (major,))
     if major != 4 or not plan.spawn_slots:
         return blocks if plan.rankfile is None else [plan.rankfile]

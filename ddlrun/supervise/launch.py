@@ -42,11 +42,11 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         order=placement.order,
         host_names=placement.hosts.names,
         addresses=_own_addresses(plan),
-        own_manager=is_own(plan.mpirun),
-        manager=plan.mpirun.name,
+        own_manager=is_own(plan.manager),
+        manager=plan.manager.name,
     )
     names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
-    keepalive = _keepalive_variables(plan.mpirun.major, options.heartbeat)
+    keepalive = _keepalive_variables(plan.manager.major, options.heartbeat)
     variables = {**keepalive, **environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
     environ = {name: value for name, value in variables.items() if name not in plan.removed}
     folder_names = _session_variables(plan, environ)
@@ -116,11 +116,11 @@ def _session_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...
     The default folder in /tmp is named after mpirun's process number. An mpirun that was killed leaves it
     behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
     """
-    if is_own(plan.mpirun):  # it has none
+    if is_own(plan.manager):  # it has none
         return ()
     all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
     # Under Open MPI 4.1, ranks stop if the variable is set. Keepers remove it, but spawned processes have none.
-    spawns = plan.spawn_slots and plan.mpirun.major == 4 and not all_local
+    spawns = plan.spawn_slots and plan.manager.major == 4 and not all_local
     if spawns or any(name in environ for name in (*SESSION_FOLDERS, *LOCAL_SESSION_FOLDERS)):
         return ()
     return SESSION_FOLDERS if all_local else LOCAL_SESSION_FOLDERS
