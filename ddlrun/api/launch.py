@@ -12,10 +12,9 @@ from ddlrun.errors import DdlrunError, InputError, PlacementError, PreflightErro
 from ddlrun.plan.outcome import Outcome, parse_outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.remote.streamed_process import stream_command
-from ddlrun.remote.temporary_folder import temporary_folder
 
-# A module of ours, which ends when this process ends; the name is not imported here.
-ENTRY = "ddlrun.cli.dependent"
+# The module that runs the launch. It ends when this process ends.
+CHILD = "ddlrun.api.child"
 ERRORS = {error.exit_code: error for error in (InputError, UnreachableError, PlacementError, PreflightError)}
 
 
@@ -65,16 +64,17 @@ def launch_job(program: Sequence[str], options: Mapping[str, OptionValue], *, ra
     _check_words(program)
     words = render_options(options)
     environ = {**os.environ, **render_environment(options)}
-    with temporary_folder("ddlrun-launch-") as folder:
-        attempts, errors = f"{folder}/attempts", f"{folder}/errors"
-        start = [sys.executable, "-m", ENTRY, str(os.getpid()), errors, "launch", "--attempts-file", attempts]
-        argv = [*start, *(["--raises"] if raises else []), *words, "--", *program]
-        code = stream_command(argv, environ, (_printer("stdout"), _printer("stderr")))
-        job, problems = _read_job(attempts), json.loads(_read(errors) or "[]")
-        if job is None:
-            raise _error(code, problems)
-        _printer("stderr")("".join(f"ddlrun: error: {problem}\n" for problem in problems).encode())
-        return job
+    answer = bytearray()
+    argv = [sys.executable, "-m", CHILD, str(os.getpid()), str(raises), *words, "--", *program]
+    code = stream_command(argv, environ, (_printer("stdout"), _printer("stderr"), answer.extend))
+    job = None
+    for message in map(json.loads, answer.rpartition(b"\n")[0].splitlines()):
+        if "error" in message:
+            raise _error(**message["error"])
+        job = LaunchedJob(parse_outcome(message["outcome"]), RunDir(message["run_dir"]), message["restarts"])
+    if job is None:
+        raise _error(code, [f"ddlrun ended with exit code {code} before the job had ended"])
+    return job
 
 
 def _check_words(program: Sequence[str | os.PathLike[str]]) -> None:
@@ -88,30 +88,10 @@ def _check_words(program: Sequence[str | os.PathLike[str]]) -> None:
             raise InputError(f"{word!r}: an argument cannot have a null character")
 
 
-def _read_job(attempts: str) -> LaunchedJob | None:
-    """Return the last attempt that has an outcome; None if there is none."""
-    folders = _read(attempts).splitlines()
-    for restarts in reversed(range(len(folders))):
-        run_dir = RunDir(folders[restarts])
-        text = _read(run_dir.outcome)
-        if text:
-            return LaunchedJob(parse_outcome(json.loads(text)), run_dir, restarts)
-    return None
-
-
-def _read(path: str) -> str:
-    """Return the text of a file, empty if it does not exist."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
-
-
-def _error(code: int, problems: Sequence[str]) -> DdlrunError:
-    """Return the error of a command that exited without an outcome."""
-    error = ERRORS.get(code, DdlrunError)(*problems or [f"ddlrun ended with exit code {code} before the job had ended"])
-    error.exit_code = code
+def _error(exit_code: int, problems: Sequence[str]) -> DdlrunError:
+    """Return the error with an exit code."""
+    error = ERRORS.get(exit_code, DdlrunError)(*problems)
+    error.exit_code = exit_code
     return error
 
 

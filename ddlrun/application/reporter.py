@@ -3,15 +3,24 @@
 from contextlib import suppress
 from typing import Protocol
 
+from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.settings import RunOptions
+
 
 class Reporter(Protocol):
     """The command line or a program; the output of the ranks goes elsewhere."""
+
+    raises_cause: bool
+    """Whether it raises the traceback or the last lines of a rank that failed, so that they are not shown as well."""
 
     def line(self, text: str) -> None:
         """Show a line, such as a note or a warning."""
 
     def text(self, text: str) -> None:
         """Show a text of several lines as it is, such as the plan or the report of a failure."""
+
+    def ended(self, run: RunOptions, outcome: Outcome) -> None:
+        """Take the outcome of an attempt, which is in the run folder, too."""
 
 
 def try_line(reporter: Reporter, text: str) -> None:

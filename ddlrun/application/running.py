@@ -109,14 +109,6 @@ def ship_files(planned: Planned) -> Planned:
     return planned
 
 
-def _record_attempt(planned: Planned) -> None:
-    """Append the path of the run folder to the file of the program that has started this ddlrun, if any has."""
-    path = planned.attempt.settings.run.attempts_file
-    if path is not None:
-        with suppress(OSError), open(path, "a", encoding="utf-8") as file:  # that program may be gone
-            file.write(f"{planned.plan.run_dir.path}\n")
-
-
 def write_plan(planned: Planned) -> None:
     """Write the files of a plan into its run folder. Raises InputError."""
     check = None
@@ -131,7 +123,6 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
     """Show the plan, run the job, and keep its outcome in the run folder."""
     attempt, plan, _ = planned
     settings = attempt.settings
-    _record_attempt(planned)
     events = LaunchEvents(settings.run.on_event, plan, attempt.reporter)
     with outcome_without_job(planned):
         if not settings.run.quiet:
@@ -141,6 +132,7 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
     unchecked = _end_leftovers(done, planned, signals)
     outcome = _judge_by_scheduler(done.outcome, settings, signals)
     write_end(plan, done.bound, outcome)
+    attempt.reporter.ended(settings.run, outcome)
     events.end(outcome)
     with suppress(KeyboardInterrupt), signals.interruptible():
         events.finish()
@@ -224,7 +216,7 @@ def report_outcome(finished: Finished, signals: Signals) -> Finished:
     report = render_outcome(outcome, plan)
     if report:
         write_report(plan, report)
-    if finished.cause_in_view or not finished.attempt.settings.run.print_tail:
+    if finished.cause_in_view or finished.attempt.reporter.raises_cause:
         report = render_outcome(outcome, plan, with_tail=False)
     if report and outcome.unprinted_bytes:  # the output may have ended within a line
         report = f"\n{report}"

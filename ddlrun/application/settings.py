@@ -195,7 +195,6 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         keep_dry_run=folder is not None,
         dry_run=options.get("dry_run", False),
         as_json=options.get("as_json", False),
-        attempts_file=options.get("attempts_file"),
         verbose=options.get("verbose", False),
         quiet=options.get("quiet", False),
         restarts=options.get("restarts", 0),
@@ -203,7 +202,6 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         retention=Retention(options.get("keep_runs"), options.get("keep_days")),
         on_event=_split_command(options.get("on_event") or ""),
         dashboard=options.get("dashboard"),
-        print_tail=not options.get("raises", False),
     )
 
 

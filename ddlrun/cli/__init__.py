@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 from ddlrun import __version__
 from ddlrun.cli.system_limits import explain_limit
-from ddlrun.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_PREFLIGHT, EXIT_SIGNAL, DdlrunError
+from ddlrun.errors import EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError, InputError, PreflightError
 from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
+    from ddlrun.application.reporter import Reporter
+
 # The variable by which the completion script of a shell requests completions.
 COMPLETION = "_DDLRUN_COMPLETE"
-# The exit code where standard output cannot be written.
-EXIT_UNWRITTEN = 1
 # A dropped exception of a signal is raised again after this time.
 RAISE_SECONDS = 0.001
 # The headings of the help, each with its commands and the first sentence of their helps: a list imports no command.
@@ -166,14 +166,24 @@ def group() -> None:
     """
 
 
-def print_problems(problems: Sequence[str]) -> None:
+def print_error(error: DdlrunError) -> None:
     """Print one line per problem."""
-    for problem in problems:
+    for problem in error.problems:
         click.echo(f"ddlrun: error: {problem}", err=True)
 
 
-def main(report: Callable[[Sequence[str]], None] = print_problems) -> NoReturn:
-    """Run ddlrun and exit; `report` gets the problems of an error of the user. A bug is a traceback."""
+def main(
+    args: Sequence[str] | None = None,
+    fail: Callable[[DdlrunError], None] = print_error,
+    reporter: Reporter | None = None,
+) -> NoReturn:
+    """Run ddlrun and exit. A bug is a traceback.
+
+    Args:
+        args: The words after `ddlrun`; None: those of the command line.
+        fail: Called with an error of the user.
+        reporter: The receiver of what a launch shows; None: the console.
+    """
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it,
     os.environ.setdefault("PATH", os.defpath)  # nor without this one, for which shells have a default, too
     _open_standard_streams()
@@ -183,34 +193,32 @@ def main(report: Callable[[Sequence[str]], None] = print_problems) -> NoReturn:
             from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - only for a shell's completion
 
             _exit(complete_line(group, COMPLETION))
-        _exit(run_command(sys.argv[1:], report))
+        _exit(run_command(sys.argv[1:] if args is None else args, fail, reporter))
     except KeyboardInterrupt:  # just before the command, or after it
         os._exit(EXIT_INTERRUPTED)
 
 
-def run_command(args: list[str], report: Callable[[Sequence[str]], None] = print_problems) -> int:
-    """Run a command line and return its exit code; `report` gets the problems of an error."""
-
-    def fail(code: int, *problems: str) -> int:
-        report(problems)
-        return code
-
+def run_command(
+    args: Sequence[str], fail: Callable[[DdlrunError], None] = print_error, reporter: Reporter | None = None
+) -> int:
+    """Run a command line and return its exit code; the arguments are those of `main`."""
     try:
-        code = group.main(args or ["--help"], prog_name="ddlrun", standalone_mode=False)
+        return group.main([*args] or ["--help"], prog_name="ddlrun", standalone_mode=False, obj=reporter) or 0
     except DdlrunError as error:
-        code = fail(error.exit_code, *error.problems)
+        problem = error
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "ddlrun"
-        code = fail(EXIT_BAD_INPUT, f"{_message(error).rstrip('.')}; see {command} --help")
+        problem = InputError(f"{_message(error).rstrip('.')}; see {command} --help")
     except click.ClickException as error:
-        code = fail(error.exit_code, error.format_message())
+        problem = DdlrunError(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        code = EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except _EndedError as error:
-        code = error.exit_code
+        return error.exit_code
     except OSError as error:
-        code = fail(*_system_failure(error))
-    return code or 0
+        problem = _system_failure(error)
+    fail(problem)
+    return problem.exit_code
 
 
 def _handle_signals() -> None:
@@ -301,12 +309,12 @@ def _describe(error: click.UsageError) -> str:
     return error.format_message()
 
 
-def _system_failure(error: OSError) -> tuple[int, str]:
-    """Return the exit code and the message if a limit or a full disk is the cause; raise any other error again."""
+def _system_failure(error: OSError) -> DdlrunError:
+    """Return the error of the user if a limit or a full disk is the cause; raise any other error again."""
     limit = explain_limit(error, os.environ)
     if limit is not None:
-        return EXIT_PREFLIGHT, limit
+        return PreflightError(limit)
     if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
-    return EXIT_UNWRITTEN, f"cannot write the output: {error.strerror}"
+    return DdlrunError(f"cannot write the output: {error.strerror}")

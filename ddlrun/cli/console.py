@@ -2,9 +2,14 @@
 
 import click
 
+from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.settings import RunOptions
+
 
 class ConsoleReporter:
     """The Reporter of the command line. Raises OSError where the reader of standard error is gone."""
+
+    raises_cause = False
 
     def line(self, text: str) -> None:
         """Print a line of ddlrun."""
@@ -13,3 +18,6 @@ class ConsoleReporter:
     def text(self, text: str) -> None:
         """Print a text as it is; colours are left out elsewhere than on a terminal."""
         click.echo(text, nl=False, err=True)
+
+    def ended(self, run: RunOptions, outcome: Outcome) -> None:
+        """Do nothing: the text of a failure has been printed, and the run folder has the outcome."""

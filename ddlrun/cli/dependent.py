@@ -1,14 +1,9 @@
-"""Entry point of a launch from Python; its arguments are the pid of Python, a file for errors, and ddlrun's own."""
+"""Options as keyword arguments in messages."""
 
-import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 
 import click
-
-from ddlrun.cli import main
-from ddlrun.remote.streamed_process import depend_on
 
 # A command with its options, or an option of the launch.
 OPTION = r"\bddlrun [a-z-]+[^;,)]*|(?<![\w-])--?[A-Za-z][\w-]*"
@@ -39,17 +34,3 @@ def _option_keywords() -> Mapping[str, str]:
 
 def _keyword(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
-
-
-def _run(pid: int, path: str) -> None:
-    def write(problems: Sequence[str]) -> None:
-        options = sys.argv[: sys.argv.index("--")]
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump([in_python(problem, options) for problem in problems], file)
-
-    depend_on(pid)
-    main(write)
-
-
-if __name__ == "__main__":
-    _run(int(sys.argv.pop(1)), sys.argv.pop(1))

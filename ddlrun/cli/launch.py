@@ -58,8 +58,6 @@ class Launch(Sections):
 @job_options
 @check_options
 @check_build_option
-@option("Run", "--attempts-file", hidden=True)  # ddlrun.launch() reads the folders of the attempts there
-@option("Run", "--raises", is_flag=True, hidden=True)  # ddlrun.run() raises the traceback of a rank that failed
 @option(
     "Restarts",
     "--restarts",
@@ -164,14 +162,14 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     forget_outer_job()
     forget_variables(ctx)
     programs = read_programs(script, args, options)
-    console = ConsoleReporter()
-    settings = read_settings(launch_options(ctx, programs.options), programs.first, console)
+    reporter = ctx.obj or ConsoleReporter()  # a launch from Python has its own
+    settings = read_settings(launch_options(ctx, programs.options), programs.first, reporter)
     if not options["quiet"]:
         ctx.meta[TRANSLATED].print_notes()
         note_misplaced(script, split_programs(args)[0], ctx.command.params)
         note_excluded(ctx)
         note_secrets(options, "the command line, which all users of this computer can read")
-    attempt = check_settings(settings, console)
+    attempt = check_settings(settings, reporter)
     if settings.run.dry_run:
         with note_on_descriptions():
             _print_plan(plan_attempt(attempt))

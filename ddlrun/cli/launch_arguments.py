@@ -19,8 +19,6 @@ from ddlrun.wording import did_you_mean
 ARGUMENTS = "ddlrun.arguments"
 # Parameters whose values are NAME=VALUE, or NAME.
 VARIABLES = frozenset(("assignments", "named"))
-# Each run has its own.
-DROPPED = frozenset(("run_dir", "attempts_file", "raises"))
 Words = tuple[str, ...]
 Options = Iterable[tuple[click.Option, Words]]
 
@@ -74,7 +72,7 @@ def _replaced_parameters(options: Iterable[click.Option]) -> set[str | None]:
     """Return the parameters of which a run's own options are dropped."""
     names = {option.name for option in options if not option.multiple}
     groups = (group.parameters for group in EXCLUSIVE_GROUPS if names.intersection(group.parameters))
-    return {*DROPPED, *names, *(name for group in groups for name in group)}
+    return {"run_dir", *names, *(name for group in groups for name in group)}
 
 
 def _kept_options(options: Options, replaced: set[str | None], given: set[str]) -> Iterator[str]:

@@ -65,8 +65,7 @@ def command(changes: tuple[str, ...]) -> int:
     _enter(past)
     shown = shlex.join(strip_secrets(words, params))
     click.echo(f"ddlrun: rerun of {past.run.run} in {past.working_folder}: ddlrun launch {shown}", err=True)
-    codes = click.get_current_context().obj
-    code: int = launch.main(args=list(words), prog_name="ddlrun launch", standalone_mode=False, obj=codes)
+    code: int = launch.main(args=list(words), prog_name="ddlrun launch", standalone_mode=False)
     return code
 
 

@@ -161,8 +161,6 @@ class RunOptions(NamedTuple):
     """How the run is named, shown and repeated."""
 
     run_dir: RunDir
-    attempts_file: str | None
-    """The file to which the folder of each attempt is written; None: there is none."""
     run_id: str
     """The run's name, which every process of the run has in its environment."""
     keep_dry_run: bool
@@ -181,8 +179,6 @@ class RunOptions(NamedTuple):
     """The words of the command that is started for each event of the run."""
     dashboard: int | None = None
     """The port of the web page of the run, 0: any that is free; None: there is no page."""
-    print_tail: bool = True
-    """Whether the traceback or the last lines of a rank that failed are printed again in the reason."""
 
 
 class Settings(NamedTuple):

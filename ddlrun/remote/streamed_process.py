@@ -5,7 +5,8 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO
 
 from ddlrun.errors import EXIT_TERMINATED
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
@@ -14,25 +15,29 @@ CHUNK = 1 << 16
 Sink = Callable[[bytes], None]
 
 
-def stream_command(argv: Sequence[str], environ: Mapping[str, str], sinks: tuple[Sink, Sink]) -> int:
+def stream_command(argv: Sequence[str], environ: Mapping[str, str], sinks: tuple[Sink, Sink, Sink]) -> int:
     """Run a command to its end, without standard input, and return its exit code.
 
     The command has a session of its own, so that it gets signals from here alone. A KeyboardInterrupt becomes its
     SIGINT, and is raised when the command has ended. Any other exception ends it by SIGTERM.
 
     Args:
-        argv: The command.
+        argv: The command. It gets one more argument: the number of a descriptor for its answer.
         environ: Its environment.
-        sinks: Called with blocks of its standard output and of its standard error; with an empty block at the end.
+        sinks: Called with blocks of its standard output, its standard error and its answer; with an empty block at the
+            end of each.
     """
     interrupt = None
-    with subprocess.Popen(  # noqa: S603 - argv lists, no shell
-        argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
+    receiving, sending = os.pipe()
+    with open(receiving, "rb", buffering=0) as answer, open(sending, "wb", buffering=0) as theirs, subprocess.Popen(  # noqa: S603 - argv lists, no shell
+        [*argv, str(sending)], env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, pass_fds=[sending],
     ) as process:  # fmt: skip
+        theirs.close()
+        pipes = [(process.stdout, sinks[0]), (process.stderr, sinks[1]), (answer, sinks[2])]
         while True:
             try:
-                _pass_on(process, sinks)
+                _pass_on(pipes)
                 code = process.wait()
                 break
             except KeyboardInterrupt as error:
@@ -46,10 +51,10 @@ def stream_command(argv: Sequence[str], environ: Mapping[str, str], sinks: tuple
     return code
 
 
-def _pass_on(process: subprocess.Popen[bytes], sinks: tuple[Sink, Sink]) -> None:
-    """Pass on the output of a command until it has closed both pipes."""
+def _pass_on(pipes: Iterable[tuple[IO[bytes] | None, Sink]]) -> None:
+    """Pass on what a command writes until it has closed all pipes."""
     with selectors.DefaultSelector() as selector:
-        for pipe, sink in zip((process.stdout, process.stderr), sinks, strict=True):
+        for pipe, sink in pipes:
             if pipe is not None and not pipe.closed:
                 selector.register(pipe, selectors.EVENT_READ, sink)
         while selector.get_map():
@@ -58,7 +63,7 @@ def _pass_on(process: subprocess.Popen[bytes], sinks: tuple[Sink, Sink]) -> None
                 key.data(data)
                 if not data:
                     selector.unregister(key.fileobj)
-                    key.fileobj.close()  # type: ignore[union-attr]  # a pipe of Popen
+                    key.fileobj.close()  # type: ignore[union-attr]  # a pipe
 
 
 def depend_on(parent: int) -> None:

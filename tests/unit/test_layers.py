@@ -66,7 +66,7 @@ ALLOWED = {
         "mapping", "monitor", "network", "plan", "plugins", "preflight", "managers", "remote", "report", "runs",
         "schedulers", "ship", "supervise", "topology", "units", "wording",
     },
-    "api": {"errors", "plan", "remote", "runs", "wording"},
+    "api": {"cli", "errors", "plan", "remote", "runs", "wording"},
     "__main__": {"cli", "rank"},
     "__init__": set(),
 }  # fmt: skip

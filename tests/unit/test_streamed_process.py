@@ -20,10 +20,15 @@ for line in ("first", "second"):
 
 
 def test_output_and_exit_code() -> None:
-    out, err = bytearray(), bytearray()
-    code = "import os, sys; os.write(1, b'o' * 200_000); os.write(2, b'e'); print(os.environ['NAME']); sys.exit(7)"
-    returned = stream_command([sys.executable, "-c", code], {**os.environ, "NAME": "x"}, (out.extend, err.extend))
-    assert (returned, bytes(out), bytes(err)) == (7, b"o" * 200_000 + b"x\n", b"e")
+    out, err, answer = bytearray(), bytearray(), bytearray()
+    code = (
+        "import os, sys; os.write(1, b'o' * 200_000); os.write(2, b'e'); print(os.environ['NAME']); "
+        "os.write(int(sys.argv[1]), b'a' * 100_000); sys.exit(7)"
+    )
+    returned = stream_command(
+        [sys.executable, "-c", code], {**os.environ, "NAME": "x"}, (out.extend, err.extend, answer.extend)
+    )
+    assert (returned, bytes(out), bytes(err), bytes(answer)) == (7, b"o" * 200_000 + b"x\n", b"e", b"a" * 100_000)
 
 
 def test_each_interrupt_is_passed_on_and_raised_after_the_end() -> None:
@@ -35,7 +40,7 @@ def test_each_interrupt_is_passed_on_and_raised_after_the_end() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stream_command([sys.executable, "-c", OBEDIENT], os.environ, (interrupt, seen.extend))
+        stream_command([sys.executable, "-c", OBEDIENT], os.environ, (interrupt, seen.extend, seen.extend))
     assert seen == b"ready\nfirst\nsecond\n"
 
 
@@ -47,5 +52,5 @@ def test_another_exception_ends_the_command(tmp_path: Path) -> None:
         raise ValueError
 
     with pytest.raises(ValueError, match=r"^$"):
-        stream_command(argv, os.environ, (fail, fail))
+        stream_command(argv, os.environ, (fail, fail, fail))
     assert ended.exists()
