@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.host_names import BRACKET, NAME, expand_names
+from ddlrun.ranges import find_runs, render_range
 
 # The words of Open MPI's hostfiles. A host may have max_slots alone: then these are its slots.
 _HOSTFILE_WORD = r"[^\s=]+(?:\s*=\s*\S*)?|=\S*"
@@ -80,17 +81,13 @@ def fold(names: Iterable[str]) -> str:
     >>> fold(["n3", "n1", "n2", "a", "m09", "m10"])
     'n[3,1-2],a,m[09-10]'
     """
-    runs: list[tuple[str, list[list[str]]]] = []  # stem -> ranges of numbers, each with its ends
+    stems: list[tuple[str, list[str]]] = []  # each with its numbers
     for name in names:
         stem, number = _split_number(name)
-        if not (number and runs and runs[-1][0] == stem and runs[-1][1]):
-            runs.append((stem, []))
-        ranges = runs[-1][1]
-        if ranges and number == str(int(ranges[-1][1]) + 1).zfill(len(ranges[-1][0])):
-            ranges[-1][1] = number
-        elif number:
-            ranges.append([number, number])
-    return ",".join(f"{stem}{_fold_numbers(ranges)}" for stem, ranges in runs)
+        if not (number and stems and stems[-1][0] == stem and stems[-1][1] != [""]):
+            stems.append((stem, []))
+        stems[-1][1].append(number)
+    return ",".join(f"{stem}{_fold_numbers(numbers)}" for stem, numbers in stems)
 
 
 def _split_number(name: str) -> tuple[str, str]:
@@ -99,8 +96,9 @@ def _split_number(name: str) -> tuple[str, str]:
     return (name[: digits.start()], digits[0]) if digits else (name, "")
 
 
-def _fold_numbers(ranges: list[list[str]]) -> str:
-    text = ",".join(low if low == high else f"{low}-{high}" for low, high in ranges)
+def _fold_numbers(numbers: list[str]) -> str:
+    runs = find_runs(numbers, lambda low, high: high == str(int(low) + 1).zfill(len(low)))
+    text = ",".join(render_range(low, high) for low, high in runs)
     return text if not text or text.isdecimal() else f"[{text}]"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ("__init__.py", "errors.py", "agent", "rank")
+PARTS = ("__init__.py", "errors.py", "ranges.py", "agent", "rank")
 # What the Python of a rank imports from there at its start.
 HOOK = "rank/hook"
 

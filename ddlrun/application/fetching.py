@@ -12,8 +12,8 @@ from ddlrun.hosts import fold
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings
+from ddlrun.ranges import render_spaced
 from ddlrun.remote.temporary_folder import temporary_folder
-from ddlrun.report.plan import render_ranks
 from ddlrun.ship.files import INCOMING
 from ddlrun.ship.host.results import is_wanted
 from ddlrun.ship.placing import PlacedFile, Placing, PlacingError, ResultPlacer
@@ -161,7 +161,7 @@ def _render(file: PlacedFile, ranks: Mapping[str, Sequence[int]], same: Sequence
     """Render the line of a file."""
     host, size = file.result.host, render_size(file.result.size)
     noun = "rank" if len(ranks[host]) == 1 else "ranks"
-    line = f"fetched {printable_line(file.name)} ({size}) from {host} ({noun} {render_ranks(ranks[host])})"
+    line = f"fetched {printable_line(file.name)} ({size}) from {host} ({noun} {render_spaced(ranks[host])})"
     if same:
         line += f"; the same on {fold(same)}"
     if file.other is not None:

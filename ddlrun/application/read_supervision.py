@@ -1,13 +1,13 @@
 """The supervision options of a launch, read from the options of a launch."""
 
 import os
-import re
 import signal
 from collections.abc import Mapping
 from typing import Any
 
 from ddlrun.errors import InputError
 from ddlrun.plan.supervision import OutputStyle, RankInput, StallAction, SupervisionOptions
+from ddlrun.ranges import parse_ranges
 from ddlrun.schedulers import Allocation
 
 # These end the job, or cannot be caught.
@@ -66,13 +66,16 @@ def requeued(folder: str, allocation: Allocation | None) -> str:
 
 def parse_ranks(text: str, option: str) -> frozenset[int]:
     """Parse a list of ranks such as 0,3-5. Raises InputError."""
-    ranks: set[int] = set()
+    ranks = frozenset[int]()
     for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", part.strip())
-        if match is None or int(match[2] or match[1]) < int(match[1]):
+        try:
+            numbers = parse_ranges(part)
+        except ValueError:
+            numbers = frozenset()
+        if not numbers:
             raise InputError(f"{option} {text!r}: {part!r} is no rank; write a list such as 0,3-5")
-        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(ranks)
+        ranks |= numbers
+    return ranks
 
 
 def parse_signals(text: str) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any, TypedDict
 
 from ddlrun.dashboard.run_files import RunEvent, read_events, read_ranks, read_verdict
-from ddlrun.machine.cpus import parse_cpu_list
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.gpu_samples import mean_utilization, utilization_by_rank
 from ddlrun.monitor.history import History
@@ -14,6 +13,7 @@ from ddlrun.monitor.metrics_file import MetricsReader, Sample
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.monitor.table import sort_by_trouble
 from ddlrun.plan.run_dir import RunDir
+from ddlrun.ranges import parse_ranges
 from ddlrun.runs.history import read_past_run
 from ddlrun.wording import kernel_wait
 
@@ -130,7 +130,7 @@ def _split(ranks: str, names: Container[str]) -> list[str]:
     >>> _split("0-2", {"0", "1", "2"}), _split("0-7", {"0-7", "8-15"}), _split("", {"0"})
     (['0', '1', '2'], ['0-7'], [])
     """
-    return [ranks] if ranks in names else [str(rank) for rank in sorted(parse_cpu_list(ranks))]
+    return [ranks] if ranks in names else [str(rank) for rank in sorted(parse_ranges(ranks))]
 
 
 def _sum_up(sample: HostSample) -> dict[str, Any]:

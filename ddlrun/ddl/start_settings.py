@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun import __version__
@@ -12,6 +11,7 @@ from ddlrun.ddl.communicators import take_maxima
 from ddlrun.ddl.launch_context import find_context
 from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.errors import InputError
+from ddlrun.ranges import name_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -176,10 +176,6 @@ def _ranks_with(values: Sequence[str], value: str) -> str:
     """Return the ranks that have a value.
 
     >>> _ranks_with("aabac", "a")
-    'ranks 0-1, 3'
+    'ranks 0-1,3'
     """
-    ranks = [rank for rank, other in enumerate(values) if other == value]
-    # Consecutive ranks have the same difference from their indices.
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+    return name_numbers("rank", (rank for rank, other in enumerate(values) if other == value))

@@ -8,7 +8,7 @@ from ddlrun.doctor.progress import has_progressed, is_computing, mark_stays
 from ddlrun.doctor.records import RankReport
 from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, group_ranks, judge
 from ddlrun.hosts import fold
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import name_numbers
 from ddlrun.wording import kernel_wait
 
 # Verdicts that name a hang, if the job has not moved.
@@ -72,9 +72,8 @@ def render_states(look: JobLook) -> str:
     reports = {rank.rank: rank.report for rank in look.ranks}
     lines = list[str]()
     for group in group_ranks(look):
-        noun = "rank" if len(group.ranks) == 1 else "ranks"
         on = fold(dict.fromkeys(hosts[rank] for rank in group.ranks))
-        lines.append(f"state of {noun} {cpu_list(group.ranks)} on {on}:")
+        lines.append(f"state of {name_numbers('rank', group.ranks)} on {on}:")
         report = reports[group.ranks[0]]
         lines += render_report(report) if report is not None else []
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ddlrun.doctor.position import Activity, Position, describe, locate_rank
 from ddlrun.doctor.records import RankReport
+from ddlrun.ranges import find_runs, is_successor, render_range
 
 UNREACHABLE = "which is down, or its network is cut"
 UNANSWERED = "whose keepers do not run: it is too busy, or they were stopped"
@@ -84,20 +85,14 @@ def name_ranks(ranks: Sequence[int]) -> str:
     >>> name_ranks([2]), name_ranks([3, 0, 1]), name_ranks([0, 2, 3, 4, 7])
     ('rank 2', 'ranks 0, 1 and 3', 'ranks 0, 2-4 and 7')
     """
-    parts = list[list[int]]()
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    words = [word for part in parts for word in _name_part(part)]
+    words = [word for low, high in find_runs(sorted(ranks), is_successor) for word in _name_run(low, high)]
     listed = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
 
 
-def _name_part(part: Sequence[int]) -> list[str]:
+def _name_run(low: int, high: int) -> list[str]:
     """Return a run of successive ranks: the ends of a long one, or each of two."""
-    return [f"{part[0]}-{part[-1]}"] if len(part) > 2 else [str(rank) for rank in part]
+    return [str(rank) for rank in range(low, high + 1)] if high < low + 2 else [render_range(low, high)]
 
 
 def group_ranks(look: JobLook) -> list[Group]:

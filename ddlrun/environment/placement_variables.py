@@ -6,11 +6,11 @@ from itertools import groupby
 
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.machine import Machine
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.local_ranks import LocalRankPlacement, spare_cores
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.rack_layout import unequal_racks
+from ddlrun.ranges import render_ranges
 from ddlrun.topology import ddl_topology
 
 
@@ -86,7 +86,7 @@ def _spares(placement: Placement) -> str:
 def _spare_text(seats: Sequence[LocalRankPlacement], machine: Machine, policy: PlacementPolicy) -> str:
     per_core = policy.threads_per_core
     groups = spare_cores(machine, seats, policy) if machine.measured else ((), ())
-    return ";".join(cpu_list(pu.os_index for core in cores for pu in core.pus[:per_core]) for cores in groups)
+    return ";".join(render_ranges(pu.os_index for core in cores for pu in core.pus[:per_core]) for cores in groups)
 
 
 def _seat_text(
@@ -94,7 +94,7 @@ def _seat_text(
 ) -> str:
     indexes = [pu.os_index for core in seat.cores for pu in core.pus] if machine.measured and cpus else []
     gpus = _visible(seats, seat, machine, visible_gpus)
-    return f"{cpu_list(indexes)}@{gpus}@{','.join(seat.nics)}"
+    return f"{render_ranges(indexes)}@{gpus}@{','.join(seat.nics)}"
 
 
 def _memory_text(seat: LocalRankPlacement, policy: PlacementPolicy) -> str:

@@ -7,11 +7,12 @@ from xml.etree import ElementTree as ET
 
 from ddlrun.errors import HostError
 from ddlrun.machine import PU, Core, Machine, MachineNoteCode, machine_note
-from ddlrun.machine.cpus import cpu_list, parse_cpuset
+from ddlrun.machine.cpus import parse_cpuset
 from ddlrun.machine.depths import at_several_depths
 from ddlrun.machine.hwloc_locality import read_locality
 from ddlrun.machine.locality import distance_rows, with_locality
 from ddlrun.machine.pci import PciDevice, attach, gpu_vendor, installed_memory
+from ddlrun.ranges import render_ranges
 
 _PACKAGE = ("Package", "Socket")  # hwloc 1.10 and before says Socket
 _INSTRUCTIONS = "2"  # caches of this type are not among the objects that mpirun reads
@@ -192,12 +193,12 @@ def _check(objects: _Objects, available: frozenset[int]) -> None:
     if len(set(numbers)) < len(numbers):
         raise ValueError("a PU is listed twice")
     if set(numbers) != available:
-        different = cpu_list(available ^ set(numbers))
+        different = render_ranges(available ^ set(numbers))
         raise ValueError(f"PUs {different} are only in the machine's cpuset or only among its objects")
     for kind, count, field in (("package", objects.packages, 0), ("core", objects.cores, 1)):
         outside = [pu[2] for pu in objects.pus if pu[field] is None]
         if count and outside:
-            raise ValueError(f"PUs {cpu_list(outside)} are in no {kind}, others are")
+            raise ValueError(f"PUs {render_ranges(outside)} are in no {kind}, others are")
 
 
 def _nodes(top: ET.Element, available: frozenset[int]) -> dict[int, frozenset[int]]:

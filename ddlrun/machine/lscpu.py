@@ -7,8 +7,9 @@ from typing import NoReturn
 
 from ddlrun.errors import HostError
 from ddlrun.machine import PU, Core, Machine
-from ddlrun.machine.cpus import MOST_PUS, cpu_list, parse_cpu_list
+from ddlrun.machine.cpus import MOST_PUS
 from ddlrun.machine.numbering import CpuSets, number_cores
+from ddlrun.ranges import parse_ranges, render_ranges
 
 
 def parse_lscpu(text: str, host: str) -> Machine:
@@ -73,7 +74,7 @@ def _machine(rows: list[tuple[int, dict[str, int | None]]], host: str) -> Machin
         if node is not None:
             nodes.setdefault(node, set()).add(cpu)
     if None in packages and len(packages) > 1:
-        _fail(host, rows[-1][0], "some CPUs have a socket, others have none", cpu_list(packages[None]))
+        _fail(host, rows[-1][0], "some CPUs have a socket, others have none", render_ranges(packages[None]))
     try:
         sets = CpuSets(
             cores=list(map(frozenset, cores.values())),
@@ -199,7 +200,7 @@ def _cpus(fields: Mapping[str, str], name: str, host: str) -> frozenset[int]:
     if name not in fields:
         _fail(host, 1, "it does not list the online CPUs in English", "", "LC_ALL=C lscpu")
     try:
-        return parse_cpu_list(fields[name])
+        return parse_ranges(fields[name])
     except ValueError as error:
         _fail(host, 1, str(error), fields[name])
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from ddlrun.errors import HostError
-from ddlrun.machine.cpus import parse_cpu_list
+from ddlrun.ranges import parse_ranges
 
 _DISTANCES, _NO_DISTANCES = "node distances:", "No distance information available."
 
@@ -81,7 +81,7 @@ def _check_end(text: str, nodes: int, host: str) -> None:
 
 def _list(text: str, host: str, number: int) -> frozenset[int]:
     try:
-        return parse_cpu_list(text)
+        return parse_ranges(text)
     except ValueError as error:
         _fail(host, number, str(error), text)
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.machine import PU, Core
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 
 Cpus = frozenset[int]
 TypedSet = tuple[str, Cpus]
@@ -112,7 +112,7 @@ def _check(sets: CpuSets) -> None:
     package_of = {cpu: package for package in sets.packages for cpu in package}
     for cpus in sets.cores:
         if not cpus <= package_of.get(min(cpus), frozenset()):
-            raise ValueError(f"the core of CPUs {cpu_list(cpus)} is in no package, or in several")
+            raise ValueError(f"the core of CPUs {render_ranges(cpus)} is in no package, or in several")
 
 
 def counts_hidden_core(sets: CpuSets, allowed: Allowed) -> bool:

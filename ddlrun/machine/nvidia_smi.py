@@ -6,8 +6,8 @@ from typing import NamedTuple, NoReturn
 
 from ddlrun.errors import HostError
 from ddlrun.machine import GPU, GPU_NOTES, Machine, MachineNoteCode, machine_note
-from ddlrun.machine.cpus import parse_cpu_list
 from ddlrun.machine.pci import only
+from ddlrun.ranges import parse_ranges
 
 # Nearest first; SYS, which old drivers call SOC, crosses packages and is not near.
 _NEAR = ("PIX", "PXB", "PHB", "NODE")
@@ -95,7 +95,7 @@ def _row(line: str, header: str, names: Mapping[str, str], position: tuple[str, 
     nodes = nodes if re.fullmatch(r"\d[\d,-]*", nodes) else ""
     near = {names.get(device, device): link for device, link in zip(devices, links, strict=True)}
     try:
-        return GPULinks(parse_cpu_list(cpus) or None, parse_cpu_list(nodes), near)
+        return GPULinks(parse_ranges(cpus) or None, parse_ranges(nodes), near)
     except ValueError as error:
         _fail(host, number, str(error), line)
 

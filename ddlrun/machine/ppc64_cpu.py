@@ -6,8 +6,9 @@ from typing import NoReturn
 
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine
-from ddlrun.machine.cpus import MOST_PUS, cpu_list
+from ddlrun.machine.cpus import MOST_PUS
 from ddlrun.machine.numbering import CpuSets, number_cores
+from ddlrun.ranges import render_ranges
 
 Slots = tuple[tuple[int, bool], ...]
 """A core's hardware threads: (CPU number, online)."""
@@ -41,7 +42,7 @@ def parse_ppc64_cpu(text: str, host: str) -> tuple[Slots, ...]:
     if not cores or not text.endswith("\n"):
         _fail(host, len(text.splitlines()), "it is cut off", text[-40:])
     if len({len(slots) for slots in cores}) > 1:
-        _fail(host, len(text.splitlines()), "the cores have different numbers of thread slots", cpu_list(all_cpus))
+        _fail(host, len(text.splitlines()), "the cores have different numbers of thread slots", render_ranges(all_cpus))
     return tuple(cores)
 
 
@@ -55,7 +56,10 @@ def machine_of(nodes: Mapping[int, frozenset[int]], slots_of_cores: tuple[Slots,
     online = frozenset(cpu for slots in slots_of_cores for cpu, is_online in slots if is_online)
     listed = frozenset().union(*nodes.values()) if nodes else frozenset()
     if online != listed:
-        only_ppc64_cpu, only_numactl = cpu_list(online - listed) or "none", cpu_list(listed - online) or "none"
+        only_ppc64_cpu, only_numactl = (
+            render_ranges(online - listed) or "none",
+            render_ranges(listed - online) or "none",
+        )
         problem = f"CPUs online in ppc64_cpu alone: {only_ppc64_cpu}, in numactl alone: {only_numactl}"
         raise HostError(host, f"{problem}; give --machine")
     packages = {cpus for cpus in nodes.values() if cpus}

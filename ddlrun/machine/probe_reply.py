@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine, MachineNote, MachineNoteCode, machine_note
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.locality import Locality, distance_rows, with_locality, with_locality_of
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.machine.sysfs_devices import read_devices
 from ddlrun.machine.sysfs_script import SCRIPT, split_output
+from ddlrun.ranges import render_ranges
 
 # Section -> the tool's command line. A host without a tool leaves its section out.
 TOOLS = {
@@ -164,7 +164,7 @@ def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
         online = lscpu.parse_online_cpus(sections["lscpu.json"], host)
         listed = frozenset(pu.os_index for core in machine.cores for pu in core.pus)
         if listed != online:
-            problem = f"lscpu -p lists the CPUs {cpu_list(listed)}, lscpu -J has {cpu_list(online)} online"
+            problem = f"lscpu -p lists the CPUs {render_ranges(listed)}, lscpu -J has {render_ranges(online)} online"
             raise HostError(host, f"{problem}; run both again, or give --machine")
     return _with_text_locality(machine, sections, host)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ddlrun.machine import Core, MachineNote, MachineNoteCode, machine_note
-from ddlrun.machine.cpus import parse_cpu_list, parse_cpu_mask
+from ddlrun.machine.cpus import parse_cpu_mask
 from ddlrun.machine.depths import count_threads, types_at_several_depths
 from ddlrun.machine.numa_groups import near_groups
 from ddlrun.machine.numbering import (
@@ -19,6 +19,7 @@ from ddlrun.machine.numbering import (
 )
 from ddlrun.machine.openmpi4 import number_alike, number_openmpi4_cores
 from ddlrun.machine.sysfs_script import ProbeOutput
+from ddlrun.ranges import parse_ranges
 
 # Files of objects that hwloc 2.0 does not read, and of their types.
 _NEWER_GROUPS = {"cluster_cpus": "Cluster", "die_cpus": "Die", "drawer_siblings": "Drawer"}
@@ -41,7 +42,7 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     """Return a host's cores. Raises ValueError on unexpected contents."""
     files = output.files
     described = described_cpus(files)
-    online = described & parse_cpu_list(files["cpu/online"]) if "cpu/online" in files else described
+    online = described & parse_ranges(files["cpu/online"]) if "cpu/online" in files else described
     packages = _topology(files, "core_siblings", online)
     threads = _topology(files, "thread_siblings", online)
     nodes = _nodes(files, online)
@@ -102,7 +103,7 @@ def _with_topology(files: Mapping[str, str]) -> Cpus:
 
 def _numa_nodes(files: Mapping[str, str], nodes: Iterable[int], allowed: Allowed) -> tuple[int, ...]:
     """Return the online NUMA nodes that may be used."""
-    online = parse_cpu_list(files["node/online"]) if "node/online" in files else frozenset(nodes)
+    online = parse_ranges(files["node/online"]) if "node/online" in files else frozenset(nodes)
     return tuple(sorted(online if allowed.nodes is None else online & allowed.nodes))
 
 
@@ -120,7 +121,7 @@ def _index(path: str) -> int:
 
 def _read_set(files: Mapping[str, str], list_path: str, mask_path: str) -> Cpus | None:
     if list_path in files:
-        return parse_cpu_list(files[list_path])
+        return parse_ranges(files[list_path])
     return parse_cpu_mask(files[mask_path]) if mask_path in files else None
 
 
@@ -145,7 +146,7 @@ def _caches(files: Mapping[str, str], online: Cpus) -> Iterator[TypedSet]:
     for path, content in files.items():
         cache, _, name = path.rpartition("/")
         if name in ("shared_cpu_list", "shared_cpu_map"):
-            cpus = parse_cpu_list(content) if name == "shared_cpu_list" else parse_cpu_mask(content)
+            cpus = parse_ranges(content) if name == "shared_cpu_list" else parse_cpu_mask(content)
             yield f"L{files.get(f'{cache}/level', '')}", cpus & online
 
 
@@ -207,10 +208,10 @@ def _allowed(output: ProbeOutput) -> Allowed:
     for words in output.records:
         if words[0] == "@cpuset":
             kind, _, text = words[2].partition(" ")
-            lists[kind] = parse_cpu_list(text)
+            lists[kind] = parse_ranges(text)
     return Allowed(lists.get("cpus"), lists.get("mems"), _affinity(output.files))
 
 
 def _affinity(files: Mapping[str, str]) -> Cpus | None:
     own = next((text for path, text in files.items() if path.endswith(":Cpus_allowed_list")), None)
-    return None if own is None else parse_cpu_list(own)
+    return None if own is None else parse_ranges(own)

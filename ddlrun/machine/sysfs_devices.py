@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from ddlrun.machine import GPU, NIC, Core, MachineNote
-from ddlrun.machine.cpus import parse_cpu_list
 from ddlrun.machine.pci import BY_ADDRESS, ORDER, PciDevice, allocated, attach, gpu_vendor, granted
 from ddlrun.machine.sysfs_script import ProbeOutput
+from ddlrun.ranges import parse_ranges
 
 
 def read_devices(
@@ -41,7 +41,7 @@ def _gpus(output: ProbeOutput) -> Iterator[PciDevice]:
                     name=address,
                     numa_node=_node(output.files.get(f"{address}/numa_node")),
                     path=_bus(paths.get(address, "")),
-                    cpus=parse_cpu_list(output.files.get(f"{address}/local_cpulist", "")),
+                    cpus=parse_ranges(output.files.get(f"{address}/local_cpulist", "")),
                 )
 
 
@@ -50,7 +50,7 @@ def _nics(output: ProbeOutput) -> Iterator[PciDevice]:
     for words in output.records:
         if words[0] == "@nic":
             name, node, path = words[2].split(" ", 2)
-            cpus = parse_cpu_list(near.get(name, ""))
+            cpus = parse_ranges(near.get(name, ""))
             yield PciDevice(words[1], name, _node(node), path=_bus(path), cpus=cpus)
 
 

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from ddlrun.machine.cpus import parse_cpu_list, parse_cpu_mask
+from ddlrun.machine.cpus import parse_cpu_mask
 from ddlrun.machine.locality import Cpus, Locality
+from ddlrun.ranges import parse_ranges
 
 # The performance counters of Intel's kinds of cores, from the slowest kind.
 _INTEL_KINDS = ("cpu_lowpower", "cpu_atom", "cpu_core")
@@ -20,7 +21,7 @@ def _l3_domains(files: Mapping[str, str]) -> Iterator[Cpus]:
         if path.endswith("/level") and content == "3":
             cache = path.removesuffix("/level")
             if f"{cache}/shared_cpu_list" in files:
-                yield parse_cpu_list(files[f"{cache}/shared_cpu_list"])
+                yield parse_ranges(files[f"{cache}/shared_cpu_list"])
             else:
                 yield parse_cpu_mask(files.get(f"{cache}/shared_cpu_map", ""))
 
@@ -31,7 +32,7 @@ def _speeds(files: Mapping[str, str]) -> Iterator[tuple[int, int]]:
         if match := re.fullmatch(r"cpu/cpu(\d+)/cpu_capacity", path):
             yield int(match[1]), int(content)
         elif match := re.fullmatch(r"\.\./(cpu_[a-z]+)/cpus", path):
-            yield from ((cpu, _INTEL_KINDS.index(match[1])) for cpu in parse_cpu_list(content))
+            yield from ((cpu, _INTEL_KINDS.index(match[1])) for cpu in parse_ranges(content))
 
 
 def _distances(files: Mapping[str, str]) -> dict[int, dict[int, int]]:
@@ -41,5 +42,5 @@ def _distances(files: Mapping[str, str]) -> dict[int, dict[int, int]]:
         for path, content in files.items()
         if path.startswith("node/node") and path.endswith("/distance")
     }
-    nodes = sorted(parse_cpu_list(files["node/online"]) if "node/online" in files else rows)
+    nodes = sorted(parse_ranges(files["node/online"]) if "node/online" in files else rows)
     return {node: dict(zip(nodes, row, strict=True)) for node, row in rows.items() if len(row) == len(nodes)}

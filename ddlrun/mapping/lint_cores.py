@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddlrun.machine import Core, Machine
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile_entries import RankEntry
 from ddlrun.mapping.slot_dialects import read_text
 from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.mapping.slot_reading import Pus, pus_of, read_slots
 from ddlrun.mapping.slot_text import CoreRange, cores_of
+from ddlrun.ranges import render_ranges
 
 _REFUSALS = {4: "fails with two cryptic lines", 5: "refuses the line"}
 _REFUSAL_OVER_HOST = "ends with 1 and no message at all"  # 4.1, of cores over the host
@@ -72,7 +72,7 @@ def _missing_in_package(entry: RankEntry, machine: Machine, package: int, high: 
     if package >= len(packages):
         return _finding(LintCode.UNKNOWN_PACKAGE, entry, machine, package=package, last=len(packages) - 1)
     if not packages[package]:
-        others = cpu_list(number for number, cores in enumerate(packages) if cores)
+        others = render_ranges(number for number, cores in enumerate(packages) if cores)
         return _finding(LintCode.EMPTY_PACKAGE, entry, machine, package=package, packages=others)
     last = len(packages[package]) - 1
     return _finding(LintCode.OUTSIDE_PACKAGE, entry, machine, package=package, last=last) if high > last else None
@@ -146,5 +146,5 @@ def _reading(text: str, machine: Machine, major: int) -> str:
 def _shown(pus: Pus, machine: Machine) -> str:
     whole = [core for core in machine.cores if pus_of([core]) <= pus]
     if pus_of(whole) == pus:
-        return f"cores {cpu_list(core.logical_index for core in whole)} of the host"
-    return f"CPUs {cpu_list(pus)}"
+        return f"cores {render_ranges(core.logical_index for core in whole)} of the host"
+    return f"CPUs {render_ranges(pus)}"

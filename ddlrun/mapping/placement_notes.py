@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import UNCHECKED_NOTES, Machine
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.share_notes import share_notes
 from ddlrun.mapping.slots import unused_slots
+from ddlrun.ranges import render_ranges
 
 
 def placement_notes(placement: Placement) -> list[str]:
@@ -57,10 +57,10 @@ def _taken_notes(machine: Machine, bindings: Sequence[LocalRankPlacement], polic
     cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus} & machine.in_use
     if cpus:
         unbound = "too few cores are free, so that ranks may run on all: they " if policy.cores_per_rank else "ranks "
-        yield f"{unbound}share CPUs {cpu_list(cpus)} with other runs (ddlrun ps)"
+        yield f"{unbound}share CPUs {render_ranges(cpus)} with other runs (ddlrun ps)"
     gpus = {binding.gpu.number for binding in bindings if binding.gpu and binding.gpu.pci_address in machine.in_use}
     if gpus:
-        yield f"ranks share GPUs {cpu_list(gpus)} with other runs (ddlrun ps)"
+        yield f"ranks share GPUs {render_ranges(gpus)} with other runs (ddlrun ps)"
 
 
 def _gpu_notes(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from ddlrun.mapping.lint_findings import MISSING, LintCode, LintFinding
 from ddlrun.mapping.rankfile import BETWEEN, MOST_CHARACTERS, NameProblem, name_problem
 from ddlrun.mapping.rankfile_entries import RankEntry, count_as_declared, quote, read_entries
 from ddlrun.mapping.slot_notation import MOST_SLOT, render_slots
-from ddlrun.mapping.slot_text import cores_of, parse_slots, render_ranges
+from ddlrun.mapping.slot_text import cores_of, parse_slots, render_core_ranges
 
 MachineOf = Callable[[str], Machine | None]
 
@@ -88,8 +88,8 @@ def _meant_slots(entry: RankEntry, machine: Machine | None) -> str:
     if entry.ranges is None or written is None:
         return entry.slot
     if machine is None or missing_cores(entry, entry.ranges, machine) is not None:
-        return render_ranges(written)
-    return render_slots(cores_of(entry.ranges, machine), machine) or render_ranges(written)
+        return render_core_ranges(written)
+    return render_slots(cores_of(entry.ranges, machine), machine) or render_core_ranges(written)
 
 
 def _check_length(entry: RankEntry) -> Iterator[LintFinding]:

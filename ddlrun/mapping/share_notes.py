@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.errors import PlacementError
 from ddlrun.machine import Machine
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.local_ranks import LocalRankPlacement, place_local_ranks
 from ddlrun.mapping.policy import PlacementPolicy
+from ddlrun.ranges import name_numbers, render_ranges
 from ddlrun.wording import counted
 
 # A largest share of at least this multiple of the smallest is noted.
@@ -85,7 +85,7 @@ def _distant_nodes(bindings: Bindings) -> Iterator[str]:
         if gpu is None or gpu.numa_node is None or gpu.numa_node in nodes or None in nodes:
             continue
         if gpu.package in {core.package for core in binding.cores}:  # else the package is noted
-            listed = cpu_list(node for node in nodes if node is not None)
+            listed = render_ranges(node for node in nodes if node is not None)
             yield f"local rank {binding.local_rank} is on NUMA node {listed}, its GPU on NUMA node {gpu.numa_node}"
 
 
@@ -103,8 +103,7 @@ def _memory(machine: Machine, bindings: Bindings, policy: PlacementPolicy) -> It
         return
     spanning = [binding.local_rank for binding in bindings if len({core.numa_node for core in binding.cores}) > 1]
     if spanning:
-        ranks = "local rank" if len(spanning) == 1 else "local ranks"
         yield (
-            f"{ranks} {cpu_list(spanning)}: cores on several NUMA nodes, so that memory is on the node of the core "
-            "that touches it first; launch --membind binds it"
+            f"{name_numbers('local rank', spanning)}: cores on several NUMA nodes, so that memory is on the node of "
+            "the core that touches it first; launch --membind binds it"
         )

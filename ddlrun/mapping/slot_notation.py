@@ -6,7 +6,8 @@ from itertools import groupby
 
 from ddlrun.machine import Core, Machine, MachineNoteCode
 from ddlrun.mapping.slot_reading import host_units, pus_of, read_slots
-from ddlrun.mapping.slot_text import CoreRange, render_ranges
+from ddlrun.mapping.slot_text import CoreRange, render_core_ranges
+from ddlrun.ranges import find_runs, is_successor
 
 BOTH_MAJORS = (4, 5)
 # Both majors drop what is beyond in a slot text.
@@ -25,7 +26,7 @@ def render_slots(
     for readers in (BOTH_MAJORS, majors):
         for ranges in _notations(cores, machine):
             if all(read_slots(ranges, machine, major) == meant for major in readers):
-                texts.append(render_ranges(ranges))
+                texts.append(render_core_ranges(ranges))
                 if len(texts[-1]) <= most:
                     return texts[-1]
     return min(texts, key=len, default=None)
@@ -77,6 +78,5 @@ def _whole_packages(inside: Sequence[CoreRange], machine: Machine) -> Iterator[C
 
 def _runs(package: int | None, numbers: Sequence[int]) -> Iterator[CoreRange]:
     """Yield a range for each run of consecutive numbers."""
-    for _, members in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in members]
-        yield CoreRange(package, run[0], run[-1])
+    for low, high in find_runs(numbers, is_successor):
+        yield CoreRange(package, low, high)

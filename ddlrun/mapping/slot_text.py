@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.lint_findings import LintCode
+from ddlrun.ranges import render_range
 
 _SPAN = r"\d{1,5}(?:-\d{1,5})?"
 _WHOLE = r"\d{1,4}(?:,\d{1,4})*"
@@ -95,18 +96,12 @@ def cores_of(ranges: Sequence[CoreRange], machine: Machine) -> tuple[Core, ...]:
     return tuple(machine.cores[index] for index in sorted(indexes))
 
 
-def render_ranges(ranges: Sequence[CoreRange]) -> str:
+def render_core_ranges(ranges: Sequence[CoreRange]) -> str:
     """Write ranges so that both majors read them alike, as far as that is possible without the machine."""
     separator = ";" if any(cores.package is not None for cores in ranges) else ","
     return separator.join(map(_render_range, ranges))
 
 
 def _render_range(cores: CoreRange) -> str:
-    inside = _span(cores.low, cores.high)
+    inside = "*" if cores.low is None else render_range(cores.low, cores.high)
     return inside if cores.package is None else f"{cores.package}:{inside}"
-
-
-def _span(low: int | None, high: int | None) -> str:
-    if low is None:
-        return "*"
-    return f"{low}" if low == high else f"{low}-{high}"

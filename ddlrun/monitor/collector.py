@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.monitor.metrics_file import LIMIT, MetricsFile
 from ddlrun.monitor.samples import HostSample, RankSample, add_samples, parse_host_sample, parse_rank_sample
+from ddlrun.ranges import render_ranges
 
 # With more ranks than this, those of a host have one sample together.
 MOST_SINGLE_RANKS = 1000
@@ -48,4 +48,4 @@ class SampleCollector:
         by_host: dict[str, dict[int, RankSample]] = {}
         for rank, sample in self._ranks.items():
             by_host.setdefault(sample.host, {})[rank] = sample
-        return [add_samples(list(samples.values()), cpu_list(samples)) for samples in by_host.values()]
+        return [add_samples(list(samples.values()), render_ranges(samples)) for samples in by_host.values()]

@@ -6,12 +6,12 @@ Each rule is a function of samples alone. It looks at the last WINDOW samples: a
 from collections.abc import Mapping, Sequence
 from statistics import mean, median, median_low
 
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.monitor.findings import Finding, SlownessCause
 from ddlrun.monitor.gpu_diagnosis import find_gpu_causes
 from ddlrun.monitor.history import History
 from ddlrun.monitor.link_rates import MEGABIT, find_slow_links
 from ddlrun.monitor.samples import HostSample, RankSample
+from ddlrun.ranges import render_ranges
 from ddlrun.wording import kernel_wait
 
 WINDOW = 10
@@ -226,7 +226,7 @@ def _merge(findings: "filter[Finding]") -> list[Finding]:
     for group in by_cause.values():
         worst = max(group, key=lambda finding: finding.severity)
         ranks = [finding.ranks for finding in group]  # sums over the ranks of a host are a single one
-        merged.append(worst._replace(ranks=cpu_list(map(int, ranks)) if len(ranks) > 1 else ranks[0]))
+        merged.append(worst._replace(ranks=render_ranges(map(int, ranks)) if len(ranks) > 1 else ranks[0]))
     return merged
 
 

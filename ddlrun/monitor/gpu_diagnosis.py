@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import NamedTuple
 
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.monitor.findings import Finding, SlownessCause
 from ddlrun.monitor.gpu_samples import MEGAHERTZ, ClockLimit, GpuSample
 from ddlrun.monitor.history import History
-from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.monitor.samples import HostSample, RankSample
+from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.wording import kernel_wait
 
 LEAST_SAMPLES = 5
@@ -122,7 +121,7 @@ def list_uses(history: History, seconds: float) -> list[GpuUse]:
     by_rank = {
         rank: [sample for sample in samples if sample.time > history.time - seconds]
         for name, samples in history.ranks().items()
-        for rank in expand_ranks(name)
+        for rank in parse_ranges(name)
     }
     uses = []
     for host, samples in history.hosts().items():
@@ -131,7 +130,7 @@ def list_uses(history: History, seconds: float) -> list[GpuUse]:
         recent = [sample for sample in samples if sample.time > history.time - seconds]
         for gpus in _by_gpu(recent).values():
             utilization = tuple(gpu.utilization for gpu in gpus if gpu.utilization is not None)
-            ranks = tuple(sample for rank in expand_ranks(gpus[-1].ranks) for sample in by_rank.get(rank, ()))
+            ranks = tuple(sample for rank in sorted(parse_ranges(gpus[-1].ranks)) for sample in by_rank.get(rank, ()))
             if len(utilization) >= max(LEAST_SAMPLES, MAJORITY * len(recent)) and ranks:
                 uses.append(GpuUse(host, gpus[-1], utilization, ranks))
     return uses
@@ -196,5 +195,5 @@ def _by_gpu(samples: Sequence[HostSample]) -> Mapping[int, list[GpuSample]]:
 
 
 def _finding(cause: SlownessCause, host: str, gpus: Sequence[GpuSample], severity: float, details: str) -> Finding:
-    ranks = cpu_list({rank for gpu in gpus for rank in expand_ranks(gpu.ranks)})
+    ranks = render_ranges({rank for gpu in gpus for rank in parse_ranges(gpu.ranks)})
     return Finding(cause=cause, ranks=ranks, host=host, severity=round(severity, 3), details=details)

@@ -6,8 +6,7 @@ from enum import Enum
 from statistics import mean
 from typing import Annotated, NamedTuple
 
-from ddlrun.machine.cpus import cpu_list
-from ddlrun.monitor.rank_lists import expand_ranks
+from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.rank.gpu_usage import GPU_FIELDS
 from ddlrun.rank.protocol import ProtocolError, parse_number
 
@@ -76,7 +75,7 @@ def parse_gpu_sample(line: str) -> GpuSample:
         number=parse_number(cells["index"], MOST_NUMBER),
         uuid=cells["uuid"][:LONGEST_UUID],
         address=address[1].lower() if address else "",
-        ranks=cpu_list(parse_number(word, MOST_NUMBER) for word in cells["ranks"].split()),
+        ranks=render_ranges(parse_number(word, MOST_NUMBER) for word in cells["ranks"].split()),
         utilization=_scale(cells, "utilization.gpu", 0.01),
         memory_used=_scale_whole(cells, "memory.used", MIB),
         memory=_scale_whole(cells, "memory.total", MIB),
@@ -117,7 +116,7 @@ def parse_limits(reasons: str) -> list[ClockLimit]:
 def utilization_by_rank(gpus: Iterable[GpuSample]) -> dict[int, float]:
     """Return the utilization of the GPU of each rank, where it is known."""
     known = ((gpu.ranks, gpu.utilization) for gpu in gpus if gpu.utilization is not None)
-    return {rank: utilization for ranks, utilization in known for rank in expand_ranks(ranks)}
+    return {rank: utilization for ranks, utilization in known for rank in parse_ranges(ranks)}
 
 
 def mean_utilization(ranks: str, by_rank: Mapping[int, float]) -> float | None:
@@ -126,5 +125,5 @@ def mean_utilization(ranks: str, by_rank: Mapping[int, float]) -> float | None:
     >>> mean_utilization("0-2", {0: 0.5, 1: 1.0}), mean_utilization("3", {})
     (0.75, None)
     """
-    values = [by_rank[rank] for rank in expand_ranks(ranks) if rank in by_rank]
+    values = [by_rank[rank] for rank in sorted(parse_ranges(ranks)) if rank in by_rank]
     return mean(values) if values else None

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ddlrun.monitor.findings import Finding
 from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.history import History
-from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.monitor.samples import HostSample, RankSample
+from ddlrun.ranges import parse_ranges
 from ddlrun.units import render_bytes
 from ddlrun.wording import counted, kernel_wait
 
@@ -48,12 +48,12 @@ def render_table(history: History, findings: Sequence[Finding], most_rows: int |
 def sort_by_trouble(ranks: Mapping[str, Sequence[RankSample]], findings: Sequence[Finding]) -> list[str]:
     """Return the names of ranks: those with the most severe finding first, then those with the longest queue."""
     severity = {
-        (finding.host, rank): finding.severity for finding in reversed(findings) for rank in expand_ranks(finding.ranks)
+        (finding.host, rank): finding.severity for finding in reversed(findings) for rank in parse_ranges(finding.ranks)
     }
 
     def key(name: str) -> tuple[float, float, int]:
         last = ranks[name][-1]
-        first = expand_ranks(name)[0]
+        first = min(parse_ranges(name))
         return -severity.get((last.host, first), 0.0), -round(last.queue, 1), first
 
     return sorted(ranks, key=key)

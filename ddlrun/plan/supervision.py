@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import name_numbers
 from ddlrun.rank import program_input
 from ddlrun.topology import JobTopology, RankOrder
 
@@ -35,15 +35,6 @@ class OutputStyle(NamedTuple):
     """Whether the terminal has 256 colours."""
     raw: int | None = None
     """The rank whose output is printed as it comes, without tags: it has the terminal."""
-
-
-def render_ranks(ranks: Iterable[int]) -> str:
-    """Return a list of ranks.
-
-    >>> render_ranks([3, 0, 1, 2, 7])
-    '0-3,7'
-    """
-    return cpu_list(ranks)
 
 
 def choose_shown(style: OutputStyle, local_ranks: Mapping[int, int]) -> OutputStyle:
@@ -140,6 +131,5 @@ class SupervisedJob(NamedTuple):
         'ranks 0-2 on n[0-1]'
         """
         numbers = sorted(ranks)
-        noun = "rank" if len(numbers) == 1 else "ranks"
         hosts = dict.fromkeys(self.host_of(rank) for rank in numbers)
-        return f"{noun} {cpu_list(numbers)} on {fold(hosts)}"
+        return f"{name_numbers('rank', numbers)} on {fold(hosts)}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
+from ddlrun.ranges import find_runs, is_successor
 from ddlrun.rank.command_line import WRAPPERS
 
 DEBUGGER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "debugger.py")
@@ -47,24 +48,13 @@ def highest_rank(wrappers: Iterable[Wrapper]) -> int:
     return max((rank for wrapper in wrappers for rank in wrapper.ranks or ()), default=-1)
 
 
-def _spans(ranks: Iterable[int]) -> list[list[int]]:
-    """Return the first and the last rank of each sequence of consecutive ranks."""
-    spans = list[list[int]]()
-    for rank in sorted(ranks):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return spans
-
-
 def render_wrappers(wrappers: tuple[Wrapper, ...]) -> dict[str, str]:
     """Return the variable that tells the keepers about wrappers."""
     if not wrappers:
         return {}
     records = [
         {
-            "ranks": None if wrapper.ranks is None else _spans(wrapper.ranks),
+            "ranks": None if wrapper.ranks is None else find_runs(sorted(wrapper.ranks), is_successor),
             "words": wrapper.words,
             "replaced": wrapper.replaced,
             "literal": wrapper.literal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.rank.host_position import host_and_local
 from ddlrun.rank.memory import set_memory_policy
 from ddlrun.rank.processes import read_lines
@@ -32,8 +33,8 @@ def bind_rank(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
     os.environ.update(binding_values(os.environ, planned, host=host, rank=rank, size=size))
     gpus = os.environ.get(VISIBLE_GPUS.get(planned.vendor, ""), "") if planned.gpus else ""
     problems = [f"rank {rank} on {host}: {problem}" for problem in problems]
-    cpus = _render_cpus(os.sched_getaffinity(0))
-    return "\t".join([str(rank), host, cpus, _render_cpus(planned.cpus), gpus, " ".join(problems)]), problems
+    cpus = render_ranges(os.sched_getaffinity(0))
+    return "\t".join([str(rank), host, cpus, render_ranges(planned.cpus), gpus, " ".join(problems)]), problems
 
 
 class RankBinding:
@@ -48,7 +49,7 @@ class RankBinding:
         """
         threads, cpus, gpus, nics, *memory = text.split("@")
         self.threads = int(threads)
-        self.cpus = _parse_cpus(cpus)
+        self.cpus = parse_ranges(cpus)
         """Empty if unknown."""
         self.vendor, _, addresses = gpus.partition("=")
         self.gpus = [address for address in addresses.split(",") if address]
@@ -130,7 +131,7 @@ def _bind_cpus(planned: RankBinding) -> str | None:
         cause = "nothing binds it: --bind-to none, or an MCA setting of the site's"
     else:
         cause = "the host changed since it was probed, or an MCA setting binds otherwise"
-    return f"bound to CPUs {_render_cpus(granted)}, planned {_render_cpus(planned.cpus)}; {cause}"
+    return f"bound to CPUs {render_ranges(granted)}, planned {render_ranges(planned.cpus)}; {cause}"
 
 
 def _check_threads(planned: RankBinding) -> str | None:
@@ -170,25 +171,3 @@ def _read_uuid(vendor: str, address: str) -> str | None:
         for line in read_lines(f"/sys/bus/pci/devices/{address}/unique_id"):
             return f"GPU-{line.strip()}"
     return None
-
-
-def _parse_cpus(text: str) -> set[int]:
-    cpus: set[int] = set()
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        cpus.update(range(int(low), int(high or low) + 1))
-    return cpus
-
-
-def _render_cpus(cpus: set[int]) -> str:
-    """Render CPUs as the kernel does.
-
-    machine/cpus.py does the same for the launcher, but rank/ imports no other folder.
-    """
-    text = ""
-    for cpu in sorted(cpus):
-        if cpu - 1 not in cpus:
-            text += f",{cpu}"
-        elif cpu + 1 not in cpus:
-            text += f"-{cpu}"
-    return text[1:]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Machine
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 from ddlrun.wording import counted
 
 
@@ -39,8 +39,8 @@ def _facts(machine: Machine) -> Iterator[str]:
     usable = [core.logical_index for core in machine.cores if core.usable]
     yield f"packages of {'+'.join(map(str, packages))} cores"
     yield f"SMT{'/'.join(sorted({str(len(core.pus)) for core in machine.cores}))}"
-    yield f"usable cores {cpu_list(usable)}" if len(usable) < len(machine.cores) else "all cores usable"
-    yield f"NUMA nodes {cpu_list(machine.numa_nodes)}"
+    yield f"usable cores {render_ranges(usable)}" if len(usable) < len(machine.cores) else "all cores usable"
+    yield f"NUMA nodes {render_ranges(machine.numa_nodes)}"
     yield counted(len(machine.gpus), "GPU")
     homes = [str(gpu.numa_node) for gpu in machine.gpus]
     yield f"GPUs on NUMA nodes {','.join(homes)}" if homes else "no GPU"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import exception_line, find_failure, is_collateral, last_lines, without_numbers
+from ddlrun.ranges import name_numbers
 from ddlrun.report.hints import CODE_HINTS, HINTS, IN_USE, LIMIT_HINTS, MPI_HINTS, find_hint
 from ddlrun.wording import printable, signal_name
 
@@ -163,9 +164,7 @@ def _failure(end: RankEnd) -> str:
 
 
 def _ranks(ends: list[RankEnd]) -> str:
-    from ddlrun.machine.cpus import cpu_list  # noqa: PLC0415 - for failures alone
-
-    return f"{'rank' if len(ends) == 1 else 'ranks'} {cpu_list([end.rank for end in ends])}"
+    return name_numbers("rank", (end.rank for end in ends))
 
 
 def _more(count: int) -> str:

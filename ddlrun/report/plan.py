@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.managers.openmpi import ChosenManager
 from ddlrun.managers.own import is_own
 from ddlrun.mapping.local_ranks import LocalRankPlacement
@@ -12,6 +11,7 @@ from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan
+from ddlrun.ranges import find_runs, render_range, render_ranges, render_spaced
 from ddlrun.topology import Topology
 from ddlrun.wording import counted
 
@@ -67,41 +67,21 @@ def _rows(
         ranks = sorted(placement.topology.rank(index, seat.local_rank, placement.order) for index in indexes)
         packages = sorted({core.package for core in seat.cores})
         gpu = [str(seat.gpu.number) if seat.gpu else "-"] if gpus else []
-        nodes = [cpu_list(seat.memory_nodes)] if memory else []
+        nodes = [render_ranges(seat.memory_nodes)] if memory else []
         yield (
-            str(seat.local_rank), render_ranks(ranks), ",".join(map(str, packages)),
+            str(seat.local_rank), render_spaced(ranks), ",".join(map(str, packages)),
             render_cores(seat.cores), *gpu, *nodes, str(placement.threads_of(seat)),
         )  # fmt: skip
     if len(seats) > MOST_ROWS:
         yield (f"... {len(seats) - MOST_ROWS} more",)
 
 
-def render_ranks(ranks: Sequence[int]) -> str:
-    """Render ranks, shortened where they are evenly spaced.
-
-    >>> render_ranks([0, 4, 8, 12]), render_ranks([3, 4, 5]), render_ranks([7])
-    ('0,4..12', '3-5', '7')
-    """
-    steps = {high - low for low, high in zip(ranks, ranks[1:], strict=False)}
-    if len(ranks) > 1 and steps == {1}:
-        return f"{ranks[0]}-{ranks[-1]}"
-    if len(ranks) > 2 and len(steps) == 1:
-        return f"{ranks[0]},{ranks[1]}..{ranks[-1]}"
-    return ",".join(map(str, ranks[:8])) + (",..." if len(ranks) > 8 else "")
-
-
 def render_cores(cores: Sequence[Core]) -> str:
     """Render cores by their index inside their package."""
-    runs: list[list[Core]] = []
-    for core in cores:
-        if runs and (runs[-1][1].package, runs[-1][1].index_in_package + 1) == (core.package, core.index_in_package):
-            runs[-1][1] = core
-        else:
-            runs.append([core, core])
-    return ",".join(
-        f"{low.index_in_package}-{high.index_in_package}" if low is not high else f"{low.index_in_package}"
-        for low, high in runs
+    runs = find_runs(
+        cores, lambda low, high: (low.package, low.index_in_package + 1) == (high.package, high.index_in_package)
     )
+    return ",".join(render_range(low.index_in_package, high.index_in_package) for low, high in runs)
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypedDict
 
-from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.mapping.placement import Placement
 from ddlrun.plan import Plan
+from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.rank.process_stat import read_stat
 from ddlrun.remote.probe import is_local
 from ddlrun.runs.store import state_folder, write_private
@@ -103,7 +103,7 @@ def _resources(placement: Placement) -> Iterator[ResourcesRecord]:
         gpus = {binding.gpu.pci_address for binding in bindings if binding.gpu and binding.gpu.pci_address}
         yield {
             "hosts": [placement.hosts.names[index] for index in indexes],
-            "cpus": cpu_list(cpus),
+            "cpus": render_ranges(cpus),
             "gpus": sorted(gpus),
         }
 
@@ -114,7 +114,7 @@ def find_in_use(folder: str, hosts: Iterable[str]) -> dict[str, frozenset[int | 
     in_use: dict[str, frozenset[int | str]] = {}
     for run in read_runs(folder):
         for used in run.resources if run.alive() and run.pid != os.getpid() else ():
-            parts = frozenset[int | str]((*parse_cpu_list(used["cpus"]), *used["gpus"]))
+            parts = frozenset[int | str]((*parse_ranges(used["cpus"]), *used["gpus"]))
             for host in used["hosts"]:
                 name = "" if is_local(host, own_name) else host
                 in_use[name] = in_use.get(name, frozenset()) | parts

@@ -1,12 +1,13 @@
 """Slurm's scontrol: job details beyond the environment, racks, and the end of a job."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.errors import EXIT_TERMINATED, EXIT_TIMED_OUT, EXIT_UNREACHABLE, InputError
 from ddlrun.hosts import fold, parse_hosts
+from ddlrun.ranges import parse_ranges
 from ddlrun.schedulers import Allocation, JobEnd, SchedulerContext
 
 SHOW_TOPOLOGY = ("scontrol", "show", "topology")
@@ -52,17 +53,10 @@ def parse_details(text: str) -> SlurmJobDetails:
     gpu_numbers: dict[str, str] = {}
     for nodes, gres in re.findall(r" Nodes=(\S+) CPU_IDs=\S* (?:Mem=\S* )?GRES=(\S*)", text):
         ranges = [indexes for _, indexes in re.findall(r"gpu(:[^(,]*)?\(IDX:([0-9,-]+)\)", gres)]
-        numbers = ",".join(number for indexes in ranges for number in _expand(indexes))
+        numbers = ",".join(str(number) for indexes in ranges for number in sorted(parse_ranges(indexes)))
         if numbers:
             gpu_numbers |= dict.fromkeys(parse_hosts(nodes).names, numbers)
     return SlurmJobDetails(int(tasks[1]) if tasks else None, gpu_numbers)
-
-
-def _expand(text: str) -> Iterator[str]:
-    """Yield the numbers of a list such as 0-1,3."""
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        yield from map(str, range(int(low), int(high or low) + 1))
 
 
 def read_racks(context: SchedulerContext) -> dict[str, str] | None:

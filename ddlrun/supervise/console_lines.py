@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ddlrun.plan.outcome import Outcome
-from ddlrun.plan.supervision import OutputStyle, render_ranks
+from ddlrun.plan.supervision import OutputStyle
 from ddlrun.plan.tracebacks import last_lines
+from ddlrun.ranges import render_ranges
 from ddlrun.supervise.folding import LineFolder
 from ddlrun.supervise.held_tracebacks import HeldTracebacks
 from ddlrun.supervise.streams import OutputStream
@@ -39,7 +40,7 @@ class RankTags:
         if self._tag:
             numbers = sorted(ranks)
             first = numbers[0]
-            name = f"[{first}@{self.hosts.get(first, '?')}]" if len(numbers) == 1 else f"[{render_ranks(numbers)}]"
+            name = f"[{first}@{self.hosts.get(first, '?')}]" if len(numbers) == 1 else f"[{render_ranges(numbers)}]"
             prefix += f"\x1b[{self._colours[first % len(self._colours)]}m{name}\x1b[0m " if colour else f"{name} "
         return prefix.encode()
 

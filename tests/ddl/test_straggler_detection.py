@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.monitor.event_log import NAME
-from ddlrun.ddl.monitor.procfs import CpuCore, core_of, parse_cpus, read_load, render_cpus
+from ddlrun.ddl.monitor.procfs import CpuCore, core_of, read_load
 from ddlrun.ddl.monitor.spare_cores import SpareCoreOffer, SpareCores
 from ddlrun.ddl.monitor.straggler_detection import (
     CHECKS,
@@ -205,11 +205,6 @@ def test_never_two_learners_on_one_core(
             assert not new & (others | frozenset[int]().union(*first.values()))
             owned[rank] = offer.cpus
             may_return.add(rank)
-
-
-@given(st.frozensets(st.integers(0, 300)))
-def test_lists_of_cpus(cpus: frozenset[int]) -> None:
-    assert parse_cpus(render_cpus(cpus)) == cpus
 
 
 def test_reading_this_machine() -> None:

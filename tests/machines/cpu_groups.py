@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from ddlrun.machine.cpus import parse_cpu_list
+from ddlrun.ranges import parse_ranges
 
 Cpus = frozenset[int]
 Numbered = Mapping[int, Cpus]
@@ -28,7 +28,7 @@ def _groups(word: str) -> Iterator[Cpus]:
     match = re.fullmatch(r"([\d,:-]+)(?:/(\d+))?((?:\+\d+)*)", word)
     if not match:
         raise ValueError(f"{word!r} is not a group of CPUs such as 0-7, 0-7/2 or 0-3/1+4")
-    first = sorted(parse_cpu_list(match[1]))
+    first = sorted(parse_ranges(match[1]))
     size = int(match[2] or len(first))
     if not size or len(first) % size:
         raise ValueError(f"{word!r}: {len(first)} CPUs cannot be divided into groups of {size}")
@@ -46,7 +46,7 @@ def parse_numbered(groups: Groups) -> Numbered:
 
 def _listed(key: str, text: str | int) -> Iterator[tuple[int, Cpus]]:
     """Yield the groups of a list of numbers: one for each, or the same one for all."""
-    numbers, groups = sorted(parse_cpu_list(key)), parse_groups(text) or (frozenset[int](),)
+    numbers, groups = sorted(parse_ranges(key)), parse_groups(text) or (frozenset[int](),)
     if len(groups) not in (1, len(numbers)):
         raise ValueError(f"{key}: {text}: {len(groups)} groups for {len(numbers)} numbers")
     yield from zip(numbers, groups if len(groups) > 1 else groups * len(numbers), strict=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddlrun.errors import InputError
-from ddlrun.machine.cpus import cpu_list, parse_cpu_list
+from ddlrun.ranges import parse_ranges, render_ranges
 from tests.machines.cpu_groups import Cpus, Groups, Numbered, parse_groups, parse_numbered
 
 FOLDER = Path(__file__).parent
@@ -122,19 +122,19 @@ def parse_facts(text: str, name: str) -> Facts:
 def _facts(raw: Description, name: str) -> Facts:
     cores = parse_groups(raw.cores)
     packages, nodes = parse_numbered(raw.packages), parse_numbered(raw.nodes)
-    cpus = parse_cpu_list(str(raw.cpus)) or frozenset().union(*cores, *packages.values(), *nodes.values())
+    cpus = parse_ranges(str(raw.cpus)) or frozenset().union(*cores, *packages.values(), *nodes.values())
     facts = Facts(
         name=name,
         about=raw.about,
         cpus=cpus,
-        offline=parse_cpu_list(str(raw.offline)),
-        forbidden=parse_cpu_list(str(raw.forbidden)),
+        offline=parse_ranges(str(raw.offline)),
+        forbidden=parse_ranges(str(raw.forbidden)),
         packages=packages,
         cores=cores,
         modules=parse_groups(raw.modules),
         nodes=nodes,
         memory=_memory(raw.memory, nodes),
-        forbidden_nodes=parse_cpu_list(str(raw.forbidden_nodes)),
+        forbidden_nodes=parse_ranges(str(raw.forbidden_nodes)),
         distances=tuple(tuple(map(int, row.split())) for row in raw.distances),
         caches={level: parse_groups(text) for level, text in sorted(raw.caches.items(), reverse=True)},
         groups=parse_groups(raw.groups),
@@ -142,7 +142,7 @@ def _facts(raw: Description, name: str) -> Facts:
         lscpu=raw.lscpu,
         devices=tuple(_devices(raw.devices, cpus, packages, nodes)),
         links={},
-        kinds={str(kind): parse_cpu_list(str(text)) for kind, text in raw.kinds.items()},
+        kinds={str(kind): parse_ranges(str(text)) for kind, text in raw.kinds.items()},
     )
     facts = facts._replace(links=_links(raw.links, len(facts.gpus)))
     _check(facts)
@@ -152,13 +152,13 @@ def _facts(raw: Description, name: str) -> Facts:
 def _memory(memory: int | Mapping[int | str, int], nodes: Numbered) -> Mapping[int, int]:
     if isinstance(memory, int):
         return dict.fromkeys(nodes, memory)
-    return {node: size for key, size in memory.items() for node in parse_cpu_list(str(key))}
+    return {node: size for key, size in memory.items() for node in parse_ranges(str(key))}
 
 
 def _models(models: str | Mapping[str, str | int], cpus: Cpus) -> Mapping[str, Cpus]:
     if isinstance(models, str):
         return {models: cpus} if models else {}
-    return {model: parse_cpu_list(str(text)) for model, text in models.items()}
+    return {model: parse_ranges(str(text)) for model, text in models.items()}
 
 
 def _devices(raw: Mapping[str, Mapping[str, str]], cpus: Cpus, packages: Numbered, nodes: Numbered) -> Iterator[Device]:
@@ -171,7 +171,7 @@ def _devices(raw: Mapping[str, Mapping[str, str]], cpus: Cpus, packages: Numbere
 def _near(place: str, packages: Numbered, nodes: Numbered) -> Cpus:
     kind, _, text = place.partition(" ")
     if kind == "cpus":
-        return parse_cpu_list(text)
+        return parse_ranges(text)
     numbered = {"node": nodes, "package": packages}.get(kind, {})
     if not text.isdecimal() or int(text) not in numbered:
         raise ValueError(f"devices: {place!r} is not the place of a device: node N, package N, machine, or cpus LIST")
@@ -209,10 +209,10 @@ def _check(facts: Facts) -> None:
     _check_disjoint("packages", facts.packages.values(), facts.cpus)
     _check_disjoint("cores", facts.cores, facts.cpus)
     if facts.cores and frozenset().union(*facts.cores) != facts.cpus:
-        raise ValueError(f"CPUs {cpu_list(facts.cpus - frozenset().union(*facts.cores))} are in no core")
+        raise ValueError(f"CPUs {render_ranges(facts.cpus - frozenset().union(*facts.cores))} are in no core")
     for key, cpus in (("offline", facts.offline), ("forbidden", facts.forbidden)):
         if not cpus <= facts.cpus:
-            raise ValueError(f"{key}: there are no CPUs {cpu_list(cpus - facts.cpus)}")
+            raise ValueError(f"{key}: there are no CPUs {render_ranges(cpus - facts.cpus)}")
     if not facts.allowed:
         raise ValueError("no CPU is left")
     if not set(facts.memory) | facts.forbidden_nodes <= set(facts.nodes):
@@ -232,4 +232,4 @@ def _check_disjoint(key: str, groups: Iterable[Cpus], cpus: Cpus) -> None:
     if sum(map(len, groups)) > len(frozenset().union(*groups)):
         raise ValueError(f"{key} overlap")
     if not frozenset().union(*groups) <= cpus:
-        raise ValueError(f"{key}: there are no CPUs {cpu_list(frozenset().union(*groups) - cpus)}")
+        raise ValueError(f"{key}: there are no CPUs {render_ranges(frozenset().union(*groups) - cpus)}")

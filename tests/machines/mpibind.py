@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddlrun.machine import Machine
-from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.policy import PlacementPolicy
+from ddlrun.ranges import parse_ranges, render_ranges
 from tests.machines.facts import load
 from tests.machines.render_hwloc import render_hwloc
 
@@ -39,7 +39,7 @@ class Mapping(NamedTuple):
 
 
 def _singles(cpus: str) -> list[str]:
-    return [str(cpu) for cpu in sorted(parse_cpu_list(cpus))]
+    return [str(cpu) for cpu in sorted(parse_ranges(cpus))]
 
 
 MAPPINGS = (
@@ -82,12 +82,12 @@ def machine_of(mapping: Mapping) -> Machine:
 def their_cores(mapping: Mapping) -> list[str]:
     """Return the logical indexes of the cores of each task."""
     core_of = {pu.os_index: core.logical_index for core in machine_of(mapping).cores for pu in core.pus}
-    return [cpu_list({core_of[cpu] for cpu in parse_cpu_list(cpus)}) for cpus in mapping.cpus]
+    return [render_ranges({core_of[cpu] for cpu in parse_ranges(cpus)}) for cpus in mapping.cpus]
 
 
 def our_cores(mapping: Mapping) -> list[str]:
     placed = place_local_ranks(machine_of(mapping), len(mapping.cpus), mapping.policy)
-    return [cpu_list(core.logical_index for core in local_rank.cores) for local_rank in placed]
+    return [render_ranges(core.logical_index for core in local_rank.cores) for local_rank in placed]
 
 
 def row(mapping: Mapping) -> str:

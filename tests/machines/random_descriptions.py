@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 from tests.machines.random_shapes import Distances, Numbering, Shape, State
 
 # As those of a GB10, and two of one kind.
@@ -42,8 +42,8 @@ def options(shape: Shape) -> str:
     fields = {
         "cgroup": shape.cgroup.value,
         "without": " ".join(sorted(shape.without)),
-        "affinity": cpu_list(affinity(shape) or ()),
-        "dies": " ".join(map(cpu_list, dies(shape))) if shape.has_dies else "",
+        "affinity": render_ranges(affinity(shape) or ()),
+        "dies": " ".join(map(render_ranges, dies(shape))) if shape.has_dies else "",
         "cpuset": shape.cpuset if shape.cpuset != "/" else "",
         "caches": "from index 0" if shape.cache_indexes else "",
     }
@@ -57,7 +57,7 @@ def _lines(shape: Shape, about: str) -> Iterator[str]:
     ]
 
     def cpus(numbers_of_cores: Iterable[int]) -> str:
-        return cpu_list(cpu for core in numbers_of_cores for cpu in cores[core])
+        return render_ranges(cpu for core in numbers_of_cores for cpu in cores[core])
 
     def groups(field: str) -> dict[int, str]:
         return {value: cpus(members) for value, members in _members(shape, field).items()}
@@ -66,14 +66,14 @@ def _lines(shape: Shape, about: str) -> Iterator[str]:
     if shape.has_packages:
         packages = (f'{package * shape.package_step}: "{text}"' for package, text in groups("package").items())
         yield f"packages: {{{', '.join(packages)}}}"
-    yield f'cores: "{" ".join(map(cpu_list, cores))}"'
+    yield f'cores: "{" ".join(map(render_ranges, cores))}"'
     if shape.modules:
         modules = (cpus(pair) for members in _members(shape, "package").values() for pair in _chunks(members, 2))
         yield f'modules: "{" ".join(modules)}"'
     if shape.has_nodes:
         yield from _node_lines(shape, groups("node"), next(iter(groups("package").values())))
     l1 = [
-        cpu_list(cpus[part :: core.l1])
+        render_ranges(cpus[part :: core.l1])
         for cpus, core in zip(cores, shape.cores, strict=True)
         for part in range(core.l1)
     ]
@@ -84,7 +84,9 @@ def _lines(shape: Shape, about: str) -> Iterator[str]:
     if clusters or books:
         yield f'groups: "{" ".join(dict.fromkeys([*clusters, *books]))}"'
     for key, state in (("offline", State.OFFLINE), ("forbidden", State.FORBIDDEN)):
-        text = cpu_list(cpu for (core, thread), cpu in numbers.items() if shape.cores[core].threads[thread] is state)
+        text = render_ranges(
+            cpu for (core, thread), cpu in numbers.items() if shape.cores[core].threads[thread] is state
+        )
         if text:
             yield f'{key}: "{text}"'
     yield from _device_lines(shape, groups("node"))
@@ -131,7 +133,7 @@ def _node_lines(shape: Shape, nodes: Mapping[int, str], first_package: str) -> I
     if shape.distances is not Distances.EQUAL and len(rows) > 1:
         yield f"distances: [{', '.join(_distance_rows(shape.distances, len(rows)))}]"
     if shape.forbidden_nodes:
-        yield f'forbidden_nodes: "{cpu_list(indexes[node] for node in shape.forbidden_nodes)}"'
+        yield f'forbidden_nodes: "{render_ranges(indexes[node] for node in shape.forbidden_nodes)}"'
 
 
 def _distance_rows(kind: Distances, nodes: int) -> Iterator[str]:

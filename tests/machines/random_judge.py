@@ -12,7 +12,6 @@ from typing import NamedTuple
 from ddlrun.errors import DdlrunError, HostError, PlacementError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Core, Machine
-from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.mapping.lint_findings import LintCode
@@ -21,6 +20,7 @@ from ddlrun.mapping.rankfile import parse, render
 from ddlrun.mapping.rankfile_entries import read_entries
 from ddlrun.mapping.rankfile_lint import lint
 from ddlrun.mapping.slot_text import cores_of
+from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.topology import RankOrder, Topology
 from tests.machines.facts import Facts
 from tests.machines.probes import probe_output
@@ -89,7 +89,7 @@ class Judge:
 
     def _pus(self, text: str, *, overload: bool = False) -> dict[int, Pus]:
         mapped = map_pus(self.mpirun.major, text, self.source, mpirun=self.mpirun.path, overload=overload)
-        pus = {rank: parse_cpu_list(pus) for rank, (_, pus) in mapped.items()}
+        pus = {rank: parse_ranges(pus) for rank, (_, pus) in mapped.items()}
         if not self.mpirun.old_hwloc:
             return pus
         return {rank: cpus & self.allowed or cpus for rank, cpus in pus.items()}
@@ -207,7 +207,7 @@ class Judge:
         try:
             mapped = self._pus(text).get(0, frozenset())
             as_meant = bool(meant) and mapped == meant
-            effect = f"takes {cpu_list(mapped)}, meant are {cpu_list(meant) or 'cores that do not exist'}"
+            effect = f"takes {render_ranges(mapped)}, meant are {render_ranges(meant) or 'cores that do not exist'}"
         except OracleError as error:
             if self.cannot_start:
                 return Judgement(Result.NOT_JUDGED, self.mpirun, text, "")
@@ -276,7 +276,7 @@ def judge_gpus(root: Path, mpirun: ChosenManager, facts: Facts) -> Iterator[Judg
 
 
 def _has_cpu_0(root: Path) -> bool:
-    return 0 in parse_cpu_list((root / "sys/devices/system/cpu/online").read_text())
+    return 0 in parse_ranges((root / "sys/devices/system/cpu/online").read_text())
 
 
 def judge_divisions(judge: Judge, ranks: Iterable[int]) -> Iterator[Judgement]:
@@ -321,4 +321,4 @@ def _without_comments(text: str) -> str:
 
 
 def _shown(ranks: Mapping[int, Pus]) -> str:
-    return " ".join(f"{rank}:{cpu_list(pus)}" for rank, pus in sorted(ranks.items()))
+    return " ".join(f"{rank}:{render_ranges(pus)}" for rank, pus in sorted(ranks.items()))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 from tests.machines.facts import Facts, parse_facts
 from tests.machines.random_descriptions import affinity, describe, dies
 from tests.machines.random_shapes import Cgroup, Shape
@@ -31,7 +31,7 @@ def write_tree(shape: Shape, folder: Path) -> Path:
         number_caches(root)
     bound = affinity(shape)
     if bound is not None:
-        text = f"Name:\tcat\nCpus_allowed:\t{mask(bound)}\nCpus_allowed_list:\t{cpu_list(bound)}\n"
+        text = f"Name:\tcat\nCpus_allowed:\t{mask(bound)}\nCpus_allowed_list:\t{render_ranges(bound)}\n"
         (root / "proc/self/status").write_text(text)
     for pattern in shape.without:
         for path in root.glob(pattern):
@@ -43,8 +43,8 @@ def _write_cpuset(root: Path, facts: Facts) -> None:
     """Write a cpuset that is mounted without a cgroup."""
     at = root / "dev/cpuset"
     at.mkdir(parents=True)
-    (at / "cpus").write_text(f"{cpu_list(facts.allowed)}\n")
-    (at / "mems").write_text(f"{cpu_list(set(facts.nodes) - facts.forbidden_nodes)}\n")
+    (at / "cpus").write_text(f"{render_ranges(facts.allowed)}\n")
+    (at / "mems").write_text(f"{render_ranges(set(facts.nodes) - facts.forbidden_nodes)}\n")
     for path in ("proc/mounts", "proc/self/mounts"):
         (root / path).write_text("proc /proc proc rw 0 0\nnone /dev/cpuset cpuset rw 0 0\n")
 
@@ -73,7 +73,7 @@ def _write_dies(root: Path, shape: Shape, facts: Facts) -> None:
             at = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
             (at / "die_id").write_text(f"{number}\n")
             (at / "die_cpus").write_text(f"{mask(cpus & facts.online)}\n")
-            (at / "die_cpus_list").write_text(f"{cpu_list(cpus & facts.online)}\n")
+            (at / "die_cpus_list").write_text(f"{render_ranges(cpus & facts.online)}\n")
 
 
 def write_core_ids(root: Path, facts: Facts) -> None:

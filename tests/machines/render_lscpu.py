@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 from tests.machines.cpu_groups import Cpus
 from tests.machines.facts import Facts
 
@@ -33,16 +33,16 @@ def render_json(facts: Facts) -> str:
 def fields(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield the summary's fields and values in order."""
     yield "CPU(s)", str(len(facts.cpus))
-    yield "On-line CPU(s) list", cpu_list(facts.online)
+    yield "On-line CPU(s) list", render_ranges(facts.online)
     if facts.offline:
-        yield "Off-line CPU(s) list", cpu_list(facts.offline)
+        yield "Off-line CPU(s) list", render_ranges(facts.offline)
     for model, cpus in (facts.models or {"-": facts.cpus}).items():
         yield "Model name", model
         yield from ((key, str(facts.lscpu.get(key, count))) for key, count in _counts(facts, cpus & facts.online))
         yield from ((key, str(count)) for key, count in facts.lscpu.items() if not key.startswith("Core"))
     if facts.nodes:
         yield "NUMA node(s)", str(len(facts.nodes))
-    yield from ((f"NUMA node{node} CPU(s)", cpu_list(cpus & facts.online)) for node, cpus in facts.nodes.items())
+    yield from ((f"NUMA node{node} CPU(s)", render_ranges(cpus & facts.online)) for node, cpus in facts.nodes.items())
 
 
 def _counts(facts: Facts, cpus: Cpus) -> Iterator[tuple[str, int]]:

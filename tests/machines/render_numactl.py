@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Literal
 
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 from tests.machines.facts import Facts
 from tests.machines.render_sysfs import distances
 
@@ -16,7 +16,7 @@ def render_numactl(facts: Facts, *, width: int = 0, style: Literal["listed", "co
     """
     lines = (line for node in facts.nodes for line in _node(facts, node, style))
     wrapped = (part for line in lines for part in (textwrap.wrap(line, width) if width else [line]))
-    head = f"available: {len(facts.nodes)} nodes ({cpu_list(facts.nodes)})"
+    head = f"available: {len(facts.nodes)} nodes ({render_ranges(facts.nodes)})"
     return "\n".join([head, *wrapped, *_distances(facts)]) + "\n"
 
 
@@ -25,7 +25,7 @@ def _node(facts: Facts, node: int, style: str) -> Iterator[str]:
     if style == "listed":
         yield " ".join([f"node {node} cpus:", *map(str, sorted(cpus))])
     elif style == "compressed":
-        ranges = cpu_list(cpus).replace(",", ", ")
+        ranges = render_ranges(cpus).replace(",", ", ")
         yield f"node {node} cpus: {ranges} ({len(cpus)})" if cpus else f"node {node} cpus: (0)"
     for name in ("size", "free"):
         yield f"node {node} {name}: {facts.memory.get(node, 0)} MB"

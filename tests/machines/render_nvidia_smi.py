@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 from tests.machines.cpu_groups import Cpus
 from tests.machines.facts import Device, Facts
 from tests.machines.render_sysfs import node_near
@@ -50,7 +50,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _affinity(facts: Facts, gpu: Device, style: Style) -> Iterator[str]:
-    yield cpu_list(gpu.near & facts.online)
+    yield render_ranges(gpu.near & facts.online)
     if style.numa:
         yield str(node_near(facts, gpu.near)) if style.numa == "number" else "N/A"
 

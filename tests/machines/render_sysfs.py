@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 from tests.machines.cpu_groups import Cpus
 from tests.machines.facts import Device, Facts
 
@@ -58,7 +58,7 @@ def _files(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "proc/cpuinfo", "\n\n".join(_cpuinfo(facts))
     # A folder has no uname: hwloc reads it here, and books and drawers only on IBM Z.
     yield "proc/hwloc-nofile-info", f"OSName: Linux\nArchitecture: {'s390x' if _has_books(facts) else 'x86_64'}"
-    allowed = (f"Cpus_allowed:\t{mask(facts.allowed)}", f"Cpus_allowed_list:\t{cpu_list(facts.allowed)}")
+    allowed = (f"Cpus_allowed:\t{mask(facts.allowed)}", f"Cpus_allowed_list:\t{render_ranges(facts.allowed)}")
     yield "proc/self/status", "\n".join(("Name:\tcat", *allowed))
 
 
@@ -70,8 +70,8 @@ def _cpuset_files(facts: Facts, version: int) -> Iterator[tuple[str, str]]:
     yield "proc/self/cgroup", "1:cpuset:/" if version == 1 else "0::/"
     if facts.forbidden or facts.forbidden_nodes:
         yield f"{_CPUSET}/cgroup.controllers", "cpuset"
-        yield f"{_CPUSET}/cpuset.cpus{ending}", cpu_list(facts.allowed)
-        yield f"{_CPUSET}/cpuset.mems{ending}", cpu_list(set(facts.nodes) - facts.forbidden_nodes)
+        yield f"{_CPUSET}/cpuset.cpus{ending}", render_ranges(facts.allowed)
+        yield f"{_CPUSET}/cpuset.mems{ending}", render_ranges(set(facts.nodes) - facts.forbidden_nodes)
 
 
 def _cpuinfo(facts: Facts) -> Iterator[str]:
@@ -83,10 +83,10 @@ def _cpuinfo(facts: Facts) -> Iterator[str]:
 
 
 def _cpu_files(facts: Facts) -> Iterator[tuple[str, str]]:
-    yield f"{_CPU}/online", cpu_list(facts.online)
-    yield f"{_CPU}/offline", cpu_list(facts.offline)
+    yield f"{_CPU}/online", render_ranges(facts.online)
+    yield f"{_CPU}/offline", render_ranges(facts.offline)
     for name in ("possible", "present"):
-        yield f"{_CPU}/{name}", cpu_list(facts.cpus)
+        yield f"{_CPU}/{name}", render_ranges(facts.cpus)
     yield f"{_CPU}/kernel_max", "2047"
     for cpu in sorted(facts.cpus):
         yield f"{_CPU}/cpu{cpu}/online", str(int(cpu in facts.online))
@@ -111,7 +111,7 @@ def _kind_files(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield the files that tell kinds of cores apart: Intel's list per kind, or a capacity per CPU."""
     for kind, cpus in facts.kinds.items():
         if not kind.isdecimal():
-            yield f"sys/devices/cpu_{kind}/cpus", cpu_list(cpus & facts.online)
+            yield f"sys/devices/cpu_{kind}/cpus", render_ranges(cpus & facts.online)
         else:
             yield from ((f"{_CPU}/cpu{cpu}/cpu_capacity", kind) for cpu in sorted(cpus & facts.online))
 
@@ -131,7 +131,7 @@ def _has_books(facts: Facts) -> bool:
 def _set_files(path: str, cpus: Cpus) -> Iterator[tuple[str, str]]:
     """Yield a set's two files: a mask, and a list (`cluster_cpus`, `cluster_cpus_list`)."""
     yield path, mask(cpus)
-    yield f"{path}_list", cpu_list(cpus)
+    yield f"{path}_list", render_ranges(cpus)
 
 
 def _cache_files(facts: Facts, cpu: int) -> Iterator[tuple[str, str]]:
@@ -141,7 +141,7 @@ def _cache_files(facts: Facts, cpu: int) -> Iterator[tuple[str, str]]:
             values = {"level": level, "type": "Unified", "size": f"{1 << (3 + 2 * level)}K", "coherency_line_size": 64}
             yield from ((f"{at}/{name}", str(value)) for name, value in values.items())
             yield f"{at}/shared_cpu_map", mask(shared & facts.online)
-            yield f"{at}/shared_cpu_list", cpu_list(shared & facts.online)
+            yield f"{at}/shared_cpu_list", render_ranges(shared & facts.online)
 
 
 def _node_files(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -149,13 +149,13 @@ def _node_files(facts: Facts) -> Iterator[tuple[str, str]]:
     if not facts.nodes:
         return
     for name in ("online", "possible", "has_memory", "has_normal_memory"):
-        yield f"{_NODE}/{name}", cpu_list(online)
+        yield f"{_NODE}/{name}", render_ranges(online)
     for place, (index, cpus) in enumerate(facts.nodes.items()):
         if index not in online:
             continue
         at, kib = f"{_NODE}/node{index}", facts.memory.get(index, 0) << 10
         yield f"{at}/cpumap", mask(cpus & facts.online)
-        yield f"{at}/cpulist", cpu_list(cpus & facts.online)
+        yield f"{at}/cpulist", render_ranges(cpus & facts.online)
         yield f"{at}/meminfo", f"Node {index} MemTotal:       {kib} kB\nNode {index} MemFree:        {kib} kB"
         row = zip(facts.nodes, distances(facts, place), strict=True)
         yield f"{at}/distance", " ".join(str(distance) for other, distance in row if other in online)
@@ -193,7 +193,7 @@ def _write_pci(folder: Path, facts: Facts, device: Device, ids: tuple[str, str, 
     near = device.near & facts.online
     files = {
         "vendor": ids[0], "device": ids[1], "class": ids[2], "numa_node": str(node_near(facts, device.near)),
-        "local_cpus": mask(near), "local_cpulist": cpu_list(near),
+        "local_cpus": mask(near), "local_cpulist": render_ranges(near),
     }  # fmt: skip
     for name, content in files.items():
         (folder / name).write_text(f"{content}\n")

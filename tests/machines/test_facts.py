@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
-from ddlrun.machine.cpus import cpu_list
+from ddlrun.ranges import render_ranges
 from tests.machines.cpu_groups import parse_groups
 from tests.machines.facts import FOLDER, NAMES, Description, load, parse_facts
 
@@ -37,10 +37,10 @@ def test_the_page_has_an_existing_example_and_every_key() -> None:
 
 def test_groups_and_numbers() -> None:
     facts = parse_facts(f"{SMALL}memory: {{0: 100, 8: 90, 252-253: 16}}\n", "test")
-    assert {node: cpu_list(cpus) for node, cpus in facts.nodes.items()} == {0: "0-3", 8: "4-7", 252: "", 253: ""}
+    assert {node: render_ranges(cpus) for node, cpus in facts.nodes.items()} == {0: "0-3", 8: "4-7", 252: "", 253: ""}
     assert facts.memory == {0: 100, 8: 90, 252: 16, 253: 16}
     assert list(facts.packages) == [0, 1]
-    assert [cpu_list(core) for core in facts.cores] == ["0-1", "2-3", "4-5", "6-7"]
+    assert [render_ranges(core) for core in facts.cores] == ["0-1", "2-3", "4-5", "6-7"]
 
 
 def test_devices_and_links() -> None:
@@ -54,7 +54,7 @@ devices:
     facts = parse_facts(text, "test")
     assert [gpu.address for gpu in facts.gpus] == ["0000:17:01.0", "0000:18:00.0"]
     assert facts.links == {(0, 1): 2, (1, 0): 2}
-    assert [(nic.nets, nic.rdma, cpu_list(nic.near)) for nic in facts.nics] == [(("ib0",), "mlx5_0", "4-7")]
+    assert [(nic.nets, nic.rdma, render_ranges(nic.near)) for nic in facts.nics] == [(("ib0",), "mlx5_0", "4-7")]
 
 
 @pytest.mark.parametrize(

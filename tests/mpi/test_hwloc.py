@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import Machine, MachineNote, MachineNoteCode
-from ddlrun.machine.cpus import cpu_list, parse_cpuset
+from ddlrun.machine.cpus import parse_cpuset
 from ddlrun.machine.hwloc import parse_hwloc
+from ddlrun.ranges import render_ranges
 from tests.conftest import CAPTURES
 from tests.machines.facts import NAMES, load, parse_facts
 from tests.machines.render_hwloc import render_hwloc
@@ -63,7 +64,7 @@ def test_packages_cores_and_nodes(name: str) -> None:
     ours = [f"{len(package)}c/{sum(len(core.pus) for core in package)}t" for package in machine.packages]
     assert machine.packaged
     assert ours == sizes.split() * int(times or 1)
-    assert cpu_list(machine.numa_nodes) == nodes
+    assert render_ranges(machine.numa_nodes) == nodes
     assert [core.logical_index for core in machine.cores] == list(range(len(machine.cores)))
 
 
@@ -203,7 +204,7 @@ def test_a_line_that_is_missing_or_changed_is_never_another_machine(minsky: str,
         return
     numbers = sorted(pu.os_index for core in machine.cores for pu in core.pus)
     assert len(machine.cores) == 20
-    assert cpu_list(numbers) == "0-159"
+    assert render_ranges(numbers) == "0-159"
 
 
 @given(st.text(max_size=80))

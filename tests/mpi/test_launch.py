@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.managers.openmpi import OVERRULING
+from ddlrun.ranges import render_ranges
 from tests.conftest import launch_line
 from tests.support import needs
 from tests.support.cpus import CORES, USABLE, node_of, package_of
@@ -106,7 +106,7 @@ def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: P
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert len(ranks) == len(plan["ranks"]) == len(CORES)
     assert sorted(cpu for rank in ranks for cpu in cpus_of(rank)) == USABLE
-    assert [cpu_list(cpus_of(rank)) for rank in ranks] == planned_cpus(tmp_path)
+    assert [render_ranges(cpus_of(rank)) for rank in ranks] == planned_cpus(tmp_path)
     assert [rank["threads"] for rank in ranks] == [str(rank["threads"]) for rank in plan["ranks"]]
 
 
@@ -115,7 +115,7 @@ def test_the_memory_of_each_rank_is_bound_where_the_plan_says(launch: Launch, tm
     shown = "print(open('/proc/self/numa_maps').readline().split()[1])"
     done = launch("--accelerators", "2", "--membind", "local", "--strict-binding", "python3", "-c", shown)
     nodes = [rank["memory_nodes"] for rank in json.loads((tmp_path / "run" / "plan.json").read_text())["ranks"]]
-    assert sorted(done.stdout.splitlines()) == sorted(f"bind:{cpu_list(inside)}" for inside in nodes), done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(f"bind:{render_ranges(inside)}" for inside in nodes), done.stderr
     assert "memory of NUMA node" in done.stderr
 
 
@@ -239,7 +239,7 @@ def test_the_users_own_rank_file(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "ranks").write_text("# mine\nrank 0=localhost slot=0:1\nrank 1=localhost slot=0:0\n")
     ranks = told(launch("--rankfile", str(tmp_path / "ranks"), "python3", "-c", TELL))
     assert cpus_of(ranks[0]) > cpus_of(ranks[1])
-    assert [cpu_list(cpus_of(rank)) for rank in ranks] == planned_cpus(tmp_path)
+    assert [render_ranges(cpus_of(rank)) for rank in ranks] == planned_cpus(tmp_path)
     assert (tmp_path / "run" / "rankfile").read_text().startswith("# mine\n")
     assert binding_of(tmp_path)["different"] == []
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from ddlrun.application.inputs import read_preset
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
-from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.placement_notes import unchecked_notes
 from ddlrun.mapping.rankfile import render
+from ddlrun.ranges import parse_ranges, render_ranges
 from tests.machines.facts import parse_facts
 from tests.machines.probes import cores_of_lstopo, cores_of_machine, probe_output
 from tests.machines.render_hwloc import render_hwloc
@@ -153,7 +153,7 @@ def test_any_text_is_a_machine_or_an_error_that_names_the_host(text: str) -> Non
 
 @given(st.sets(st.integers(0, 300)))
 def test_cpu_lists_are_inverses(numbers: set[int]) -> None:
-    assert parse_cpu_list(cpu_list(numbers)) == numbers
+    assert parse_ranges(render_ranges(numbers)) == numbers
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.machine import Machine
-from ddlrun.machine.cpus import parse_cpu_list
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile import parse, render
 from ddlrun.mapping.rankfile_entries import parse_places
@@ -21,6 +20,7 @@ from ddlrun.mapping.rankfile_lint import fix, lint
 from ddlrun.mapping.slot_dialects import read_text
 from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.mapping.slot_reading import pus_of
+from ddlrun.ranges import parse_ranges
 from ddlrun.topology import RankOrder
 from tests.support.machine_kinds import machine_of, xml_of
 from tests.support.oracle import OracleError, map_ranks
@@ -325,7 +325,7 @@ def test_two_ranks_on_threads_of_one_core_share_it() -> None:
 
 
 def reported_cpus(described: Machine, unit: str, text: str) -> frozenset[int]:
-    numbers = parse_cpu_list(text)
+    numbers = parse_ranges(text)
     return pus_of(described.cores[core] for core in numbers) if unit == "cores" else numbers
 
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddlrun.machine.cpus import parse_cpu_list
+from ddlrun.ranges import parse_ranges
 from tests.support.oracle import OPTIONS, OracleError, environment
 
 Pus = frozenset[int]
@@ -30,7 +30,7 @@ def map_slots(major: int, slots: Sequence[str], machine: str, *, mpirun: str) ->
         argv = [mpirun, "--allow-run-as-root", "-np", str(len(slots)), *OPTIONS[major].split(), *_LOG[major], "true"]
         environ = environment(major, folder)
         done = subprocess.run(argv, cwd=folder, env=environ, capture_output=True, check=False, encoding="utf-8")
-    pus = [parse_cpu_list(text) for text in re.findall(_PUS[major], done.stdout + done.stderr)]
+    pus = [parse_ranges(text) for text in re.findall(_PUS[major], done.stdout + done.stderr)]
     if pus and len(pus) < len(slots) and not done.returncode:
         raise OracleError(mpirun, done.stdout + done.stderr, done.returncode)
     return pus if len(pus) == len(slots) and "Data for" in done.stdout else None

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 import pytest
 from hypothesis import given
@@ -19,11 +20,11 @@ from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import GPU, PU
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.placement import place
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.plan import START
+from ddlrun.ranges import render_ranges
 from ddlrun.rank.binding import parse_binding
 from ddlrun.topology import JobTopology, RankOrder, Topology, UnequalTopology
 from docs.reference.tables import read_table
@@ -111,7 +112,7 @@ def test_each_horovod_option_stands_once() -> None:
     assert len({knob.yaml for knob in HOROVOD}) == len(HOROVOD)
 
 
-def threads_and_cpus(told: Mapping[str, str], rank: int, local_rank: int, size: int) -> tuple[int, set[int]]:
+def threads_and_cpus(told: Mapping[str, str], rank: int, local_rank: int, size: int) -> tuple[int, AbstractSet[int]]:
     found = parse_binding(told, rank, local_rank, size)
     assert found is not None
     return found.threads, found.cpus
@@ -227,7 +228,7 @@ def test_a_rank_keeps_to_the_hardware_threads_of_its_seat() -> None:
     loose = started(f"1@{one}@@", "len(os.sched_getaffinity(0))")
     assert loose.stdout == f"{len(os.sched_getaffinity(0))}\n"
     assert ("nothing binds it: --bind-to none" in loose.stderr) == (len(os.sched_getaffinity(0)) > 1)
-    wider = started(f"1@{cpu_list({*os.sched_getaffinity(0), 4000})}@@", "1")
+    wider = started(f"1@{render_ranges({*os.sched_getaffinity(0), 4000})}@@", "1")
     assert "a cgroup or taskset on that host leaves it fewer" in wider.stderr
 
 

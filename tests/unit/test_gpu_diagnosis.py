@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.gauges import GPU_GAUGES, GPU_LIMIT, list_values
 from ddlrun.monitor.gpu_diagnosis import find_gpu_causes
@@ -17,6 +16,7 @@ from ddlrun.monitor.metrics_file import parse_line, render_line
 from ddlrun.monitor.openmetrics import render_openmetrics
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.monitor.table import COLUMNS, render_table
+from ddlrun.ranges import render_ranges
 from tests.support.json_schemas import validate
 from tests.support.seeded_runs import findings_of
 
@@ -209,7 +209,7 @@ def test_a_seeded_cause_is_named_within_ten_seconds(seed: int) -> None:
         add_second(history, moment, gpus, ranks)
         named = {(finding.cause.value, finding.ranks) for finding in find_gpu_causes(history)}
         moment += 1
-    assert named == {(cause, cpu_list(slow))}
+    assert named == {(cause, render_ranges(slow))}
     assert moment > begin
 
 

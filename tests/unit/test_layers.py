@@ -21,45 +21,47 @@ ALLOWED = {
     "wording": set(),
     "topology": {"errors"},
     "units": {"errors"},
+    "ranges": set(),
     "unauthenticated": set(),
     "listening": {"errors"},
     "host_names": {"errors"},
-    "hosts": {"errors", "host_names"},
+    "hosts": {"errors", "host_names", "ranges"},
     "allreduce_algorithms": set(),
     "block_sizing": set(),
-    "machine": {"errors", "wording"},
-    "mapping": {"errors", "hosts", "machine", "topology", "wording"},
+    "machine": {"errors", "ranges", "wording"},
+    "mapping": {"errors", "hosts", "machine", "ranges", "topology", "wording"},
     "plugins": {"errors"},
-    "schedulers": {"errors", "host_names", "hosts", "plugins", "topology"},
-    "environment": {"errors", "machine", "mapping", "topology", "wording"},
+    "schedulers": {"errors", "host_names", "hosts", "plugins", "ranges", "topology"},
+    "environment": {"errors", "machine", "mapping", "ranges", "topology", "wording"},
     "network": {"allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units"},
-    "rank": {"errors"},
-    "doctor": {"hosts", "machine", "wording"},
+    "rank": {"errors", "ranges"},
+    "doctor": {"hosts", "ranges", "wording"},
     "agent": {"errors", "rank"},
     "remote": {"errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
     "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "wording"},
     "managers": {"environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
     "plan": {
-        "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "mapping", "network",
-        "managers", "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
+        "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping",
+        "network", "ranges", "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
     },
     "report": {
-        "errors", "hosts", "machine", "mapping", "network", "plan", "managers", "topology", "units", "wording",
+        "errors", "hosts", "machine", "managers", "mapping", "network", "plan", "ranges", "topology", "units",
+        "wording",
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
-    "runs": {"doctor", "errors", "hosts", "machine", "mapping", "plan", "rank", "remote", "wording"},
-    "monitor": {"errors", "machine", "rank", "unauthenticated", "units", "wording"},
-    "dashboard": {"machine", "monitor", "plan", "runs", "wording"},
+    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "ranges", "rank", "remote", "wording"},
+    "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
+    "dashboard": {"monitor", "plan", "ranges", "runs", "wording"},
     "supervise": {
-        "doctor", "errors", "hosts", "listening", "monitor", "plan", "managers", "rank", "remote", "runs",
-        "schedulers", "wording",
+        "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "ranges", "rank", "remote",
+        "runs", "schedulers", "wording",
     },
-    "ddl": {"allreduce_algorithms", "block_sizing", "errors", "topology"},
+    "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "application": {
-        "dashboard", "doctor", "environment", "errors", "hosts", "machine", "mapping", "network", "plan", "preflight",
-        "managers", "remote", "report", "runs", "schedulers", "ship", "supervise", "topology", "units",
-        "wording",
+        "dashboard", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping", "network",
+        "plan", "preflight", "ranges", "remote", "report", "runs", "schedulers", "ship", "supervise",
+        "topology", "units", "wording",
     },
     "cli": {
         "allreduce_algorithms", "application", "block_sizing", "doctor", "environment", "errors", "hosts", "machine",
@@ -191,9 +193,9 @@ def module_or_package(path: Path) -> str:
 
 
 def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
-    own = ("ddlrun.rank", "ddlrun.errors", "ddlrun.agent")
+    own = ("ddlrun.rank", "ddlrun.errors", "ddlrun.ranges", "ddlrun.agent")
     on_hosts = [path for folder in ("rank", "agent") for path in (PACKAGE / folder).rglob("*.py")]
-    for path in (*on_hosts, PACKAGE / "errors.py"):
+    for path in (*on_hosts, PACKAGE / "errors.py", PACKAGE / "ranges.py"):
         others = {name.split(".")[0] for name in imports(path) - VERSION if not name.startswith(own)}
         optional = {"cryptography"} if path == ENCRYPTION else set()
         assert others <= {*sys.stdlib_module_names, *HOOKS, *optional}
@@ -207,7 +209,7 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
 def test_what_runs_on_hosts_needs_no_newer_python_than_3_8() -> None:
     newer = {"removeprefix", "removesuffix", "bit_count", "randbytes", "is_relative_to"}
     paths = [path for folder in ("rank", "agent", "ship/host") for path in (PACKAGE / folder).rglob("*.py")]
-    for path in (*paths, PACKAGE / "unauthenticated.py"):
+    for path in (*paths, PACKAGE / "ranges.py", PACKAGE / "unauthenticated.py"):
         nodes = ast.walk(ast.parse(path.read_text(), feature_version=(3, 8)))
         assert not newer & {node.attr for node in nodes if isinstance(node, ast.Attribute)}, path
 

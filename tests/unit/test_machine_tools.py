@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.lscpu import parse_lscpu, parse_lscpu_summary
 from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo, with_topology
 from ddlrun.machine.ppc64_cpu import machine_of, parse_ppc64_cpu
 from ddlrun.machine.preset import parse_machine
+from ddlrun.ranges import render_ranges
 from tests.machines.facts import load
 from tests.machines.probes import cores_of_lstopo, cores_of_machine
 from tests.machines.render_lscpu import render_json, render_summary
@@ -128,7 +128,7 @@ NODES = {
 @pytest.mark.parametrize("style", ["listed", "compressed"])
 def test_nodes(name: str, width: int, style: Literal["listed", "compressed"]) -> None:
     nodes = parse_numactl(render_numactl(load(name), width=width, style=style), "h")
-    assert {node: cpu_list(cpus) for node, cpus in nodes.items()} == NODES[name]
+    assert {node: render_ranges(cpus) for node, cpus in nodes.items()} == NODES[name]
 
 
 def test_old_numactl() -> None:
@@ -171,10 +171,10 @@ CORES = {
 @pytest.mark.parametrize("name", CORES)
 def test_cores(name: str) -> None:
     cores = parse_ppc64_cpu(render_ppc64_cpu(load(name)), "h")
-    assert [cpu_list(cpu for cpu, on in slots if on) for slots in cores] == CORES[name]
+    assert [render_ranges(cpu for cpu, on in slots if on) for slots in cores] == CORES[name]
     online = frozenset(cpu for slots in cores for cpu, on in slots if on)
     machine = machine_of({0: online}, cores, "h")
-    assert [cpu_list(pu.os_index for pu in core.pus) for core in machine.cores] == [
+    assert [render_ranges(pu.os_index for pu in core.pus) for core in machine.cores] == [
         text for text in CORES[name] if text
     ]
 
@@ -183,7 +183,7 @@ def test_subcores_and_mixed_smt() -> None:
     split = parse_ppc64_cpu(
         "Core   0:\n  Subcore 0:  0*  1*\n  Subcore 1:  2*  3\nCore   1:\n  Subcore 2:  4*  5\n", "h"
     )
-    assert [cpu_list(cpu for cpu, on in slots if on) for slots in split] == ["0-1", "2", "4"]
+    assert [render_ranges(cpu for cpu, on in slots if on) for slots in split] == ["0-1", "2", "4"]
     fake = machine_of(dict.fromkeys(range(4), frozenset({0, 1, 2, 4})), split, "h")
     assert cores_of_machine(fake) == [(0, (0, 1)), (0, (2,)), (0, (4,))]  # nodes of the same CPUs are one package
 

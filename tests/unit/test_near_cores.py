@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ddlrun.errors import PlacementError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import GPU, PU, Core, Machine
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.machine.preset import parse_machine
 from ddlrun.mapping.core_shares import leave_out_reserved
@@ -19,6 +18,7 @@ from ddlrun.mapping.placement import place
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.share_notes import share_notes
+from ddlrun.ranges import render_ranges
 from ddlrun.topology import RankOrder, Topology
 from tests.machines.facts import load
 from tests.machines.render_hwloc import render_hwloc
@@ -71,7 +71,7 @@ def machine(name: str) -> Machine:
 )  # fmt: skip
 def test_shares(name: str, ranks: int, policy: PlacementPolicy, shares: list[str]) -> None:
     placed = place_local_ranks(machine(name), ranks, policy)
-    assert [cpu_list(core.logical_index for core in local_rank.cores) for local_rank in placed] == shares
+    assert [render_ranges(core.logical_index for core in local_rank.cores) for local_rank in placed] == shares
 
 
 def test_the_nearest_node_is_that_of_the_smallest_distance() -> None:
@@ -100,7 +100,7 @@ def test_the_nearest_node_is_that_of_the_smallest_distance() -> None:
 def test_reserved_cores_are_those_of_l3_domains_or_nodes(name: str, count: int, reserved: str) -> None:
     described = machine(name)
     left = {core for package in leave_out_reserved(described.packages, count) for core in package}
-    assert cpu_list(core.logical_index for core in described.cores if core not in left) == reserved
+    assert render_ranges(core.logical_index for core in described.cores if core not in left) == reserved
 
 
 MEMORY = "cores on several NUMA nodes, so that memory is on the node of the core that touches it first"
@@ -304,7 +304,7 @@ def taken_by(described: Machine, cores: list[int], gpus: int = 0) -> Machine:
 )
 def test_cores_of_other_runs_are_taken_last(cores: list[int], policy: PlacementPolicy, shares: list[str]) -> None:
     placed = place_local_ranks(taken_by(machine("epyc-7451"), cores), 2, policy)
-    assert [cpu_list(core.logical_index for core in seat.cores) for seat in placed] == shares
+    assert [render_ranges(core.logical_index for core in seat.cores) for seat in placed] == shares
 
 
 def test_gpus_of_other_runs_are_taken_last() -> None:

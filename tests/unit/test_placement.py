@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
-from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.placement import place
 from ddlrun.mapping.policy import PlacementPolicy
+from ddlrun.ranges import render_ranges
 from ddlrun.topology import RankOrder, Topology, parse_topology
 from tests.support.shapes import machine, placement
 
@@ -125,7 +125,7 @@ def test_a_rank_is_near_its_gpu_though_the_package_of_another_gpu_has_no_usable_
 )
 def test_cores_per_rank_that_equal_shares_do_not_have(text: str, ranks: int, count: int, cores: list[str]) -> None:
     placed = place_local_ranks(described(text), ranks, PlacementPolicy(cores_per_rank=count))
-    assert [cpu_list(core.logical_index for core in binding.cores) for binding in placed] == cores
+    assert [render_ranges(core.logical_index for core in binding.cores) for binding in placed] == cores
 
 
 def test_cores_per_rank_that_do_not_fit_inside_packages() -> None:

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddlrun.ddl.communicators import split_hosts
-from ddlrun.ddl.monitor.procfs import core_of, move_threads, parse_cpus, read_clock, read_load, render_cpus
+from ddlrun.ddl.monitor.procfs import core_of, move_threads, read_clock, read_load
 from ddlrun.ddl.monitor.spare_cores import SpareCores
 from ddlrun.ddl.monitor.straggler_detection import (
     CHECKS,
@@ -22,6 +22,7 @@ from ddlrun.ddl.monitor.straggler_detection import (
     find_cause,
     median_and_error,
 )
+from ddlrun.ranges import parse_ranges, render_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ class CoreRebinding:
         reserved, _, unassigned = spares.partition(";")
         masks = _gather_masks(comm)
         self._on_my_host = frozenset(masks)
-        self._spare_cores = SpareCores(masks, parse_cpus(reserved), parse_cpus(unassigned), core_of)
+        self._spare_cores = SpareCores(masks, parse_ranges(reserved), parse_ranges(unassigned), core_of)
 
     @property
     def width(self) -> int:
@@ -96,7 +97,7 @@ class CoreRebinding:
             return
         start = f"is slow, {finding.score:.2f} times the median in {CHECKS} checks"
         if curable:
-            cpus = render_cpus(os.sched_getaffinity(0))
+            cpus = render_ranges(os.sched_getaffinity(0))
             self._report(f"{start}: others run on its CPUs {cpus}{_delay(stats)}; {self._react(stats, offer)}")
         else:
             self._report(f"{start}: {cause.text}; it stays where it is")
@@ -114,12 +115,14 @@ class CoreRebinding:
         try:
             threads = move_threads(offer.cpus)
         except OSError as error:
-            return f"it cannot be moved to {render_cpus(offer.cpus)}: {error.strerror}"
+            return f"it cannot be moved to {render_ranges(offer.cpus)}: {error.strerror}"
         now = frozenset(os.sched_getaffinity(0))
         if now == before:
-            return f"a cpuset leaves it none of {render_cpus(offer.cpus)}"
+            return f"a cpuset leaves it none of {render_ranges(offer.cpus)}"
         self._moves += 1
-        return f"moved from CPUs {render_cpus(before)} to {render_cpus(now)}, {offer.origin}, with {threads} threads"
+        return (
+            f"moved from CPUs {render_ranges(before)} to {render_ranges(now)}, {offer.origin}, with {threads} threads"
+        )
 
     def _handle_judgement(self, finding: StragglerFinding) -> None:
         """Report whether a move helped; move back if it did not."""
@@ -130,10 +133,10 @@ class CoreRebinding:
             return
         times = f"takes {finding.score:.2f} times the median after the move, {finding.before:.2f} before"
         if before is None:
-            self._report(f"{times}; it stays on CPUs {render_cpus(os.sched_getaffinity(0))}")
+            self._report(f"{times}; it stays on CPUs {render_ranges(os.sched_getaffinity(0))}")
         else:
             move_threads(before)
-            self._report(f"{times}: no gain, moved back to CPUs {render_cpus(os.sched_getaffinity(0))}")
+            self._report(f"{times}: no gain, moved back to CPUs {render_ranges(os.sched_getaffinity(0))}")
 
     def _log_finding(self, finding: StragglerFinding, cause: str | None = None) -> None:
         if self._rank == 0:

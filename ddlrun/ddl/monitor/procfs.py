@@ -13,6 +13,8 @@ import resource
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddlrun.ranges import parse_ranges
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -72,7 +74,7 @@ def read_clock(cpus: Iterable[int]) -> tuple[float, float]:
 def core_of(cpu: int) -> CpuCore:
     """Return the core of a CPU."""
     folder = f"{CPUS}/cpu{cpu}"
-    siblings = parse_cpus(_read(f"{folder}/topology/thread_siblings_list")) or frozenset({cpu})
+    siblings = parse_ranges(_read(f"{folder}/topology/thread_siblings_list")) or frozenset({cpu})
     package = _read(f"{folder}/topology/physical_package_id") or "-1"
     nodes: list[str] = []
     with suppress(OSError):
@@ -89,27 +91,6 @@ def move_threads(cpus: frozenset[int]) -> int:
                 os.sched_setaffinity(int(thread), cpus)
         moved |= new
     return len(moved)
-
-
-def parse_cpus(text: str) -> frozenset[int]:
-    """Parse a list of CPUs in the kernel's format.
-
-    >>> sorted(parse_cpus("0-2,8"))
-    [0, 1, 2, 8]
-    """
-    parts = (part.partition("-") for part in filter(None, text.split(",")))
-    return frozenset(cpu for low, _, high in parts for cpu in range(int(low), int(high or low) + 1))
-
-
-def render_cpus(cpus: Iterable[int]) -> str:
-    """Return a list of CPUs in the kernel's format, the inverse of `parse_cpus`.
-
-    >>> render_cpus({8, 0, 1, 2})
-    '0-2,8'
-    """
-    numbers = frozenset(cpus)
-    starts, ends = (sorted(cpu for cpu in numbers if cpu + step not in numbers) for step in (-1, 1))
-    return ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in zip(starts, ends, strict=True))
 
 
 def _threads() -> list[str]:

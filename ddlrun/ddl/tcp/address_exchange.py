@@ -16,9 +16,10 @@ from ddlrun.ddl.tcp.message import CODE, AlteredBytesError, seal, unseal
 from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept
 from ddlrun.ddl.tcp.poller import MOST_UNAUTHENTICATED, READ, Introduction, Poller
 from ddlrun.errors import LostRankError
+from ddlrun.ranges import name_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Generator, Sequence
 
     from ddlrun.ddl.tcp.handshake import Greeting
 
@@ -73,8 +74,10 @@ class AddressExchange:
         while len(self._members) < self._job.size - 1 and not self._problems:
             left = until - time.monotonic()
             if left <= 0:
-                missing = sorted({*range(1, self._job.size)} - self._members.keys())
-                self._problems.append(f"{name_ranks(missing)} did not arrive within {self._job.seconds:.0f} s")
+                missing = {*range(1, self._job.size)} - self._members.keys()
+                self._problems.append(
+                    f"{name_numbers('rank', missing)} did not arrive within {self._job.seconds:.0f} s"
+                )
                 break
             self._poller.poll(left)
         if self._problems:
@@ -170,16 +173,6 @@ def pack(record: Record) -> bytes:
     """Return a record as it is sent."""
     data = seal(json.dumps(record).encode())
     return seal(LENGTH.pack(len(data))) + data
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as text.
-
-    >>> name_ranks([3]), name_ranks([1, 4])
-    ('rank 3', 'ranks 1, 4')
-    """
-    numbers = [str(rank) for rank in ranks]
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(numbers)}"
 
 
 def _run(file: socket.socket, steps: Generator[tuple[bytes, int], bytes, Greeting]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddlrun.ddl.tcp.address_exchange import name_ranks
+from ddlrun.ranges import name_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,4 +56,4 @@ class Inquiry:
         return [peer for peer in self._present if peer not in of]
 
     def _name(self, ranks: Iterable[int]) -> str:
-        return name_ranks(self._endpoint.job.number(rank) for rank in ranks)
+        return name_numbers("rank", map(self._endpoint.job.number, ranks))
