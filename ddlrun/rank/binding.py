@@ -28,7 +28,13 @@ def bind_rank(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
     if planned is None:
         return "", []
     host = os.uname().nodename
-    results = (_bind_cpus(planned), _select_gpus(planned), set_memory_policy(planned.memory), _check_threads(planned))
+    results = (
+        _check_place(rank, local_rank, size),
+        _bind_cpus(planned),
+        _select_gpus(planned),
+        set_memory_policy(planned.memory),
+        _check_threads(planned),
+    )
     problems = [problem for problem in results if problem]
     os.environ.update(binding_values(os.environ, planned, host=host, rank=rank, size=size))
     gpus = os.environ.get(VISIBLE_GPUS.get(planned.vendor, ""), "") if planned.gpus else ""
@@ -115,6 +121,14 @@ def _words_of_host(name: str, environ: Mapping[str, str], rank: int, size: int) 
         if host < 0:
             return words.split(";")
     return []
+
+
+def _check_place(rank: int, local_rank: int, size: int) -> str | None:
+    """Return the difference from the plan where the process manager has distributed the ranks over hosts otherwise."""
+    _, planned = host_and_local(rank, size, os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"])
+    if local_rank == planned:
+        return None
+    return f"is local rank {local_rank}, planned {planned}; the rank file was not followed"
 
 
 def _bind_cpus(planned: RankBinding) -> str | None:

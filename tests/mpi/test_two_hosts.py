@@ -185,3 +185,21 @@ def test_a_rank_on_another_host_is_debugged(hosts: TwoHosts, mpirun: str, tmp_pa
         output, errors = finish(hosts, job, before)
     assert (job.returncode, "'h2h2'" in output) == (1, True), output + errors
     assert "rank 1 has this terminal" in errors
+
+
+EXCHANGE = "s/^rank 1=/rank x=/; s/^rank 2=/rank 1=/; s/^rank x=/rank 2=/"
+
+
+def test_ranks_that_are_on_other_hosts_than_planned_do_not_start(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
+    if mpirun == OWN:
+        return  # it takes no rank file
+    path = tmp_path / "mpirun"
+    exchange = f"sed -i '{EXCHANGE}' {tmp_path}/run/rankfile"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {exchange}\nexec {mpirun} "$@"\n')
+    path.chmod(0o755)
+    options = ["-H", "h1:2,h2:2", "--rank-order", "ddl", "--strict-binding", "--tag-output", "echo", "started"]
+    argv = hosts.argv("h1", launch_line(str(path), tmp_path, "--only-checks", "ssh", *options))
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 5
+    assert "rank 1 on h1: is local rank 1, planned 0; the rank file was not followed" in done.stderr
+    assert {line[:3] for line in done.stdout.splitlines()}.isdisjoint({"[1@", "[2@"})
