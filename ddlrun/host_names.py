@@ -1,5 +1,6 @@
 """Host names and ranges such as n[01-16]: check and expand."""
 
+import ipaddress
 import math
 import re
 from itertools import chain, product
@@ -69,7 +70,6 @@ def check_host_name(name: str, place: str) -> str:
 def _is_ipv6(name: str) -> bool:
     if name.count(":") < 2:
         return False
-    import ipaddress  # noqa: PLC0415 - rarely needed
 
     try:
         ipaddress.IPv6Address(name)

@@ -1,5 +1,6 @@
 """Words of messages."""
 
+import difflib
 import re
 import signal
 from collections.abc import Iterable, Mapping
@@ -101,8 +102,6 @@ def did_you_mean(word: str, names: Iterable[str], synonyms: Mapping[str, str] | 
     >>> did_you_mean("lunch", ["launch", "lint"]), did_you_mean("x", ["launch"])
     (' (did you mean launch?)', '')
     """
-    import difflib  # noqa: PLC0415 - 5 ms, for mistyped words alone
-
     known = (synonyms or {}).get(word.lower())
     close = [known] if known else difflib.get_close_matches(word.lower(), list(names), 1, LEAST_SIMILARITY)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -8,6 +8,7 @@ from ddlrun.application.inputs import load_hosts, read_hosts, read_launcher, rea
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.rack_layout import RackLayout, RackNoteCode, arrange
+from ddlrun.mapping.rankfile_entries import parse_host_names
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.plan.precedence import HOST_SOURCES
 from ddlrun.plan.settings import JobHosts, assign_hosts
@@ -60,7 +61,6 @@ def _named_hosts(options: Options, _allocation: Allocation | None) -> HostList |
 def _rankfile_hosts(options: Options, _allocation: Allocation | None) -> HostList | None:
     if not options["rankfile"]:
         return None
-    from ddlrun.mapping.rankfile_entries import parse_host_names  # noqa: PLC0415 - for the user's own rank file alone
 
     names = parse_host_names(read_rankfile(options["rankfile"]))
     if not names:

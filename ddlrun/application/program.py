@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable
 
@@ -114,8 +115,6 @@ def _check_module(name: str) -> None:
 
 def _check_exists(program: str, remedy: str, names: Iterable[str] = ()) -> None:
     """Raise InputError with a remedy, and the nearest of `names`, where a word is no program."""
-    import shutil  # noqa: PLC0415 - 2 ms, for such words alone
-
     if shutil.which(program) is None:
         raise InputError(f"there is no program {program!r}{did_you_mean(program, names)}; {remedy.format(program)}")
 

@@ -1,17 +1,15 @@
 """The files of --ship: the code around the script, its Python environment, and named paths."""
 
 import os
-from typing import TYPE_CHECKING
+import sys
 
 from ddlrun.application.job_hosts import Options
 from ddlrun.errors import InputError
+from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, is_inside, parse_fetch, parse_ship
 from ddlrun.wording import did_you_mean
 
-if TYPE_CHECKING:
-    from ddlrun.ship.request import ShipRequest, ShipSource
 
-
-def read_ship(options: Options, program: tuple[str, ...]) -> "ShipRequest | None":
+def read_ship(options: Options, program: tuple[str, ...]) -> ShipRequest | None:
     """Return the files that travel to the hosts; None without --ship.
 
     Raises InputError for what does not exist, cannot travel or must not travel in plain text.
@@ -23,12 +21,6 @@ def read_ship(options: Options, program: tuple[str, ...]) -> "ShipRequest | None
         if alone:
             raise InputError(f"{alone} has no effect without --ship; add --ship code")
         return None
-    from ddlrun.ship.request import (  # noqa: PLC0415 - for this option alone
-        ShipRequest,
-        arrange_sources,
-        parse_fetch,
-        parse_ship,
-    )
 
     if options.get("encrypt"):
         raise InputError("--ship does not encrypt the files on their way; leave out --encrypt or --ship")
@@ -68,9 +60,7 @@ def read_folder(folder: str | None) -> str:
     return os.path.normpath(folder)
 
 
-def _data_sources(paths: tuple[str, ...]) -> "list[ShipSource]":
-    from ddlrun.ship.request import ShipSource, SourceKind, is_inside  # noqa: PLC0415 - for this option alone
-
+def _data_sources(paths: tuple[str, ...]) -> list[ShipSource]:
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
         raise InputError(*(f"--ship: {path} does not exist{did_you_mean(path, ('code', 'env'))}" for path in missing))
@@ -82,10 +72,9 @@ def _data_sources(paths: tuple[str, ...]) -> "list[ShipSource]":
     return [ShipSource(SourceKind.DATA, os.path.abspath(path)) for path in paths]
 
 
-def _code_source(program: tuple[str, ...]) -> "ShipSource":
+def _code_source(program: tuple[str, ...]) -> ShipSource:
     """Return the folder of the code: the repository around the script, or else its folder. Raises InputError."""
     from ddlrun.ship.files import find_repository  # noqa: PLC0415 - for this option alone
-    from ddlrun.ship.request import ShipSource, SourceKind  # noqa: PLC0415 - the same
 
     folder = _script_folder(program)
     barred = (os.path.expanduser("~"), "/")
@@ -110,12 +99,9 @@ def _script_folder(program: tuple[str, ...]) -> str:
     return os.getcwd() if script is None else os.path.dirname(os.path.abspath(script))
 
 
-def _environment_sources(program: tuple[str, ...]) -> "tuple[list[ShipSource], list[str]]":
+def _environment_sources(program: tuple[str, ...]) -> tuple[list[ShipSource], list[str]]:
     """Return the environment of the program's Python with its editable packages, and the folders of these."""
-    import sys  # noqa: PLC0415 - for this option alone
-
     from ddlrun.ship.environment import find_editable, find_environment  # noqa: PLC0415 - the same
-    from ddlrun.ship.request import ShipSource, SourceKind  # noqa: PLC0415 - the same
 
     own = os.path.basename(program[0]).startswith("python") and "/" in program[0]
     folder = find_environment(program[0] if own else sys.executable)

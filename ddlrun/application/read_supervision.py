@@ -9,6 +9,7 @@ from ddlrun.errors import InputError
 from ddlrun.plan.supervision import OutputStyle, RankInput, StallAction, SupervisionOptions
 from ddlrun.ranges import parse_ranges
 from ddlrun.schedulers import Allocation
+from ddlrun.supervise.encryption import find_cryptography
 
 # These end the job, or cannot be caught.
 UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
@@ -54,7 +55,6 @@ def read_supervision(
 def _read_encryption(options: Mapping[str, Any]) -> str | None:
     if not options.get("encrypt"):
         return None
-    from ddlrun.supervise.encryption import find_cryptography  # noqa: PLC0415 - for this option alone
 
     return find_cryptography()
 

@@ -11,6 +11,7 @@ from ddlrun.application.inputs import reach, scheduler_context
 from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job
 from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
 from ddlrun.hosts import fold
+from ddlrun.managers.openmpi.daemons import end_daemons
 from ddlrun.managers.own import is_own
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
@@ -22,6 +23,7 @@ from ddlrun.report.outcome import colour_report, find_port_in_use, render_outcom
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
+from ddlrun.runs.orphans import end_runs
 from ddlrun.runs.registry import forget_run, lock_registry, write_record
 from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import (
@@ -182,8 +184,6 @@ def _end_orphans(hosts: Iterable[str], settings: Settings) -> Mapping[str, Finis
 
     Returns the replies of hosts that failed.
     """
-    from ddlrun.runs.orphans import end_runs  # noqa: PLC0415 - rarely needed
-
     target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
     return end_runs({host: [settings.run.run_id] for host in hosts}, 0, target)[1]
 
@@ -193,8 +193,6 @@ def _end_daemons(folders: Mapping[str, str], session_folder: str, settings: Sett
 
     Returns the replies of hosts that failed.
     """
-    from ddlrun.managers.openmpi.daemons import end_daemons  # noqa: PLC0415 - rarely needed
-
     return end_daemons(folders, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
 
 

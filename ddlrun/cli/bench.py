@@ -14,6 +14,7 @@ from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.report.bench import render_bench
+from ddlrun.report.plots import draw_bench
 from ddlrun.units import parse_bytes
 
 if TYPE_CHECKING:  # for the annotations alone
@@ -93,8 +94,6 @@ def _check_plot(path: str | None) -> None:
 
 
 def _draw(result: "BenchResult", path: str) -> None:
-    from ddlrun.report.plots import draw_bench  # noqa: PLC0415 - matplotlib
-
     try:
         draw_bench(result, path)
     except OSError as error:

@@ -14,6 +14,7 @@ from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.managers import AUTO, MANAGERS
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS
+from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plugins import plugin_names
 from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import GROUP, READERS
@@ -222,8 +223,6 @@ scheduler_options = option_group(
 def _check_network(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     """Return a subnet. Raises InputError where it is malformed, also on one host, where it has no effect."""
     if value is not None:
-        from ddlrun.network.subnet_selection import parse_cidr  # noqa: PLC0415 - for this option alone
-
         parse_cidr(value)
     return value
 

@@ -27,6 +27,8 @@ from ddlrun.cli.launch_arguments import launch_options
 from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
+from ddlrun.cli.show_env import show_variables
+from ddlrun.cli.show_schema import show_schema
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.machine import Machine
@@ -40,6 +42,8 @@ from ddlrun.plan import Plan, machine_group_dict, placement_dict, shown_command
 from ddlrun.plan.job_placement import place_job
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.probe import check_distinct, group
+from ddlrun.report.picture import ASCII, BoxStyle, render_machine, render_placement
+from ddlrun.report.svg import render_svg
 from ddlrun.topology import JobTopology, Topology, describe
 from ddlrun.wording import counted, did_you_mean
 
@@ -125,8 +129,6 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     if options["svg"] and view != "placement":
         raise InputError(f"--svg draws a placement: ddlrun show placement --svg {options['svg']}")
     if view == "schema":
-        from ddlrun.cli.show_schema import show_schema  # noqa: PLC0415 - for this view alone
-
         show_schema(script, args, as_json=options["as_json"])
         return
     if script:
@@ -141,8 +143,6 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     elif view == "command":
         text, value = _command(_plan(settings))
     elif view == "env":
-        from ddlrun.cli.show_env import show_variables  # noqa: PLC0415 - for this view alone
-
         text, value = show_variables(_plan(settings), settings.supervision.style.ranks)
     else:
         text, value = _placed(view, settings, options["svg"])
@@ -166,8 +166,6 @@ def _placed(view: str, settings: Settings, svg: str | None) -> View:
     for note in (*settings.hosts.notes, *filter(None, [settings.job.profiles.note]), *placement_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if svg:
-        from ddlrun.report.svg import render_svg  # noqa: PLC0415 - for --svg alone
-
         write_atomically(svg, [render_svg(placement)], "--svg")
     if view == "topology":
         return _topology(placement, reason, settings)
@@ -186,8 +184,6 @@ def _major(settings: Settings) -> int | None:
 
 
 def _picture(placement: Placement) -> str:
-    from ddlrun.report.picture import render_placement  # noqa: PLC0415 - for pictures alone
-
     return render_placement(placement, _width(), _box_style())
 
 
@@ -262,8 +258,6 @@ def _hosts(placement: Placement, settings: Settings) -> View:
 
 
 def _machines(hosts: HostList, machines: Mapping[str, Machine]) -> View:
-    from ddlrun.report.picture import render_machine  # noqa: PLC0415 - for pictures alone
-
     text = ""
     values: list[MachineGroupRecord] = []
     for machine, names in group({name: machines[name] for name in hosts.names}):
@@ -286,7 +280,5 @@ def _width() -> int:
     return shutil.get_terminal_size((100, 24)).columns
 
 
-def _box_style() -> Any:  # noqa: ANN401 - report.picture is imported for pictures alone
-    from ddlrun.report.picture import ASCII, BoxStyle  # noqa: PLC0415 - for pictures alone
-
+def _box_style() -> BoxStyle:
     return BoxStyle() if (sys.stdout.encoding or "").lower().startswith("utf") else ASCII

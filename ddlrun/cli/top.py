@@ -2,8 +2,12 @@
 
 import json
 import os
+import select
 import sys
+import termios
+import textwrap
 import time
+import tty
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -87,10 +91,6 @@ def _wait() -> bool:
 @contextmanager
 def _keys() -> Iterator[Callable[[], bool]]:
     """Provide a function that waits for the next refresh, or returns True at once when the user types q."""
-    import select  # noqa: PLC0415 - for a terminal alone
-    import termios  # noqa: PLC0415
-    import tty  # noqa: PLC0415
-
     if not os.isatty(0) or os.tcgetpgrp(0) != os.getpgrp():  # in the background, it would be stopped
         yield _wait
         return
@@ -123,8 +123,6 @@ def render(folder: str, history: History, most_rows: int | None = None, columns:
 
 def _wrap(lines: list[str], columns: int) -> list[str]:
     """Return lines, with the part of each that is too long on a line of its own."""
-    import textwrap  # noqa: PLC0415 - for the table alone
-
     return [part for line in lines for part in textwrap.wrap(line, columns, subsequent_indent="  ")]
 
 

@@ -45,8 +45,8 @@ COMMON = frozenset("split create dup init scan spawn finalize test probe shutdow
 # The method of a request of mpi4py, unlike other functions of that name.
 MPI_TEST = "Test"
 # The calls of a line of source: `comm.allreduce(`, `dist.all_reduce(`.
-CALL = re.compile(r"\b(\w+)\s*\(")
-NATIVE_MPI = re.compile(r"P?MPI_(\w+)")
+CALL = r"\b(\w+)\s*\("
+NATIVE_MPI = r"P?MPI_(\w+)"
 
 
 def is_native(frame: Frame) -> bool:
@@ -120,7 +120,7 @@ def _entry(inside: Sequence[Frame]) -> str:
 def _plain(frame: Frame) -> str:
     """Return the name of a function without its class, of MPI's without the prefix."""
     name = frame.function.rpartition(".")[2]
-    match = NATIVE_MPI.fullmatch(name)
+    match = re.fullmatch(NATIVE_MPI, name)
     return match[1] if match else name
 
 
@@ -131,4 +131,4 @@ def find_named_call(source: str) -> str | None:
     'allreduce'
     """
     names = (COLLECTIVES | POINT_TO_POINT) - COMMON
-    return next((name for name in CALL.findall(source) if normalize(name) in names or name == MPI_TEST), None)
+    return next((name for name in re.findall(CALL, source) if normalize(name) in names or name == MPI_TEST), None)

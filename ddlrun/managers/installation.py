@@ -1,6 +1,7 @@
 """The MPI installation of this machine: mpirun, its version, its library, the settings of user and site."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -110,8 +111,6 @@ def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> ChosenManage
 
 
 def _which(name: str, environ: Mapping[str, str]) -> str | None:
-    import shutil  # noqa: PLC0415 - 2 ms that an mpirun beside this Python spares
-
     return shutil.which(name, path=environ.get("PATH"))
 
 

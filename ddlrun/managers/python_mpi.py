@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from ddlrun.remote.processes import FinishedProcess, start_command
@@ -52,8 +53,6 @@ def start_search(python: str, environ: Mapping[str, str]) -> Callable[[], Python
     # Horovod has an MPI of its own, which need not be that of mpi4py.
     others = [] if any(name in environ for name in CHOICES) else ["horovod"]
     if python == sys.executable:
-        from importlib.util import find_spec  # noqa: PLC0415 - for Python programs alone
-
         packages = tuple(name for name in MPI_PACKAGES if find_spec(name) is not None)
         if "mpi4py" not in packages or set(packages) & set(others):
             return lambda: PythonMpi(packages)

@@ -1,5 +1,6 @@
 """Addresses of a host: the script that prints them, and its parser."""
 
+import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -57,8 +58,6 @@ class Address(NamedTuple):
     @property
     def subnet(self) -> str:
         """The subnet as CIDR."""
-        import ipaddress  # noqa: PLC0415 - 3 ms, for jobs over several hosts alone
-
         return str(ipaddress.ip_interface(f"{self.ip}/{self.prefix}").network)
 
 
@@ -88,8 +87,6 @@ def _address(interface: str, text: str, link: Sequence[str]) -> Address | None:
 
 def _prefix(text: str) -> int | None:
     """Return the length of an address's prefix, all of its bits if it has none; None if the text is no address."""
-    import ipaddress  # noqa: PLC0415 - see Address
-
     try:
         return ipaddress.ip_interface(text).network.prefixlen
     except ValueError:
@@ -98,8 +95,6 @@ def _prefix(text: str) -> int | None:
 
 def _without_ip(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
     """Yield interface and address from the kernel's tables; the interface of an IPv4 address is found by its route."""
-    import ipaddress  # noqa: PLC0415 - see Address
-
     routes = []
     for words in lines:
         if words[0] == "@route" and len(words) == 5 and re.fullmatch(_ROUTE, " ".join(words[2:])):
@@ -116,6 +111,4 @@ def _without_ip(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
 
 def is_on(address: Address, subnets: Iterable[str]) -> bool:
     """Return True if an address is in one of the subnets."""
-    import ipaddress  # noqa: PLC0415 - see Address
-
     return any(ipaddress.ip_address(address.ip) in ipaddress.ip_network(subnet) for subnet in subnets)

@@ -1,5 +1,6 @@
 """Selection of the network that a job uses, from the addresses of its hosts."""
 
+import ipaddress
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -152,8 +153,6 @@ def _matching(
     addresses: Iterable[Address], within: "IPv4Network | IPv6Network | None", names: Sequence[str]
 ) -> Iterator[Address]:
     """Yield the addresses that were requested: IPv4 ones, or else IPv6 ones, or else link-local IPv4 ones."""
-    import ipaddress  # noqa: PLC0415 - see Address
-
     matching = [
         address
         for address in addresses
@@ -168,8 +167,6 @@ def _matching(
 
 def parse_cidr(text: str) -> "IPv4Network | IPv6Network":
     """Parse the subnet of --network. Raises InputError."""
-    import ipaddress  # noqa: PLC0415 - see Address
-
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:
@@ -197,8 +194,6 @@ def _by_subnet(addresses: Mapping[str, Sequence[Address]]) -> dict[str, dict[str
 
 def _local_kind(address: Address) -> str | None:
     """Return the kind of an address that reaches no other network: loopback or link-local; None for others."""
-    import ipaddress  # noqa: PLC0415 - see Address
-
     ip = ipaddress.ip_address(address.ip)
     if ip.is_loopback:
         return "loopback"

@@ -1,5 +1,6 @@
 """Environment variables that keep MPI, UCX, NCCL and Gloo to a network."""
 
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 
@@ -82,8 +83,6 @@ def _mpi_variables(network: Network, major: int | None) -> tuple[dict[str, str],
 
 def _cover(network: Network) -> str:
     """Return the smallest subnet that has all those of a network; empty if it has any that is not used."""
-    import ipaddress  # noqa: PLC0415 - for jobs over several hosts alone
-
     first, *others = (ipaddress.IPv4Network(subnet) for subnet in network.subnets)
     while not all(other.subnet_of(first) for other in others):
         first = first.supernet()

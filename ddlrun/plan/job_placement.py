@@ -7,7 +7,10 @@ from typing import NamedTuple
 from ddlrun.errors import PlacementError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
+from ddlrun.mapping.lint_findings import LintCode
 from ddlrun.mapping.placement import OrderedCores, Placement, place, place_cores
+from ddlrun.mapping.rankfile_entries import parse_places
+from ddlrun.mapping.rankfile_lint import lint
 from ddlrun.mapping.topology_request import TopologyReason, TopologyRequest, choose_topology, unequal_error
 from ddlrun.plan.precedence import RANK_ORDER_SOURCES
 from ddlrun.plan.settings import Settings, UserRankfile
@@ -47,8 +50,6 @@ def place_job(settings: Settings, machines: Mapping[str, Machine], major: int | 
 def _place_by_rankfile(
     settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None
 ) -> JobPlacement:
-    from ddlrun.mapping.rankfile_entries import parse_places  # noqa: PLC0415 - for the user's own rank file alone
-
     hosts, name = settings.hosts.hosts, rankfile.name
     _check_rankfile(settings, rankfile, machines, major)
     placed = parse_places(rankfile.text, lambda host: machines[host])
@@ -66,9 +67,6 @@ def _check_rankfile(
     settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None
 ) -> None:
     """Raise PlacementError with every error of a rank file that matters to an Open MPI."""
-    from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
-    from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415
-
     findings = lint(rankfile.text, machines.get, None, settings.hosts.hosts.names)
     errors = [finding for finding in findings if finding.error and finding.concerns(major)]
     if settings.placement.policy.overload:
@@ -84,9 +82,6 @@ def _check_rankfile(
 
 def rankfile_warnings(rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None) -> list[str]:
     """Return the findings of a rank file that are no errors."""
-    from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
-    from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415
-
     # The command itself passes the parameter that keeps dotted names.
     return [
         f"{rankfile.name}{finding.location}: {finding.message}; {finding.effect(major)}"

@@ -16,7 +16,7 @@ MOST_PREFIX = 200
 ZEROS = str.maketrans("123456789", "0" * 9)
 HEADER = r"(?<!Original )(?<!\| )Traceback \(most recent call last\)"
 # The first line of a failure. PyTorch puts `[rank1]: ` before each line; a progress bar may stand before the first.
-BEGINNING = re.compile(
+BEGINNING = (
     rf"(?P<before>.*?)(?:(?:  \+ Exception Group |\S{{1,99}} {{9,}})?{HEADER}:?|[╭+][─-]+ {HEADER} [─-]+[╮+]"
     r"|[\w.]{1,99}RemoteTraceback:)\s*"
     r'|(?P<torch>\[rank\d+\]: )?(?:  File ".*", line \d+|[Uu]sage: .*|\S*python[\d.]*: .*|Fatal Python error: .*'
@@ -35,18 +35,18 @@ CHAINS = (
     '"""',
 )
 # The line before a traceback that does not end the process.
-HARMLESS = re.compile(r"Exception (?:ignored|in thread)|Error in \S+:$|--- Logging error ---|Process \S+:$|future: <")
+HARMLESS = r"Exception (?:ignored|in thread)|Error in \S+:$|--- Logging error ---|Process \S+:$|future: <"
 # How a process ends that crashes in its threads or at its end, perhaps after a traceback.
-CRASH = re.compile(r"Fatal Python error: |terminate called ")
+CRASH = r"Fatal Python error: |terminate called "
 # The error of a program that writes its usage after it.
-USAGE_ERROR = re.compile(r"(?i)error|invalid|unknown|unrecogni|missing|required|illegal|too (?:few|many)")
+USAGE_ERROR = r"(?i)error|invalid|unknown|unrecogni|missing|required|illegal|too (?:few|many)"
 # Lines before the one that names the exception: the frames of Python, loguru, rich and IPython, and their headings.
-FRAME = re.compile(
+FRAME = (
     rf'$|\s(?! what\(\): )|(?:> )?File |Cell In\[|-*> |[│╭╰|+]|.*{HEADER}|[Uu]sage: |Try |.*RemoteTraceback:|"""'
     "|terminate called after "
 )
 # Warnings and notes in the log format of C++ libraries, which may be of another time.
-LOG_LINE = re.compile(r"(?:\[rank\d+\]:)?\[?[IW]\d{4} ")
+LOG_LINE = r"(?:\[rank\d+\]:)?\[?[IW]\d{4} "
 # The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.
 SOCKET_CLOSED = 14
 # Errors of a rank that has lost another one, or has waited for it in vain; that one is then the cause.
@@ -92,8 +92,8 @@ def find_failure(text: str) -> Failure | None:
     while not block[-1].strip():
         block.pop()
     after = (line.removeprefix("  | ") for line in block[chain[-1] - start :])
-    otherwise = block[0] if CRASH.match(block[0]) else ""
-    return Failure(start, block, next((line.strip() for line in after if not FRAME.match(line)), otherwise))
+    otherwise = block[0] if re.match(CRASH, block[0]) else ""
+    return Failure(start, block, next((line.strip() for line in after if not re.match(FRAME, line)), otherwise))
 
 
 def plain_lines(text: str) -> list[str]:
@@ -103,20 +103,20 @@ def plain_lines(text: str) -> list[str]:
 
 
 def _match_beginning(line: str) -> re.Match[str] | None:
-    return BEGINNING.fullmatch(line) if any(word in line for word in WORDS) else None
+    return re.fullmatch(BEGINNING, line) if any(word in line for word in WORDS) else None
 
 
 def _last_chain(lines: list[str]) -> list[int]:
     """Return the indexes of the first lines of the last failure, and of the tracebacks that are chained to it."""
     starts = [index for index, line in enumerate(lines) if _match_beginning(line)]
-    starts = [index for index in starts if not (index and HARMLESS.search(lines[index - 1]))] or starts
-    starts = [index for index in starts if index == starts[0] or not CRASH.match(lines[index])]
+    starts = [index for index in starts if not (index and re.search(HARMLESS, lines[index - 1]))] or starts
+    starts = [index for index in starts if index == starts[0] or not re.match(CRASH, lines[index])]
     first = len(starts) - 1
     while first > 0 and any(line.endswith(CHAINS) for line in lines[starts[first - 1] : starts[first]]):
         first -= 1
     chain = starts[max(0, first) :]
     is_usage = bool(chain and chain[0] and lines[chain[0]].startswith(("usage: ", "Usage: ")))
-    return [chain[0] - 1] if is_usage and USAGE_ERROR.search(lines[chain[0] - 1]) else chain
+    return [chain[0] - 1] if is_usage and re.search(USAGE_ERROR, lines[chain[0] - 1]) else chain
 
 
 def _repeated(before: str, following: list[str]) -> str:
@@ -149,7 +149,7 @@ def is_collateral(end: RankEnd) -> bool:
     failure = find_failure(end.tail)
     lines = plain_lines(end.tail)[-MOST_LINES:] if failure is None else failure.lines
     own = "\n".join(
-        line for line in takewhile(lambda line: not HARMLESS.search(line), lines) if not LOG_LINE.match(line)
+        line for line in takewhile(lambda line: not re.search(HARMLESS, line), lines) if not re.match(LOG_LINE, line)
     )
     killed = end.signal == SIGKILL and not end.ordered
     return not killed and (end.exit_code == SOCKET_CLOSED or any(error in own for error in COLLATERAL))

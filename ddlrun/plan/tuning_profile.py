@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
+from ddlrun.allreduce_algorithms import MODES
 from ddlrun.errors import InputError
 from ddlrun.topology import JobTopology, Topology, parse_topology
 from ddlrun.units import render_bytes
@@ -99,8 +100,6 @@ def parse_profiles(text: str, where: str) -> tuple[Profile, ...]:
 
 
 def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:
-    from ddlrun.allreduce_algorithms import MODES  # noqa: PLC0415 - 1 ms, where something was tuned
-
     numbers = {name: float(record[name]) for name in ("gradient", "seconds", "default_seconds")}
     horovod = {str(name): str(float(value)) for name, value in record["horovod"].items()}
     sizes = re.fullmatch(r"(chunk=[1-9]\d{0,6}K,depth=[1-9]\d{0,3},)?bucket=[1-9]\d{0,6}M", record["tuning"])

@@ -1,7 +1,7 @@
 """The user's command for the events of a run."""
 
+import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 
@@ -19,7 +19,8 @@ class EventCommand:
         if not self._argv:
             return None
         try:
-            with tempfile.TemporaryFile() as file:  # for a pipe that the command does not read, SIGPIPE would come
+            # Not a pipe, which would end ddlrun by SIGPIPE if the command does not read it.
+            with open(os.memfd_create("ddlrun-event"), "w+b") as file:
                 file.write(event.encode())
                 file.seek(0)
                 process = subprocess.Popen(  # noqa: S603 - argv lists, no shell

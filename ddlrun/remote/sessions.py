@@ -1,6 +1,7 @@
 """mpirun's session: the processes of a job that the launcher's host runs, and their end."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -70,8 +71,6 @@ def _outlive_launcher(watched: int) -> int | None:
 
 
 def _remove(folder: str) -> None:
-    import shutil  # noqa: PLC0415 - after a SIGKILL alone
-
     shutil.rmtree(folder, ignore_errors=True)
 
 

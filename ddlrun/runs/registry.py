@@ -1,5 +1,6 @@
 """Records of running jobs in the user's state folder: written by launch, read by ps, kill and clean."""
 
+import fcntl
 import json
 import os
 import time
@@ -124,8 +125,6 @@ def find_in_use(folder: str, hosts: Iterable[str]) -> dict[str, frozenset[int | 
 @contextmanager
 def lock_registry(folder: str) -> Iterator[None]:
     """Keep other launches of this user from choosing cores at the same time; give up the lock after 2 s of waiting."""
-    import fcntl  # noqa: PLC0415 - 1 ms, for a launch that starts alone
-
     with suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     try:

@@ -1,6 +1,7 @@
 """Retention of run folders: those of old runs are removed."""
 
 import os
+import shutil
 import time
 from contextlib import suppress
 
@@ -50,6 +51,4 @@ def _remove(path: str) -> None:
         with suppress(OSError):
             os.unlink(path)
     else:
-        import shutil  # noqa: PLC0415 - 2 ms, for removals alone
-
         shutil.rmtree(path, ignore_errors=True)

@@ -3,15 +3,18 @@
 A request is a file in the run folder, which `ddlrun doctor` writes there, also from another host.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ddlrun.doctor.diagnosis import record_diagnosis, record_verdict, render_states
 from ddlrun.errors import EXIT_STALLED
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import StallAction
+from ddlrun.runs.store import write_private
 from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.supervision_state import SupervisionState
@@ -126,8 +129,6 @@ class JobDoctor:
     # -- diagnoses --------------------------------------------------------------------------------
 
     def _on_stall(self, diagnosis: "Diagnosis") -> None:
-        from ddlrun.doctor.diagnosis import record_verdict, render_states  # noqa: PLC0415 - as above
-
         now = time.monotonic()
         if self._state.last_output >= self._stalled_since:  # the others may wait for a rank that has printed
             diagnosis = diagnosis._replace(moved=True)
@@ -159,11 +160,6 @@ class JobDoctor:
 
     def _save(self, diagnosis: "Diagnosis", request: str) -> None:
         """Write a diagnosis to the run folder; a full disk is ignored."""
-        import json  # noqa: PLC0415 - as above
-
-        from ddlrun.doctor.diagnosis import record_diagnosis  # noqa: PLC0415 - as above
-        from ddlrun.runs.store import write_private  # noqa: PLC0415 - as above
-
         record = record_diagnosis(diagnosis, request, time.time())
         with suppress(OSError):
             write_private(self._files.diagnosis, [json.dumps(record), "\n"])

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -140,8 +141,6 @@ def _session_folder(path: str | None) -> Iterator[str | None]:
     try:
         yield path
     finally:
-        import shutil  # noqa: PLC0415 - 2 ms that can wait to the end
-
         shutil.rmtree(path, ignore_errors=True)
 
 

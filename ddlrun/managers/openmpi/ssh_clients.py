@@ -4,7 +4,6 @@ import os
 import select
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from ddlrun.managers.openmpi.missing_daemons import MOST_HOSTS
 
@@ -62,14 +61,16 @@ class SshClients:
 def _children(pid: int) -> list[int]:
     """Return the children of all threads of a process."""
     children: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            children += map(int, file.read_text(encoding="ascii").split())
+    with suppress(OSError):  # the process has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:  # the thread
+                children += map(int, file.read().split())
     return children
 
 
 def _command_line(pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return file.read().split("\0")
     except OSError:
         return [""]
