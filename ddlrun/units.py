@@ -25,7 +25,7 @@ def parse_bytes(text: str, where: str) -> int:
     return round(size)
 
 
-def parse_memory(text: str, where: str = "--mem") -> int:
+def parse_memory(text: str) -> int:
     """Parse 64G, 512M or 1.5T, with or without B or iB; return MiB, rounded up. Raises InputError.
 
     The prefixes are powers of 1024 in every spelling.
@@ -36,7 +36,7 @@ def parse_memory(text: str, where: str = "--mem") -> int:
     match = re.fullmatch(rf"{_NUMBER}([mgt])(?:i?b)?", text.lower())
     size = math.ceil(float(match[1]) * PREFIXES[f"{match[2]}i"] / PREFIXES["mi"]) if match else 0
     if not size:
-        raise InputError(f"{where} {text!r} is no size; write it with its unit, as in 64G or 512M")
+        raise InputError(f"--mem {text!r} is no size; write it with its unit, as in 64G or 512M")
     return size
 
 

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from ddlrun.errors import InputError
-from ddlrun.units import SECONDS as UNITS
 from ddlrun.units import parse_bytes, parse_seconds
 from ddlrun.wording import did_you_mean
 
@@ -38,7 +38,14 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
             return self.fail(f"{value!r} is none of {', '.join(self.choices)}{hint}", param, ctx)
 
 
-class WholeNumber(click.IntRange):
+class _Range:
+    """A range of values that the help does not show."""
+
+    def _describe_range(self) -> str:
+        return ""
+
+
+class WholeNumber(_Range, click.IntRange):
     """A whole number in a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - click's own
@@ -48,12 +55,8 @@ class WholeNumber(click.IntRange):
         except click.BadParameter:
             return self.fail(f"{value!r} is not a whole number{_range(self.min, self.max)}", param, ctx)
 
-    def _describe_range(self) -> str:
-        """Return nothing, which click would show in the help."""
-        return ""
 
-
-class Number(click.FloatRange):
+class Number(_Range, click.FloatRange):
     """A number in a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
@@ -66,10 +69,6 @@ class Number(click.FloatRange):
             self.fail(f"{value!r} is not a number{_range(self.min, self.max)}", param, ctx)
         return number
 
-    def _describe_range(self) -> str:
-        """Return nothing, which click would show in the help."""
-        return ""
-
 
 def _range(least: float | None, most: float | None) -> str:
     if most is not None:
@@ -77,15 +76,10 @@ def _range(least: float | None, most: float | None) -> str:
     return "" if least is None else f" of at least {least:g}"
 
 
-class Time(click.FloatRange):
+class Time(_Range, click.FloatRange):
     """A time in seconds, or with its unit: 90, 90s, 1.5m, 2h or 7d."""
 
     name = "TIME"
-
-    def __init__(self, least: float = 0, unit: str = "s") -> None:
-        """Set the least time in seconds, and the unit of a plain number."""
-        super().__init__(min=least)
-        self._unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
         """Convert a value to seconds; fail where it is no such time."""
@@ -97,18 +91,11 @@ class Time(click.FloatRange):
 
     def _parse(self, text: str) -> float:
         """Return seconds; -1 where the text is no time."""
-        try:
-            return float(text) * UNITS[self._unit]
-        except ValueError:
-            pass
-        try:
+        with suppress(ValueError):
+            return float(text)
+        with suppress(InputError):
             return parse_seconds(text, self.name)
-        except InputError:
-            return -1.0
-
-    def _describe_range(self) -> str:
-        """Return nothing, which click would show in the help."""
-        return ""
+        return -1.0
 
 
 class Kilobytes(WholeNumber):

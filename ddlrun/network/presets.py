@@ -55,7 +55,7 @@ def gradient_of(model: str) -> int:
     return MODELS[model] * FLOAT32
 
 
-def parse_links(text: str, hosts_per_rack: int | None, where: str = "--links") -> Fabric:
+def parse_links(text: str, hosts_per_rack: int | None) -> Fabric:
     """Parse presets such as nvlink2,2xib-edr,4:1 into a fabric.
 
     - inside a host: one of INSIDE; without it no limit
@@ -76,14 +76,14 @@ def parse_links(text: str, hosts_per_rack: int | None, where: str = "--links") -
         elif oversubscribed and ratio is None and len(between) == 1:
             ratio = float(oversubscribed[1])
         else:
-            raise InputError(f"{where} {text!r}: unknown or misplaced preset {word!r}; {_remedy()}")
+            raise InputError(f"--links {text!r}: unknown or misplaced preset {word!r}; {_remedy()}")
     if not between:
-        raise InputError(f"{where} {text!r}: no link between hosts; {_remedy()}")
+        raise InputError(f"--links {text!r}: no link between hosts; {_remedy()}")
     uplink = between[1] if len(between) > 1 else Link()
     if ratio is not None:
         if hosts_per_rack is None:
             raise InputError(
-                f"{where} {text!r}: the ratio {ratio:g}:1 needs the hosts per rack; give --topology XxYxZ or --racks"
+                f"--links {text!r}: the ratio {ratio:g}:1 needs the hosts per rack; give --topology XxYxZ or --racks"
             )
         nic = between[0]
         uplink = nic._replace(bandwidth=nic.bandwidth * nic.parallel * hosts_per_rack / ratio, parallel=1)

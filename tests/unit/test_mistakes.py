@@ -19,7 +19,7 @@ from ddlrun.cli.launch_help import USUAL_OPTIONS
 from ddlrun.cli.option_names import SYNONYMS
 from ddlrun.cli.option_notes import find_misplaced
 from ddlrun.cli.options import Option
-from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, Time, WholeNumber
+from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, WholeNumber
 from ddlrun.errors import DdlrunError
 from docs.reference.tables import DOCS, read_table
 
@@ -338,8 +338,6 @@ def test_no_two_commands_have_an_option_of_the_same_name_with_other_values() -> 
         (SECONDS, "1.5m", 90.0),
         (SECONDS, "2h", 7200.0),
         (SECONDS, ".5", 0.5),
-        (Time(unit="d"), "7", 604800.0),
-        (Time(unit="d"), "12h", 43200.0),
         (Kilobytes(min=0), "500", 500),
         (Kilobytes(min=0), "1MiB", 1024),
         (Kilobytes(min=0), "1M", 977),
