@@ -22,7 +22,7 @@ JOB = b"J"
 """The job: see job.py."""
 TERMINATE = b"T"
 """End the ranks: SIGTERM now, SIGKILL after a grace in seconds (text)."""
-# From an agent.
+# From an agent; from the root to ddlrun: EXITED, of failed ranks, UNFINISHED and LOST.
 EXITED = b"X"
 """A rank, and the exit code of its keeper or minus the signal that killed it, separated by a space."""
 UNFINISHED = b"U"
@@ -69,13 +69,14 @@ def unpack_words(text: bytes) -> list[bytes]:
 
 
 class Channel:
-    """The connection to another agent, over two pipes that do not block."""
+    """The connection to another agent, over two pipes that do not block; -1: there is no such direction."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
         for fd in (read_fd, write_fd):
-            os.set_blocking(fd, False)
-            os.set_inheritable(fd, False)
+            if fd >= 0:
+                os.set_blocking(fd, False)
+                os.set_inheritable(fd, False)
         self._received = bytearray()
         self._unsent = bytearray()
         self._sent_count = self._received_count = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.agent.frames import unpack_words
+from ddlrun.agent import frames
 from ddlrun.agent.messages import complain
 from ddlrun.agent.node import LONGEST_WAIT, NEVER, Node, read_grace
 from ddlrun.agent.pmi_root import PmiRoot
@@ -32,6 +32,11 @@ class Root(Node):
     def __init__(self, version: str) -> None:
         """Begin without a job."""
         super().__init__(version)
+        self._reports: frames.Channel | None = None
+        """The connection to the ddlrun that supervises the job: standard output."""
+        if os.environ.get(protocol.ADDRESSES):
+            self._reports = frames.Channel(-1, os.dup(1))
+            os.dup2(2, 1)  # what a keeper prints by itself
         self._hosts: list[HostRanks] = []
         self._pmi_root = PmiRoot(())
         self._ended: list[int] = []
@@ -65,8 +70,11 @@ class Root(Node):
         return min(super()._deadline, self._leave_at)
 
     def _on_rank_end(self, rank: int, code: int) -> None:
-        if code == -signal.SIGKILL and not self._ending:
-            complain(f"rank {rank}: its keeper was killed")
+        if code and not self._ending:
+            killed = code == -signal.SIGKILL
+            self._report(
+                frames.EXITED, b"%d %d" % (rank, code), f"rank {rank}: its keeper was killed" if killed else ""
+            )
         if code == 0:
             self._ended.append(rank)
             self._check_barrier()
@@ -77,20 +85,27 @@ class Root(Node):
         """End the job: other ranks would wait in MPI without end."""
         if not self._ending:
             host = next(host.name for host in self._hosts if rank in host.ranks)
-            complain(f"rank {rank} on {host} ended without MPI_Finalize")
+            self._report(frames.UNFINISHED, b"%d" % rank, f"rank {rank} on {host} ended without MPI_Finalize")
             self._fail(EXIT_UNFINISHED, 0.0)
 
     def _on_loss(self, text: bytes) -> None:
         if not self._ending:
             host, _, reason = text.decode(errors="replace").partition("\t")
-            complain(f"lost host {host}: {reason}")
+            self._report(frames.LOST, text, f"lost host {host}: {reason}")
             self._fail(EXIT_UNREACHABLE, 0.0)
+
+    def _report(self, kind: bytes, text: bytes, words: str) -> None:
+        """Report what ends the job to the ddlrun that supervises it, or else, in words, to the user."""
+        if self._reports is not None:
+            self._descriptors.send(self._reports, kind, text)
+        elif words:
+            complain(words)
 
     def _on_order(self, number: int) -> None:
         self._fail(EXIT_SIGNAL + number, 0.0)
 
     def _send_pmi_up(self, message: bytes) -> None:
-        host, text = unpack_words(message)
+        host, text = frames.unpack_words(message)
         reply = self._pmi_root.on_message(int(host), text)
         if reply is not None:
             self._send_pmi_down(reply)
@@ -109,7 +124,7 @@ class Root(Node):
             seconds: The time in which ranks may end by themselves.
         """
         self._exit_code = self._exit_code or code
-        if os.environ.get(protocol.ADDRESSES):
+        if self._reports is not None:
             self._leave_at = min(self._leave_at, time.monotonic() + seconds)
         else:
             self._terminate(read_grace())

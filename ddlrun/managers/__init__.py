@@ -1,9 +1,10 @@
 """Process managers: the programs that start the processes of a job. ddlrun has Open MPI's; plug-ins add others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddlrun.hosts import HostList
+from ddlrun.managers.end import EndFinding, ManagerOutput, find_nothing
 
 # The entry points of plug-ins; each is a ProcessManager.
 GROUP = "ddlrun.managers"
@@ -70,3 +71,7 @@ class ProcessManager(NamedTuple):
     """Whether the program must be on every host."""
     name: str = ""
     """Its name in messages about a job; empty: that of its program."""
+    read_end: Callable[[ManagerOutput], Sequence[EndFinding]] = find_nothing
+    """Returns what it has reported of the end of its job."""
+    sends_reports: bool = False
+    """Whether its standard output is messages of agent/frames.py, instead of text."""

@@ -1,17 +1,17 @@
 """ddlrun's own process manager, which needs no MPI on any host: the command that starts a job."""
 
 import os
-import re
 import sys
 from collections.abc import Sequence
+from signal import SIGKILL
 
 from ddlrun import __version__
+from ddlrun.agent import frames
 from ddlrun.managers import ManagerJob, ProcessManager
+from ddlrun.managers.end import EndCode, EndFinding, ManagerOutput
 from ddlrun.managers.openmpi import ChosenManager
 
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "start.py")
-# The beginning of the line by which the process manager reports a lost host.
-LOST = "ddlrun: lost host "
 MOST_NAMES = 500
 # The variables in which each process finds its rank, its local rank and the number of ranks.
 RANK_VARIABLES = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
@@ -46,6 +46,30 @@ def _divide_names(names: Sequence[str]) -> list[Sequence[str]]:
     return [names[at : at + MOST_NAMES] for at in range(0, len(names), MOST_NAMES)]
 
 
+def _read_end(output: ManagerOutput) -> tuple[EndFinding, ...]:
+    """Return the findings of the process manager about the end of its job."""
+    return tuple(_parse_report(kind, text.decode(errors="replace")) for kind, text in output.reports)
+
+
+def _parse_report(kind: bytes, text: str) -> EndFinding:
+    r"""Parse a message of the process manager.
+
+    >>> _parse_report(frames.LOST, "h2\tthe connection ended").text
+    'host h2 was lost: the connection ended'
+    >>> _parse_report(frames.EXITED, "2 -9")
+    EndFinding(code=<EndCode.KILLED_RANK: 5>, host='', rank=2, number=-9, text='the keeper of rank 2 was killed')
+    """
+    if kind == frames.LOST:
+        host, _, reason = text.partition("\t")
+        return EndFinding(EndCode.LOST_HOST, host, text=f"host {host} was lost: {reason}")
+    rank, _, code = text.partition(" ")
+    if kind == frames.UNFINISHED:
+        return EndFinding(EndCode.UNFINISHED_RANK, rank=int(rank), text=f"rank {rank} ended without MPI_Finalize")
+    if int(code) == -SIGKILL:
+        return EndFinding(EndCode.KILLED_RANK, "", int(rank), int(code), f"the keeper of rank {rank} was killed")
+    return EndFinding(EndCode.EXITED_RANK, "", int(rank), int(code), f"the keeper of rank {rank} ended with {code}")
+
+
 AGENTS = ProcessManager(
     title="ddlrun",
     parse_version=_parse_version,
@@ -53,47 +77,9 @@ AGENTS = ProcessManager(
     rank_variables=RANK_VARIABLES,
     on_hosts=False,
     name="the process manager",
+    read_end=_read_end,
+    sends_reports=True,
 )
-
-
-def lost_agent(output: str) -> tuple[str, str] | None:
-    r"""Return the host whose agent was lost, and the reason, from what the process manager has printed; None: none.
-
-    >>> lost_agent("ddlrun: lost host h2: the connection to its agent ended (ssh: exit code 255)\n")
-    ('h2', 'the connection to its agent ended (ssh: exit code 255)')
-    """
-    match = re.search(rf"(?m)^{re.escape(LOST)}(\S+): (.+)$", output)
-    return (match[1], match[2]) if match else None
-
-
-def killed_keeper(output: str) -> int | None:
-    r"""Return the rank whose keeper was killed, from what the process manager has printed; None: none.
-
-    >>> killed_keeper("ddlrun: rank 2: its keeper was killed\n")
-    2
-    """
-    match = re.search(r"(?m)^ddlrun: rank (\d+): its keeper was killed$", output)
-    return int(match[1]) if match else None
-
-
-def unconnected_rank(output: str) -> str | None:
-    r"""Return the rank whose keeper did not reach ddlrun, and its host, from what keepers have printed; None: none.
-
-    >>> unconnected_rank("ddlrun: rank 2 on h3 cannot reach ddlrun: tried 10.0.0.1:4711 (timed out)\n")
-    'rank 2 on h3'
-    """
-    match = re.search(r"(?m)^ddlrun: (rank \d+ on \S+) cannot reach ddlrun: ", output)
-    return match[1] if match else None
-
-
-def unfinished_rank(output: str) -> tuple[int, str] | None:
-    r"""Return the rank that ended without MPI_Finalize, and its host, from what the process manager has printed.
-
-    >>> unfinished_rank("ddlrun: rank 2 on h3 ended without MPI_Finalize\n")
-    (2, 'h3')
-    """
-    match = re.search(r"(?m)^ddlrun: rank (\d+) on (\S+) ended without MPI_Finalize$", output)
-    return (int(match[1]), match[2]) if match else None
 
 
 def is_own(manager: ChosenManager) -> bool:

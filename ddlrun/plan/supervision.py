@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
+from ddlrun.managers.openmpi import ChosenManager
 from ddlrun.ranges import name_numbers
 from ddlrun.rank import program_input
 from ddlrun.topology import JobTopology, RankOrder
@@ -111,8 +112,7 @@ class SupervisedJob(NamedTuple):
     addresses: tuple[str, ...] = LOOPBACK
     own_manager: bool = False
     """Whether ddlrun's own process manager starts the ranks."""
-    manager: str = "mpirun"
-    """The name of the process manager in messages."""
+    manager: ChosenManager = ChosenManager("mpirun", "", "")
 
     @property
     def ranks(self) -> int:

@@ -3,7 +3,7 @@
 import re
 import signal
 
-from ddlrun.managers.openmpi import ABORT
+from ddlrun.managers.openmpi.end import ABORT
 
 IN_USE = r"(?i)Address already in use|EADDRINUSE"
 # Modules whose package has another name on PyPI.

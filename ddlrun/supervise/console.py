@@ -21,12 +21,8 @@ TICK_SECONDS = 0.1
 # The interval at which a slow terminal is written to; epoll reports when a pipe takes more.
 FLUSH_SECONDS = 0.01
 DEFAULT_COLUMNS = 80
-# Lines of the process manager that are not printed: harmless ones of mpirun, about its ssh, now and then, and about
-# signals; those of ddlrun's own, which the report repeats.
-HARMLESS = (
-    rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal |"
-    rb"ddlrun: (?:lost host |rank \d+: its keeper was killed|rank \d+ on \S+ ended without MPI_Finalize))[^\n]*\n"
-)
+# Lines of mpirun that are not printed: harmless ones about its ssh, now and then, and about signals.
+HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal )[^\n]*\n"
 # The owner of lines on the console beside the ranks.
 MPIRUN = "mpirun"
 

@@ -202,7 +202,7 @@ class Supervision:
         if chunk:
             reason = self._termination.reason
             # Once ddlrun ends the job for a failure, what mpirun says about the failed rank adds nothing.
-            visible = reason is None or reason.exit_code == 0
+            visible = self._mpirun.is_printed(fd) and (reason is None or reason.exit_code == 0)
             self._console.write_mpirun(self._mpirun.pipes[fd], chunk, visible=visible)
             if self._mpirun.refused_spawn and self._limits.any_started:
                 # The program may not notice: mpi4py.futures waits for the processes without a limit.

@@ -9,7 +9,7 @@ from ddlrun.rank.daemon import SESSION_FOLDERS
 from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.manager_process import ManagerProcess
-from ddlrun.supervise.root_cause import EndReason, ended_by_mpirun, explain_by_mpirun, root_of
+from ddlrun.supervise.root_cause import EndReason, ended_by_manager, explain_by_manager, root_of
 from ddlrun.wording import printable
 
 
@@ -106,7 +106,7 @@ class JobRecord:
         """
         if self.pause is not None:
             return EndReason(UnreachableError.exit_code, self.pause)
-        return self._record_lost_host(ended_by_mpirun(mpirun.end_report(), self.ends))
+        return self._record_lost_host(ended_by_manager(mpirun.end_report(), self.ends))
 
     def _record_lost_host(self, reason: EndReason) -> EndReason:
         if reason.lost_host is not None:
@@ -133,7 +133,7 @@ class JobRecord:
             mpirun: The mpirun, which has ended unless it could not be killed.
         """
         if self.pause is None:
-            reason = self._record_lost_host(explain_by_mpirun(reason, mpirun.end_report(), self.ends))
+            reason = self._record_lost_host(explain_by_manager(reason, mpirun.end_report(), self.ends))
         by_rank = reason.reason is None and reason.signal is None
         root = root_of(self.ends.values()) if by_rank else None
         return Outcome(

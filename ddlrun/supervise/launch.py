@@ -44,7 +44,7 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         host_names=placement.hosts.names,
         addresses=_own_addresses(plan),
         own_manager=is_own(plan.manager),
-        manager=plan.manager.name,
+        manager=plan.manager,
     )
     names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
     keepalive = _keepalive_variables(plan.manager.major, options.heartbeat)

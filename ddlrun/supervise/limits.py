@@ -69,7 +69,7 @@ class JobLimits:
         if self._started or self._job.own_manager:  # which prints what it knows of a host
             return ""
         hosts = find_missing_daemons(self._session, self._job.host_names)
-        return f": no daemon on {fold(hosts)} has connected to {self._job.manager}" if hosts else ""
+        return f": no daemon on {fold(hosts)} has connected to {self._job.manager.name}" if hosts else ""
 
     def report_early_ends(self, now: float, ended: Collection[int]) -> str | None:
         """Return a message, once, if some ranks have ended a while ago and others have not."""

@@ -1,45 +1,48 @@
-"""The mpirun of a job: its output and its end."""
+"""The process manager of a job: its output and its end."""
 
 import os
 import signal
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from ddlrun.managers.openmpi import spawn_refused
+from ddlrun.agent.frames import Channel
+from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.ssh_clients import SshClients
+from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.rank.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.remote.manager_start import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
-from ddlrun.supervise.root_cause import ManagerEnd
 
 # The last bytes of its output are stored: they may hold the reason for its end.
 MOST_STORED = 1 << 18
 CHUNK = 1 << 16
-# More than the characters by which it is known that mpirun refuses to start processes; two chunks may have them.
+# More than the characters by which it is known that it refuses to start processes; two chunks may have them.
 LONGEST_REFUSAL = 100
 
 
 class ManagerProcess:
-    """A running mpirun, or one that has ended."""
+    """A running process manager, or one that has ended."""
 
-    def __init__(self, process: Process, name: str, host_names: Sequence[str], ssh_clients: SshClients) -> None:
+    def __init__(self, process: Process, job: SupervisedJob, ssh_clients: SshClients) -> None:
         """Take charge of a process.
 
         Args:
             process: The process.
-            name: The name of the process manager in messages.
-            host_names: The hosts of the job.
+            job: The job that it starts.
             ssh_clients: The ssh clients that it starts.
         """
         self._process = process
         self._stop = StopDetector(process.pid)
-        self.name, self._host_names = name, host_names
+        self._job, self.name = job, job.manager.name
         self.ssh_clients = ssh_clients
         self.pipes = {
             pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
         }
         """Descriptor -> 0 (standard output) or 1 (standard error)."""
         self._output = b""
+        stdout = process.stdout if job.manager.manager.sends_reports else None
+        self._channel = None if stdout is None else Channel(stdout.fileno(), -1)
+        self._reports: list[tuple[bytes, bytes]] = []
         self.terminated = False
         """Whether SIGTERM was sent to it."""
         self._killed = False
@@ -75,25 +78,47 @@ class ManagerProcess:
         return now - self._ended_at
 
     def read(self, fd: int) -> bytes:
-        """Return the bytes that a pipe holds now, and store them."""
-        chunk = read_now(fd)
+        """Return the bytes that a pipe holds now, and store them: text, or messages, of which it returns the text."""
+        if self._channel is not None and fd == self._channel.read_fd:
+            chunk = self._receive(self._channel)
+        else:
+            chunk = read_now(fd)
         self._output = (self._output + chunk)[-MOST_STORED:]
         if chunk and not self.refused_spawn:
-            recent = self._output[-len(chunk) - LONGEST_REFUSAL :]
-            self.refused_spawn = spawn_refused(recent.decode(errors="replace"))
+            recent = self._output[-len(chunk) - LONGEST_REFUSAL :].decode(errors="replace")
+            findings = self._find(ManagerOutput(0, recent))
+            self.refused_spawn = any(finding.code is EndCode.REFUSED_SPAWN for finding in findings)
         return chunk
 
+    def is_printed(self, fd: int) -> bool:
+        """Return True for a pipe whose text is for the user; the report of the job repeats that of messages."""
+        return self._channel is None or fd != self._channel.read_fd
+
+    def _receive(self, channel: Channel) -> bytes:
+        channel.receive()
+        reports = list(channel.messages())
+        self._reports += reports
+        findings = self._find(ManagerOutput(0, reports=reports))
+        return "".join(f"ddlrun: {finding.text}\n" for finding in findings).encode()
+
     def end_report(self) -> ManagerEnd:
-        """Return its exit code, the last of its output, and whether ddlrun has ended it."""
-        ended_by_ddlrun = self.terminated or self._killed
-        return ManagerEnd(
+        """Return its exit code, its findings, and whether ddlrun has ended it."""
+        output = ManagerOutput(
             exit_code=self.exit_code,
-            output=self.output,
-            ended_by_ddlrun=ended_by_ddlrun,
-            name=self.name,
-            host_names=self._host_names,
-            ended_ssh_client=self.ssh_clients.first_ended,
+            text=self.output,
+            reports=self._reports,
+            host_names=self._job.host_names,
+            ended_client=self.ssh_clients.first_ended,
         )
+        return ManagerEnd(self.exit_code, self._find(output), self.terminated or self._killed, self.name)
+
+    def _find(self, output: ManagerOutput) -> list[EndFinding]:
+        """Return the findings in an output, those about a rank with its host."""
+        return [self._add_host(finding) for finding in self._job.manager.manager.read_end(output)]
+
+    def _add_host(self, finding: EndFinding) -> EndFinding:
+        of_rank = finding.rank >= 0 and not finding.host
+        return replace(finding, host=self._job.host_of(finding.rank)) if of_rank else finding
 
     def watch_ssh_clients(self) -> None:
         """Begin to watch the ssh clients that it has started."""

@@ -32,7 +32,7 @@ class SupervisionState:
         self.epoll = select.epoll()
         self.console = Console(watch, job.ranks, files)
         ssh_clients = SshClients(self.epoll, () if job.own_manager else job.host_names)
-        self.mpirun = ManagerProcess(process, job.manager, job.host_names, ssh_clients)
+        self.mpirun = ManagerProcess(process, job, ssh_clients)
         self.stalls = StallDetector(watch.stall, job, self.console.tell)
         self.limits = JobLimits(watch, job, process.pid)
         self.heartbeat = Heartbeat(watch.heartbeat, self.limits.started_at)

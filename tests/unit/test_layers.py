@@ -39,7 +39,7 @@ ALLOWED = {
     "agent": {"errors", "rank"},
     "remote": {"errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
     "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "wording"},
-    "managers": {"environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
+    "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
     "plan": {
         "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping",
         "network", "ranges", "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
@@ -53,7 +53,7 @@ ALLOWED = {
     "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
     "dashboard": {"monitor", "plan", "ranges", "runs", "wording"},
     "supervise": {
-        "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "ranges", "rank", "remote",
+        "agent", "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "ranges", "rank", "remote",
         "runs", "schedulers", "wording",
     },
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology"},

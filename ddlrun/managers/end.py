@@ -1,0 +1,70 @@
+"""The end of a job as its process manager reports it: values, by whatever it prints or sends."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class EndCode(enum.Enum):
+    """The kind of a finding; the comments list the other fields that it has."""
+
+    LOST_HOST = enum.auto()  # host, text
+    LOST_SESSION = enum.auto()  # host, text: the client that led to a host was killed
+    FAILED_START = enum.auto()  # text: the process manager, or its daemon or step on a host, could not start
+    EXITED_RANK = enum.auto()  # rank, number: the exit code of its keeper
+    KILLED_RANK = enum.auto()  # rank: SIGKILL ended its keeper
+    UNFINISHED_RANK = enum.auto()  # rank: it has ended without MPI_Finalize while others are in MPI
+    ABORTING_RANK = enum.auto()  # rank: it called MPI_Abort, or its MPI did after an error
+    ABORT_CALL = enum.auto()  # rank, number: the code that it passed to MPI_Abort
+    REFUSED_SPAWN = enum.auto()  # no slot is left for MPI_Comm_spawn
+    OTHER_FAILURE = enum.auto()  # a failure of the process manager or its daemon
+
+
+@dataclass(frozen=True, slots=True)
+class EndFinding:
+    """What a process manager has reported of the end of its job."""
+
+    code: EndCode
+    host: str = ""
+    """The host, or the one on which the rank runs; empty: it does not say."""
+    rank: int = -1
+    number: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerOutput:
+    """What a process manager has printed and sent so far."""
+
+    exit_code: int
+    """Its exit code, or minus the signal that ended it; 0 while it runs."""
+    text: str = ""
+    """The last of its output."""
+    reports: Sequence[tuple[bytes, bytes]] = ()
+    """The messages of ddlrun's own: see agent/frames.py."""
+    host_names: Sequence[str] = ()
+    """The hosts of the job."""
+    ended_client: str | None = None
+    """The host to which the ssh client led that was the first to end after the start of a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerEnd:
+    """The end of a process manager."""
+
+    exit_code: int
+    """Its exit code, or minus the signal that ended it; 0 while it runs."""
+    findings: Sequence[EndFinding] = ()
+    ended_by_ddlrun: bool = False
+    """Whether ddlrun sent it SIGTERM or SIGKILL."""
+    name: str = "mpirun"
+    """Its name in messages."""
+
+    def find(self, code: EndCode) -> EndFinding | None:
+        """Return the first finding of a kind; None without any."""
+        return next((finding for finding in self.findings if finding.code is code), None)
+
+
+def find_nothing(_output: ManagerOutput) -> Sequence[EndFinding]:
+    """Return the findings of a process manager about whose output nothing is known."""
+    return ()

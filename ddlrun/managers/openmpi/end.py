@@ -1,0 +1,124 @@
+"""The end of a job as mpirun prints it, and its ssh clients."""
+
+import os
+import re
+from collections.abc import Iterator
+from signal import SIGKILL
+
+from ddlrun.managers.end import EndCode, EndFinding, ManagerOutput
+from ddlrun.managers.openmpi.missing_daemons import find_name
+
+# The message of MPI_Abort: the rank and the code.
+ABORT = r"MPI_ABORT was invoked on rank (\d+)[\s\S]*?[Ee]rror ?code:? (-?\d+)"
+# The first process of those that exited with another code than 0, and its code.
+EXITED = r"Process name: \[\S+,(\d+)\]\s+Exit code: +(\d+)"
+# A process that ended the job: rank, host, and how.
+CAUSE = r'has exited due to process rank (\d+) with PID \d+ on\s+node (\S+)\s+(exiting\s+improperly|calling\s+"abort")'
+KILLED = r"noticed that process rank (\d+) with PID \d+ on\s+node (\S+)\s+exited on\s+signal 9\b"
+# MPI_Comm_spawn finds no slot.
+REFUSED = (
+    r"All nodes which are allocated for this job are already filled\."
+    r"|There are not enough slots available in the system to satisfy the \d+"
+    r"|A rank is missing its location specification:"  # 4.1, beyond the last line of the rank file
+)
+# A lost host. The exit code does not show it: Open MPI 5.0.11 ends with 0 when it has lost a daemon.
+LOST_DAEMON = r"(?:ORTE|PRTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}.*daemon: \S+ on node (\S+)"
+LOST_SSH = (
+    r"(?:Connection to (\S+) closed by remote host|Connection closed by (\S+) port"
+    r"|[Cc]onnect to host (\S+) port \d+: .+)"
+)
+# A daemon that could not start: its host, and its exit code. 4.1 prints neither.
+FAILED_DAEMON = (
+    r"A daemon failed to report back after being spawned\.(?:.*\n){0,9}.*Remote host: +(\S+)\n.*status: (\d+)$"
+)
+FAILED_DAEMON_4 = r"(?m)^ORTE was unable to reliably start one or more daemons\.$"
+# A session folder that mpirun or a daemon could not make.
+UNWRITABLE = r"unable to create the desired directory:\s+Directory: +(.+)\s+Error: +(.+)"
+# What names mpirun or a daemon; messages of ranks name neither.
+OWN = r"\b(?:ORTE|PRTE)|\b(?:mpirun|prterun|orted|prted|daemon|ddlrun)\b"
+# The exit code of ssh when it fails itself, and when its command was ended by a signal.
+SSH_FAILED = 255
+CAUSES = "there was killed, the host went down, or the network failed"
+
+
+def read_end(output: ManagerOutput) -> tuple[EndFinding, ...]:
+    """Return the findings of mpirun about the end of its job, by its output and the end of an ssh client."""
+    return (*_find_loss(output), *_find_failed_start(output), *_find_ranks(output.text), *_find_others(output.text))
+
+
+def _find_loss(output: ManagerOutput) -> Iterator[EndFinding]:
+    daemon, ssh = (re.search(rf"(?m)^(?:.*\s)?{pattern}", output.text) for pattern in (LOST_DAEMON, LOST_SSH))
+    if daemon is not None:
+        yield _lost_host(output, daemon[1], "the connection to its daemon: something")
+    elif ssh is not None:
+        yield _lost_host(output, ssh[1] or ssh[2] or ssh[3], "the ssh session to it: something")
+    else:
+        yield from _find_ended_client(output)
+
+
+def _lost_host(output: ManagerOutput, address: str, what: str) -> EndFinding:
+    host = find_name(address, output.host_names)
+    return EndFinding(EndCode.LOST_HOST, host, text=f"mpirun lost host {host}, {what} {CAUSES}")
+
+
+def _find_ended_client(output: ManagerOutput) -> Iterator[EndFinding]:
+    """Yield the ssh client whose end has ended mpirun.
+
+    Open MPI 5 prints the client's exit code, 0 after a signal. That of 4.1 is the exit code of mpirun, which after a
+    signal is its number; its host is that of the client that was seen to end.
+    """
+    daemon = _search(FAILED_DAEMON, output.text)
+    if daemon is not None:
+        host: str | None = daemon[1]
+        signal, failed = ("a signal" if daemon[2] == "0" else None), int(daemon[2]) == SSH_FAILED
+    elif re.search(FAILED_DAEMON_4, output.text):
+        host = output.ended_client
+        # ssh handles other signals, and ends with 255
+        signal, failed = (SIGKILL.name if output.exit_code == SIGKILL else None), output.exit_code == SSH_FAILED
+    else:
+        return
+    if host is None:
+        return
+    if failed:
+        yield _lost_host(output, host, "the ssh session to it: its ssh client or something")
+    elif signal is not None:
+        text = f"mpirun lost its ssh session to {find_name(host, output.host_names)}"
+        yield EndFinding(EndCode.LOST_SESSION, host, text=f"{text}: the ssh client was killed by {signal}")
+
+
+def _find_failed_start(output: ManagerOutput) -> Iterator[EndFinding]:
+    folder, daemon = re.search(UNWRITABLE, output.text), _search(FAILED_DAEMON, output.text)
+    if folder is not None:
+        # None is that of mpirun under Open MPI 5.
+        host = re.search(r"(?m)^\[(\S+):\d+\] .*ORTE_ERROR_LOG", output.text[folder.end() :])
+        place = f"{folder[1]} on {host[1] if host else os.uname().nodename}"
+        text = f"Open MPI cannot make its folder {place}: {folder[2]}; name another place there: TMPDIR"
+        yield EndFinding(EndCode.FAILED_START, text=text)
+    if daemon is not None:
+        host_name = find_name(daemon[1], output.host_names)
+        text = f"mpirun's daemon on {host_name} ended with {daemon[2]} before it had reached mpirun"
+        yield EndFinding(EndCode.FAILED_START, host_name, text=f"{text}; try: ddlrun check {host_name}")
+
+
+def _find_ranks(text: str) -> Iterator[EndFinding]:
+    cause, killed, exited, abort = (re.search(pattern, text) for pattern in (CAUSE, KILLED, EXITED, ABORT))
+    if cause is not None:
+        code = EndCode.UNFINISHED_RANK if cause[3].startswith("exiting") else EndCode.ABORTING_RANK
+        yield EndFinding(code, cause[2], int(cause[1]))
+    if killed is not None:
+        yield EndFinding(EndCode.KILLED_RANK, killed[2], int(killed[1]))
+    if exited is not None:
+        yield EndFinding(EndCode.EXITED_RANK, rank=int(exited[1]), number=int(exited[2]))
+    if abort is not None:
+        yield EndFinding(EndCode.ABORT_CALL, rank=int(abort[1]), number=int(abort[2]))
+
+
+def _find_others(text: str) -> Iterator[EndFinding]:
+    if re.search(rf"(?m)^(?:{REFUSED})", text):
+        yield EndFinding(EndCode.REFUSED_SPAWN)
+    if re.search(OWN, text):
+        yield EndFinding(EndCode.OTHER_FAILURE)
+
+
+def _search(pattern: str, text: str) -> re.Match[str] | None:
+    return re.search(rf"(?m)^{pattern}", text)
