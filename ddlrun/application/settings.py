@@ -79,7 +79,7 @@ def read_settings(given: LaunchOptions, program: tuple[str, ...], reporter: Repo
         environment=environment,
         mpi=MpiOptions(
             mpirun=options["mpirun"],
-            args=_read_mpi_args(options["mpi_args"] or "", options["mpiarg"]),
+            args=_read_mpi_args(options["mpi_args"] or ""),
             tcp=options.get("tcp", False),
             allow_root=options["allow_run_as_root"],
             spawn_slots=options["spawn_slots"],
@@ -212,9 +212,9 @@ def _split_command(text: str) -> tuple[str, ...]:
         raise InputError(f"--on-event {text!r}: {error}; quote it as for a shell") from error
 
 
-def _read_mpi_args(text: str, words: tuple[str, ...]) -> tuple[str, ...]:
+def _read_mpi_args(text: str) -> tuple[str, ...]:
     try:
-        args = (*shlex.split(text), *words)
+        args = tuple(shlex.split(text))
     except ValueError as error:
         raise InputError(f"--mpi-args {text!r}: {error}; quote it as for a shell") from error
     if args and not args[0].startswith("-"):

@@ -9,7 +9,6 @@ from ddlrun.application.attempts import check_root, forget_outer_job, plan_attem
 from ddlrun.application.planning import Planned, check_settings, start_probe
 from ddlrun.application.programs import read_programs, split_programs
 from ddlrun.application.settings import read_settings
-from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.container_options import container_args_option, container_options
@@ -19,6 +18,7 @@ from ddlrun.cli.launch_arguments import ARGUMENTS, launch_options, strip_secrets
 from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
 from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
+from ddlrun.cli.translation import translate
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.plan import shown_command

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from ddlrun.application.inputs import read_text
-from ddlrun.cli.compatible_options import RENAMED, VALUES
+from ddlrun.cli.foreign_options import RENAMED, VALUES
 from ddlrun.cli.options import Option
 from ddlrun.environment.secrets import REDACTED, redact
 from ddlrun.errors import InputError, UnreachableError

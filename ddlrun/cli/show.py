@@ -19,7 +19,6 @@ from ddlrun.application.planning import (
 )
 from ddlrun.application.programs import Programs, read_programs, split_programs
 from ddlrun.application.settings import read_settings
-from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.job_options import job_options
@@ -29,6 +28,7 @@ from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.show_env import show_variables
 from ddlrun.cli.show_schema import show_schema
+from ddlrun.cli.translation import translate
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.machine import Machine

@@ -14,7 +14,6 @@ from ddlrun.application.program import read_program
 from ddlrun.application.programs import split_programs
 from ddlrun.application.settings import read_settings
 from ddlrun.cli.argv import SplitArgv, split_argv
-from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import find_configuration
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.launch import command as launch
@@ -22,6 +21,7 @@ from ddlrun.cli.launch_arguments import launch_options
 from ddlrun.cli.option_notes import note_misplaced, note_secrets
 from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
+from ddlrun.cli.translation import translate
 from ddlrun.cli.value_types import COUNT, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_request

@@ -1,64 +1,40 @@
-"""Options of other launchers (horovodrun, torchrun, mpirun, ...): translated, or rejected with a remedy."""
+"""Command lines of other launchers (horovodrun, torchrun, mpirun, ...) in words of ddlrun."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 
-from ddlrun.cli import mpirun_options, srun_options, torchrun_options
 from ddlrun.cli.argv import match_option, options_by_name
-from ddlrun.cli.torchrun_options import ELASTIC, Words
+from ddlrun.cli.foreign_options import (
+    ACCELERATE,
+    FAMILIES,
+    MCA,
+    RENAMED,
+    SHARED,
+    SWITCHES,
+    UNSUPPORTED,
+    VALUES,
+    Words,
+    find_note,
+)
 from ddlrun.errors import InputError
 from ddlrun.wording import did_you_mean
 
-# Foreign option -> option of ddlrun with the same value.
-RENAMED = {
-    **srun_options.RENAMED,
-    **mpirun_options.RENAMED,
-    **torchrun_options.RENAMED,
-    "--slots-per-host": "--accelerators", "--network-interfaces": "--network-interface",
-}  # fmt: skip
-# Foreign switch -> words for ddlrun; none where ddlrun does the same without an option.
-SWITCHES: dict[str, Words] = {
-    **srun_options.SWITCHES,
-    **mpirun_options.SWITCHES,
-    **torchrun_options.SWITCHES,
-    **dict.fromkeys(torchrun_options.SWITCHES_WITHOUT_EFFECT, ()),
-    **dict.fromkeys(("--mpi", "--use-mpi", "--disable-cache", "--gloo", "--use-gloo"), ()),
-    "--prefix-output-with-timestamp": ("--timestamp-output",), "--log-without-timestamp": ("--no-log-with-timestamp",),
-}  # fmt: skip
-# Foreign option without an equivalent -> reason and remedy.
-UNSUPPORTED = {
-    **srun_options.UNSUPPORTED,
-    **mpirun_options.UNSUPPORTED,
-    **torchrun_options.UNSUPPORTED,
-    **dict.fromkeys(
-        ("--min-np", "--max-np", "--min-num-proc", "--max-num-proc", "--host-discovery-script", "--elastic-timeout",
-         "--reset-limit", "--blacklist-cooldown-range"), ELASTIC),
-    "--jsrun": "ddlrun starts ranks with mpirun; leave the option out",
-    **dict.fromkeys(("--check-build", "-cb"), "ddlrun check --check-build shows it"),
-}  # fmt: skip
-MCA = ("--mca", "--gmca", "--prtemca", "--pmixmca")
-# Foreign option -> function from its name and value to words for ddlrun.
-VALUES: dict[str, Callable[[str, str], Words]] = {
-    **mpirun_options.VALUES,
-    **torchrun_options.VALUES,
-    **dict.fromkeys(torchrun_options.WITHOUT_EFFECT.keys() - torchrun_options.VALUES.keys(), lambda _name, _value: ()),
-}  # fmt: skip
 FOREIGN = frozenset((*MCA, *RENAMED, *SWITCHES, *UNSUPPORTED, *VALUES))
-OVER_MPI = "no effect: ddlrun starts Horovod over MPI"
-NOTES = dict.fromkeys(("--gloo", "--use-gloo"), OVER_MPI)
 # Dashes that editors write for -.
 DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{HORIZONTAL BAR}"
 
 
-class TranslatedArgv(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TranslatedArgv:
     """A command line in words of ddlrun, and notes on options that have no effect, or another one."""
 
     words: list[str]
     notes: tuple[str, ...]
-    origins: dict[str, str]
+    origins: Mapping[str, str]
     """Option of ddlrun -> the foreign one that it stands for, as typed."""
 
     def print_notes(self) -> None:
@@ -67,7 +43,8 @@ class TranslatedArgv(NamedTuple):
             click.echo(f"ddlrun: note: {note}", err=True)
 
 
-class _Translation(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Translation:
     """Words for ddlrun, the number of words that they replace, and a note."""
 
     words: Words
@@ -82,7 +59,7 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
     """
     options = options_by_name(params)
     foreign = FOREIGN - (options.keys() - VALUES.keys())
-    rest, translated, notes, origins = list(args), list[str](), list[str](), dict[str, str]()
+    rest, translated, notes, origins = list(args), list[Words](), list[str](), dict[str, str]()
     while rest and rest[0][:1] in ("-", *DASHES) and rest[0] not in ("-", "--"):
         typed = _split_value(rest[0])[0]
         rest[:1] = _respell(rest[0], options, foreign)
@@ -91,11 +68,21 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
         if step is None:
             break
         _check_values(rest[: step.consumed], options)
-        translated += step.words
+        translated.append(step.words)
         origins |= {step.words[0]: typed} if step.words and match is None else {}
         notes += [step.note] if step.note else []
         del rest[: step.consumed]
-    return TranslatedArgv([*translated, *rest], tuple(notes), origins)
+    return TranslatedArgv([*_join_mpi_args(translated), *rest], tuple(notes), origins)
+
+
+def _join_mpi_args(options: Sequence[Words]) -> Iterator[str]:
+    """Yield the words of options, with the arguments of mpirun as the value of one option."""
+    texts = [words for words in options if words and words[0].partition("=")[0] == "--mpi-args"]
+    for words in options:
+        if len(texts) < 2 or words not in texts:
+            yield from words
+    if len(texts) > 1:
+        yield from ("--mpi-args", " ".join("=".join(words).partition("=")[2] for words in texts))
 
 
 def _check_values(words: Sequence[str], options: Collection[str]) -> None:
@@ -121,7 +108,7 @@ def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection
         return [*joined.groups()]
     known = {*options, *foreign}
     long = f"--{name.lstrip('-')}"
-    with_one_dash = {*foreign, *mpirun_options.SHARED}
+    with_one_dash = {*foreign, *SHARED}
     spelling = name
     if name not in known and (long in with_one_dash or name.startswith("--")):
         spelling = next((near for near in (long, long.replace("_", "-")) if near in known), name)
@@ -140,18 +127,17 @@ def _translate_first(args: Sequence[str], typed: str) -> _Translation | None:
     """
     name, equals, joined = _split_value(args[0])
     if name in MCA and len(args) > 2:
-        mpi_args = (name, args[1], args[2])
-        return _Translation(tuple(word for mpi_arg in mpi_args for word in ("--mpiarg", mpi_arg)), 3)
+        return _Translation(("--mpi-args", shlex.join((name, *args[1:3]))), 3)
     if name in SWITCHES and not equals:
-        return _Translation(SWITCHES[name], 1, _find_note(typed, name, ""))
+        return _Translation(SWITCHES[name], 1, _note(typed, name, ""))
     if name in UNSUPPORTED:
         raise InputError(f"{typed}: {UNSUPPORTED[name]}")
-    if name.replace("_", "-").startswith(torchrun_options.FAMILIES):
-        raise InputError(f"{typed}: {torchrun_options.ACCELERATE}")
+    if name.replace("_", "-").startswith(FAMILIES):
+        raise InputError(f"{typed}: {ACCELERATE}")
     if (name in RENAMED or name in VALUES) and (equals or len(args) > 1):
         value = joined if equals else args[1]
         words = VALUES[name](typed, value) if name in VALUES else (RENAMED[name], value)
-        return _Translation(words, 1 if equals else 2, _find_note(typed, name, value))
+        return _Translation(words, 1 if equals else 2, _note(typed, name, value))
     return None
 
 
@@ -161,6 +147,6 @@ def _split_value(word: str) -> tuple[str, str, str]:
     return (letter[1], "=", letter[2]) if letter is not None else word.partition("=")
 
 
-def _find_note(typed: str, name: str, value: str) -> str | None:
-    note = NOTES.get(name) or torchrun_options.find_note(name, value)
+def _note(typed: str, name: str, value: str) -> str | None:
+    note = find_note(name, value)
     return f"{typed}: {note}" if note else None
