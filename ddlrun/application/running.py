@@ -19,7 +19,7 @@ from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.plan.supervision import SupervisionOptions, choose_shown
 from ddlrun.remote.probe import describe_failure
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.report.outcome import colour_report, find_port_in_use, render_outcome
+from ddlrun.report.outcome import colour_report, render_outcome
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
@@ -53,6 +53,8 @@ class Finished(NamedTuple):
     outcome: Outcome
     unchecked: Mapping[str, FinishedProcess]
     """Host -> the reply of a host that could not be searched for processes of the run."""
+    taken_port: int | None
+    """A port of a failed rank that another process has taken."""
     cause_in_view: bool
     """Whether the last lines of the rank that failed first are the last on the console."""
 
@@ -138,7 +140,7 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
     events.end(outcome)
     with suppress(KeyboardInterrupt), signals.interruptible():
         events.finish()
-    return Finished(attempt, plan, outcome, unchecked, done.cause_in_view)
+    return Finished(attempt, plan, outcome, unchecked, done.taken_port, done.cause_in_view)
 
 
 def _supervision(settings: Settings, plan: Plan) -> SupervisionOptions:
@@ -251,8 +253,8 @@ def fetch_files(finished: Finished) -> Finished:
 def allow_port_restart(finished: Finished) -> Finished:
     """Allow one more restart where the first attempt failed because another process took a port of its ranks."""
     attempt = finished.attempt
-    port = find_port_in_use(finished.outcome, finished.plan.ports)
-    if port is None or attempt.settings.run.attempt > 0:
+    port = finished.taken_port
+    if port is None or not finished.outcome.exit_code or attempt.settings.run.attempt > 0:
         return finished
     attempt.reporter.line(f"another process took port {port} meanwhile; starting again with others")
     return finished._replace(attempt=attempt._replace(restarts=attempt.restarts + 1))

@@ -66,8 +66,6 @@ class Plan(NamedTuple):
     """The network that the hosts use, and why."""
     launcher: str
     """What starts mpirun's daemons, and why."""
-    ports: range
-    """Ports on which ranks may meet."""
     local_hosts: frozenset[str]
     """Names of hosts that mean this machine."""
     own_address: str | None

@@ -115,7 +115,6 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         rankfile=rankfile.text if rankfile else None,
         network=environment.network,
         launcher=settings.hosts.launcher.reason,
-        ports=ports,
         local_hosts=settings.hosts.local,
         own_address=survey.own_address,
         spawn_slots=settings.mpi.spawn_slots,

@@ -10,7 +10,7 @@ from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.binding import bind_rank
 from ddlrun.rank.command_line import add_arguments, wrap
 from ddlrun.rank.execution import become, complain
-from ddlrun.rank.framework_environment import set_framework_variables
+from ddlrun.rank.framework_environment import in_use, set_framework_variables
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
 from ddlrun.rank.settings import CONTAINER, MPIRUN, OTHER_MANAGER, SHIPPED, KeeperSettings, PreparedRank
@@ -49,7 +49,9 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     strict = bool(problems) and "DDLRUN_STRICT_BINDING" in os.environ
     host = os.uname().nodename
     label = f"rank {rank} on {host}"
-    problems += [f"{label}: {problem}" for problem in set_framework_variables(rank, local_rank, size)]
+    ports = set_framework_variables(rank, local_rank, size)
+    taken = ((port, name) for port, name in ports.items() if in_use(port))
+    problems += [f"{label}: port {port} ({name}) was free, and now another process has it" for port, name in taken]
     argv = wrap(add_arguments(argv), rank, local_rank)
     places = _enter_shipped()
     if places is not None:
@@ -74,6 +76,7 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         orders=orders,
         container=container,
         link=link,
+        ports=tuple(ports),
     )
     prepared = PreparedRank(argv=argv, report=report, problems=problems, strict=strict, request=request, places=places)
     from ddlrun.rank.kept_rank import keep  # noqa: PLC0415 - not for ranks by hand

@@ -15,20 +15,18 @@ if TYPE_CHECKING:
 EADDRINUSE = 98
 
 
-def set_framework_variables(rank: int, local_rank: int, size: int) -> list[str]:
-    """Set the variables that DDLRUN_OWN lists; return a problem for each planned port that is no longer free."""
+def set_framework_variables(rank: int, local_rank: int, size: int) -> dict[int, str]:
+    """Set the variables that DDLRUN_OWN lists; return the ports on which this rank may listen, with their variables."""
     values = framework_values(os.environ, rank, local_rank, size)
     os.environ.pop("DDLRUN_OWN", None)
     workers, ports = (os.environ.pop(f"DDLRUN_{name}", "") for name in ("WORKERS", "PORTS"))
     if not values:
-        return []
+        return {}
     os.environ.update(values)
-    own_ports = [word.split("=") for word in ports.split()] if rank == 0 else []
+    own_ports = {int(port): name for name, port in (word.split("=") for word in ports.split())} if rank == 0 else {}
     if workers:
-        own_ports.append(["TF_CONFIG", str(int(workers.split()[0]) + local_rank)])
-    return [
-        f"port {port} ({name}) was free, and now another process has it" for name, port in own_ports if _in_use(port)
-    ]
+        own_ports[int(workers.split()[0]) + local_rank] = "TF_CONFIG"
+    return own_ports
 
 
 def framework_values(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> dict[str, str]:
@@ -66,12 +64,12 @@ def _render_tf_config(workers: str, rank: int, size: int, topology: str, order: 
     return f'{{"cluster":{{"worker":[{endpoints}]}},"task":{{"type":"worker","index":{rank}}}}}'
 
 
-def _in_use(port: str) -> bool:
+def in_use(port: int) -> bool:
     """Return True if another process listens on a port; closed connections do not count, as for servers."""
     probe = _socket.socket()
     probe.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
     try:
-        probe.bind(("", int(port)))
+        probe.bind(("", port))
     except OSError as error:
         return error.errno == EADDRINUSE
     finally:

@@ -19,6 +19,7 @@ from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.connection import LauncherConnection, LauncherSocket
 from ddlrun.rank.daemon import end_daemon, find_session_folder, is_daemon, remove_session_folder, watch_daemon
 from ddlrun.rank.escalation import Escalation
+from ddlrun.rank.framework_environment import in_use
 from ddlrun.rank.keeper_state import BEFORE_THE_END, State
 from ddlrun.rank.leftovers import remove_leftovers
 from ddlrun.rank.process_stat import StopDetector
@@ -174,7 +175,9 @@ class Keeper:
         return self._connection.open and (self._connection.unsent > 0 or must_reply)
 
     def _report_end(self) -> None:
+        """Report the end, and whether another process has a port that a failed program was to have."""
         end = self._program.report_end(ordered=self._ordered, reason=self._reason)
+        end.taken_port = next(filter(in_use, self._settings.ports if end.code else ()), 0)
         self._connection.send(protocol.ENDED, end.pack())
 
     # -- events -----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ See authentication.py for the codes in each of them.
 
 from ddlrun import __version__
 
-REVISION = 5
+REVISION = 6
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""
@@ -131,6 +131,8 @@ class ProgramEnd:
     oom_kills: int = 0
     ordered: int = 0
     """1 if the keeper had sent it SIGTERM."""
+    taken_port: int = 0
+    """A planned port of a failed program that another process has; 0: there is none."""
     reason: str = ""
     """The keeper's explanation, beyond the code."""
     tail: bytes = b""
@@ -140,7 +142,7 @@ class ProgramEnd:
 
     FIELDS = (
         ("code", int), ("signal", int), ("seconds", float), ("max_rss_kib", int), ("oom_kills", int),
-        ("ordered", int), ("tail_bytes", int), ("reason", str),
+        ("ordered", int), ("taken_port", int), ("tail_bytes", int), ("reason", str),
     )  # fmt: skip
     """The fields of the first line, in their order, and their types; the rest of the message is the tails."""
 
@@ -171,6 +173,7 @@ class ProgramEnd:
         size = int(fields.pop("tail_bytes"))
         end = cls(**fields, tail=tails[:size], output_tail=tails[size:])
         has_tail = 0 <= size <= len(tails)
-        if not (has_tail and 0 <= end.code < 256 and 0 <= end.signal < 128 and 0 <= end.seconds < float("inf")):
+        numbers = 0 <= end.code < 256 and 0 <= end.signal < 128 and 0 <= end.taken_port < 1 << 16
+        if not (has_tail and numbers and 0 <= end.seconds < float("inf")):
             raise ProtocolError("its report of the end has impossible numbers")
         return end

@@ -34,6 +34,7 @@ class KeeperSettings:
         orders: int | None = None,
         container: Container | None = None,
         link: int | None = None,
+        ports: tuple[int, ...] = (),
     ) -> None:
         self.label = label
         """The rank and its host, for messages."""
@@ -55,6 +56,8 @@ class KeeperSettings:
         """The container of the program; None: it has none."""
         self.link = link
         """A descriptor that the program inherits; None: there is none."""
+        self.ports = ports
+        """The planned ports on which the program may listen."""
 
 
 class PreparedRank:

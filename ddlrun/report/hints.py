@@ -5,7 +5,6 @@ import signal
 
 from ddlrun.managers.openmpi.end import ABORT
 
-IN_USE = r"(?i)Address already in use|EADDRINUSE"
 # Modules whose package has another name on PyPI.
 PACKAGES = {
     "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python",
@@ -71,7 +70,10 @@ HINTS = (
         r"NCCL (?:WARN|error)|ncclSystemError|ncclUnhandledCudaError",
         "NCCL failed: run again with --env NCCL_DEBUG=INFO; --network names the network to use",
     ),
-    (IN_USE, "another process on that host holds the port: ddlrun ps shows leftovers; unset a MASTER_PORT of yours"),
+    (
+        r"(?i)Address already in use|EADDRINUSE",
+        "another process on that host holds the port: ddlrun ps shows leftovers; unset a MASTER_PORT of yours",
+    ),
     (
         r"MemoryError|Cannot allocate memory",
         "out of memory: the host has none left, or a limit (ulimit -v, a cgroup) was reached",

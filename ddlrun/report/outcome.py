@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import signal
 from collections.abc import Iterator
 
@@ -10,7 +9,7 @@ from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import exception_line, find_failure, is_collateral, last_lines, without_numbers
 from ddlrun.ranges import name_numbers
-from ddlrun.report.hints import CODE_HINTS, HINTS, IN_USE, LIMIT_HINTS, MPI_HINTS, find_hint
+from ddlrun.report.hints import CODE_HINTS, HINTS, LIMIT_HINTS, MPI_HINTS, find_hint
 from ddlrun.wording import printable, signal_name
 
 # Lines on ranks that failed later, and the characters of an exception in them.
@@ -108,13 +107,6 @@ def render_end(end: RankEnd) -> str:
     if end.exit_code == 1 and "Traceback (most recent call last)" in end.tail:
         meaning = " (an uncaught Python exception)"
     return f"exit code {end.exit_code}{meaning}"
-
-
-def find_port_in_use(outcome: Outcome, ports: range) -> int | None:
-    """Return the planned port that the failed rank reported as in use; None if it reported none."""
-    tail = outcome.root.tail if outcome.root is not None else ""
-    numbers = re.findall(r"(?<!\d)(\d{5})(?!\d)", tail) if re.search(IN_USE, tail) else []
-    return next((int(number) for number in numbers if int(number) in ports), None)
 
 
 def render_others(outcome: Outcome) -> Iterator[str]:

@@ -33,6 +33,8 @@ class JobRecord:
         """Host, as a keeper there reports it -> the session folder of mpirun's daemon."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
+        self.taken_port: int | None = None
+        """A port of a failed rank that another process has taken."""
         self.pause: str | None = None
         """Why ddlrun itself may have lost ranks and mpirun just now: it did not run."""
         self.ended_while_starting = False
@@ -79,6 +81,7 @@ class JobRecord:
 
     def add_end(self, peer: KeeperConnection, rank: int, end: ProgramEnd) -> None:
         """Record the end of a rank's program."""
+        self.taken_port = self.taken_port or end.taken_port or None
         tail, output = (text.decode(errors="replace") for text in (end.tail, end.output_tail))
         from_output = ends_in_failure(output) and find_failure(tail) is None
         self.ends[rank] = RankEnd(

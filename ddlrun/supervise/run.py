@@ -29,6 +29,8 @@ class FinishedJob(NamedTuple):
     outcome: Outcome
     cause_in_view: bool
     """Whether the last lines of the rank that failed first are the last on the console."""
+    taken_port: int | None
+    """A port of a failed rank that another process has taken."""
     bound: tuple[str, ...]
     """The reports of the ranks' bindings."""
     unswept: frozenset[str]
@@ -86,6 +88,7 @@ def run_job(
         return FinishedJob(
             outcome=outcome,
             cause_in_view=supervision.cause_in_view,
+            taken_port=record.taken_port,
             bound=tuple(record.bindings.values()),
             unswept=record.unswept_hosts(),
             unwatched=record.unwatched_hosts(job.host_names),

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 
 import click
 import pytest
@@ -292,11 +294,41 @@ def test_torch_meets_by_the_environment_alone(launch: Launch, tmp_path: Path) ->
     assert sorted(done.stdout.splitlines()) == ["0 2 [[2.0, 2.0]]", "1 2 [[2.0, 2.0]]"]
 
 
-def test_a_port_that_is_lost_at_the_last_moment(launch: Launch) -> None:
+@pytest.fixture
+def taking(tmp_path: Path) -> Iterator[str]:
+    """Provide the path of a socket that takes the ports whose numbers it gets, and replies when it has."""
+    path = str(tmp_path / "taking")
+    with socket.socket(socket.AF_UNIX) as requests, ExitStack() as taken:
+        requests.bind(path)
+        requests.listen()
+
+        def take() -> None:
+            while True:
+                with requests.accept()[0] as request:
+                    number = request.recv(5)
+                    if not number:
+                        return
+                    server = taken.enter_context(socket.socket())
+                    server.bind(("", int(number)))
+                    server.listen()
+                    request.send(b".")
+
+        thread = Thread(target=take)
+        thread.start()
+        yield path
+        with socket.socket(socket.AF_UNIX) as last:
+            last.connect(path)
+        thread.join()
+
+
+def test_a_port_that_is_lost_at_the_last_moment(launch: Launch, taking: str) -> None:
+    """The decision is on the port alone: the message of the program may say anything, in any language."""
     code = (
-        "import os, sys; e = os.environ\n"
-        "if e['DDLRUN_RESTART'] == '0':\n"
-        "    sys.exit(f\"failed to listen: port: {e['MASTER_PORT']}, code: -98, name: EADDRINUSE\")\n"
+        "import os, socket, sys; e = os.environ\n"
+        f"if e['DDLRUN_RESTART'] == '0':\n"
+        f"    taker = socket.socket(socket.AF_UNIX); taker.connect({taking!r})\n"
+        "    taker.send(e['MASTER_PORT'].encode()); taker.recv(1)\n"
+        "    sys.exit('puerto ocupado')\n"
         "print('met')"
     )
     done = launch("-np", "1", sys.executable, "-c", code)
@@ -305,8 +337,9 @@ def test_a_port_that_is_lost_at_the_last_moment(launch: Launch) -> None:
     twice = launch("-np", "1", "--run-dir", "twice", sys.executable, "-c", code.replace("== '0'", "!= 'x'"))
     assert twice.returncode == 1
     assert twice.stderr.count("starting again") == 1
-    other = launch("-np", "1", "--run-dir", "other", sys.executable, "-c", code.replace("{e['MASTER_PORT']}", "8080"))
-    assert (other.returncode, "starting again" in other.stderr) == (1, False)
+    other = "import os; exit(f\"port: {os.environ['MASTER_PORT']}, code: -98, name: EADDRINUSE\")"
+    free = launch("-np", "1", "--run-dir", "free", sys.executable, "-c", other)
+    assert (free.returncode, "starting again" in free.stderr) == (1, False)
 
 
 def test_each_setting_of_horovods_file_reaches_the_ranks(launch: Launch, tmp_path: Path) -> None:
