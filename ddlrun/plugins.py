@@ -6,12 +6,12 @@ package would take longer than the rest of a start.
 
 import os
 import sys
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from importlib.metadata import EntryPoint, PathDistribution
 
 PREFIX, SUFFIX = "ddlrun_", ".dist-info"
@@ -25,10 +25,23 @@ def plugin_names(group: str) -> list[str]:
 
 def load_plugins(group: str, kind: type[T]) -> dict[str, T]:
     """Load the entry points of a group by name. Raises InputError where one cannot be loaded, or is of another type."""
-    return {point.name: _load(package, point, kind) for package, point in _entry_points(group)}
+
+    def is_kind(value: object) -> TypeGuard[T]:
+        return isinstance(value, kind)
+
+    return {point.name: _load(package, point, kind.__name__, is_kind) for package, point in _entry_points(group)}
 
 
-def _load(package: "PathDistribution", point: "EntryPoint", kind: type[T]) -> T:
+def load_plugin_classes(group: str, base: type[T]) -> list[type[T]]:
+    """Load the entry points of a group. Raises InputError where one cannot be loaded, or is no class of a kind."""
+
+    def is_class(value: object) -> TypeGuard[type[T]]:
+        return isinstance(value, type) and issubclass(value, base)
+
+    return [_load(package, point, f"class of {base.__name__}", is_class) for package, point in _entry_points(group)]
+
+
+def _load(package: "PathDistribution", point: "EntryPoint", kind: str, fits: "Callable[[object], TypeGuard[T]]") -> T:
     where = f"plug-in {package.name} {package.version}: {point.group}: {point.name} = {point.value}"
     remedy = f"repair the package, or: pip uninstall {package.name}"
     try:
@@ -36,8 +49,8 @@ def _load(package: "PathDistribution", point: "EntryPoint", kind: type[T]) -> T:
     except Exception as error:  # any code of another package runs here
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{where} cannot be loaded ({reason}); {remedy}") from error
-    if not isinstance(value, kind):
-        raise InputError(f"{where} is no {kind.__name__}; {remedy}")
+    if not fits(value):
+        raise InputError(f"{where} is no {kind}; {remedy}")
     return value
 
 

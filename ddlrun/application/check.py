@@ -10,8 +10,7 @@ from ddlrun.application.inputs import reach
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
-from ddlrun.managers.openmpi import ChosenManager
-from ddlrun.managers.own import is_own
+from ddlrun.managers import ProcessManager
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.findings import FindingCode, Level, render_lines
@@ -40,18 +39,16 @@ def run_checks(
     return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left, variables=variables))
 
 
-def checks_of(manager: ChosenManager, options: Mapping[str, Any]) -> frozenset[str]:
+def checks_of(manager: ProcessManager, options: Mapping[str, Any]) -> frozenset[str]:
     """Return the checks to run for a job of Python's, perhaps in a container."""
     container = frozenset() if options["container"] else frozenset({"container"})
     return parse_checks(options["only_checks"]) - _needless_checks(manager, (sys.executable,)) - container
 
 
-def _needless_checks(manager: ChosenManager, program: Sequence[str]) -> frozenset[str]:
+def _needless_checks(manager: ProcessManager, program: Sequence[str]) -> frozenset[str]:
     """Return the checks of what a job does not need: an mpirun on each host, or ddlrun's agent or its Python there."""
-    needless = frozenset() if manager.manager.on_hosts else frozenset({"mpi"})
-    if not is_own(manager):
-        return needless | {"agent"}
-    return needless if program[0] == sys.executable else needless | {"python"}
+    needless = frozenset({"mpi", "agent"}) - manager.needs
+    return needless if "agent" in needless or program[0] == sys.executable else needless | {"python"}
 
 
 def _shipped_checks(settings: Settings) -> frozenset[str]:
@@ -63,7 +60,7 @@ def _shipped_checks(settings: Settings) -> frozenset[str]:
     return frozenset(name for name, travels in checks.items() if travels)
 
 
-def check_first(settings: Settings, manager: ChosenManager, reporter: Reporter) -> PreflightReport:
+def check_first(settings: Settings, manager: ProcessManager, reporter: Reporter) -> PreflightReport:
     """Probe a job's hosts and check them; show warnings."""
     check = settings.check
     only = frozenset(NAMES) if check.checks is None else check.checks
@@ -72,8 +69,7 @@ def check_first(settings: Settings, manager: ChosenManager, reporter: Reporter) 
     if container is None:
         only -= {"container"}
     request = PreflightRequest(
-        mpirun=manager.path,
-        major=manager.major,
+        manager=manager,
         program=_checked_program(settings),
         logs=settings.run.run_dir.path,
         network=check.network,

@@ -13,10 +13,10 @@ from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
 from ddlrun.machine.openmpi4 import count_cores
+from ddlrun.managers import ProcessManager
 from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.managers.installation import Installation, probe_horovod
-from ddlrun.managers.openmpi import ChosenManager
-from ddlrun.managers.openmpi.installation import find_mpi_library, has_hwloc_2_0, mpi4py_variables, read_mca_files
+from ddlrun.managers.openmpi.installation import mpi4py_variables, read_mca_files
 from ddlrun.mapping.rankfile import check_names, name_problem
 from ddlrun.mapping.spare_hosts import replace_hosts
 from ddlrun.mapping.topology_request import check_request
@@ -85,8 +85,8 @@ def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
     manager = PendingManager(_manager_request(settings), os.environ)
     hosts = settings.hosts.hosts
     if any(map(name_problem, hosts.names)):
-        major = manager.result().major
-        check_names(hosts.names, () if major is None else (major,))
+        dialect = manager.result().rankfile_dialect
+        check_names(hosts.names, () if dialect is None else (dialect,))
     check_distinct(hosts, os.uname().nodename)
     check_request(settings.job.topology, hosts)
     checks = settings.check.checks
@@ -154,11 +154,11 @@ def survey_machines(settings: Settings, manager: PendingManager, probe: PendingP
     return Survey(count_as(installation.manager, machines), installation, dict(os.environ))
 
 
-def count_as(manager: ChosenManager, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+def count_as(manager: ProcessManager, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
     """Return the machines of hosts with cores numbered as mpirun's hwloc numbers them."""
     if not any(machine.openmpi4_cores for machine in machines.values()):
         return machines
-    return count_cores(machines, hwloc_2_0=has_hwloc_2_0(manager))
+    return count_cores(machines, hwloc_2_0=manager.counts_by_hwloc_2_0())
 
 
 def read_machine_source(settings: Settings) -> dict[str, Machine]:
@@ -169,9 +169,9 @@ def read_machine_source(settings: Settings) -> dict[str, Machine]:
     )
 
 
-def inspect_installation(settings: Settings, manager: ChosenManager) -> Installation:
+def inspect_installation(settings: Settings, manager: ProcessManager) -> Installation:
     """Return the software that starts the job; Horovod is imported only where a setting depends on its build."""
-    library = find_mpi_library(manager.path) if manager.major is not None else None
+    library = manager.find_library()
     environ = {**os.environ, **settings.environment.variables}
     horovod = {}
     if active_hierarchical(settings.environment.horovod):
@@ -185,7 +185,7 @@ def inspect_installation(settings: Settings, manager: ChosenManager) -> Installa
     )
 
 
-def _check_hosts(settings: Settings, manager: ChosenManager, reporter: Reporter) -> "PreflightReport":
+def _check_hosts(settings: Settings, manager: ProcessManager, reporter: Reporter) -> "PreflightReport":
     """Query and check the hosts of a job; the names of new pods may take a while to resolve."""
     from ddlrun.application.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
 

@@ -11,8 +11,6 @@ from ddlrun.application.inputs import reach, scheduler_context
 from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job
 from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
 from ddlrun.hosts import fold
-from ddlrun.managers.openmpi.daemons import end_daemons
-from ddlrun.managers.own import is_own
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
@@ -170,13 +168,16 @@ def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Map
     """
     plan, settings = planned.plan, planned.attempt.settings
     unwatched = done.unwatched.difference(plan.local_hosts)
-    orphaned = done.unswept | unwatched if is_own(plan.manager) else done.unswept
-    folder = None if plan.manager.major is None else done.session_folder
+    orphaned = done.unswept | unwatched if plan.manager.marks_daemons else done.unswept
+    folder = done.session_folder
     daemons = {host: done.daemon_folders.get(host, "") for host in sorted(unwatched) if folder is not None}
     try:
         with signals.interruptible(at_once=True):
             unchecked = _end_orphans(sorted(orphaned), settings) if orphaned else {}
-            return {**unchecked, **_end_daemons(daemons, folder, settings)} if folder and daemons else unchecked
+            if not folder or not daemons:
+                return unchecked
+            target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
+            return {**unchecked, **plan.manager.end_daemons(daemons, folder, target)}
     except KeyboardInterrupt:
         return dict.fromkeys(sorted(orphaned.union(daemons)), INTERRUPTED)
 
@@ -188,14 +189,6 @@ def _end_orphans(hosts: Iterable[str], settings: Settings) -> Mapping[str, Finis
     """
     target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
     return end_runs({host: [settings.run.run_id] for host in hosts}, 0, target)[1]
-
-
-def _end_daemons(folders: Mapping[str, str], session_folder: str, settings: Settings) -> Mapping[str, FinishedProcess]:
-    """End the daemons of mpirun that are left on hosts where no keeper sees to that, and remove their folders.
-
-    Returns the replies of hosts that failed.
-    """
-    return end_daemons(folders, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
 
 
 def _judge_by_scheduler(outcome: Outcome, settings: Settings, signals: Signals) -> Outcome:

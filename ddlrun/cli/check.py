@@ -69,8 +69,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     choice = ManagerRequest(options["process_manager"], options["mpirun"], (sys.executable,))
     manager = PendingManager(choice, os.environ).result()
     request = PreflightRequest(
-        mpirun=manager.path,
-        major=manager.major,
+        manager=manager,
         program=options["script"],
         network=options["network"],
         interfaces=tuple(filter(None, (options["network_interface"] or "").split(","))),

@@ -9,15 +9,14 @@ from ddlrun import __version__
 from ddlrun.environment.framework_builds import LIBRARIES, render_builds
 from ddlrun.errors import DdlrunError
 from ddlrun.managers.installation import probe_builds, start_mpirun_query
-from ddlrun.managers.openmpi.installation import find_mpi_library, mpi4py_variables
+from ddlrun.managers.openmpi.installation import mpi4py_variables
 
 
 def show_builds(ctx: click.Context) -> None:
     """Print the builds and exit: that needs neither a script nor hosts."""
     try:
-        mpirun = start_mpirun_query(None, os.environ).result()
-        mpi = f"{mpirun.manager.title} {mpirun.version} ({mpirun.path})"
-        library = mpi4py_variables(find_mpi_library(mpirun.path), os.environ)
+        manager = start_mpirun_query(None, os.environ).result()
+        mpi, library = str(manager), mpi4py_variables(manager.find_library(), os.environ)
     except DdlrunError as error:
         mpi, library = str(error), {}
     heading = f"ddlrun {__version__}, Python {sys.version.split()[0]} ({sys.executable})\n{mpi}"

@@ -32,6 +32,7 @@ from ddlrun.cli.translation import translate
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.machine import Machine
+from ddlrun.managers import ProcessManager
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rack_layout import by_rack, shape_reason
@@ -162,7 +163,8 @@ def _plan(settings: Settings) -> Plan:
 def _placed(view: str, settings: Settings, svg: str | None) -> View:
     """Return a view of the placement; print its notes, and draw it into a file."""
     machines = read_machine_source(settings)
-    placement, reason, _ = place_job(settings, machines, _major(settings) if settings.job.profiles.candidates else None)
+    manager = _manager(settings) if settings.job.profiles.candidates else None
+    placement, reason, _ = place_job(settings, machines, manager)
     for note in (*settings.hosts.notes, *filter(None, [settings.job.profiles.note]), *placement_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if svg:
@@ -172,13 +174,13 @@ def _placed(view: str, settings: Settings, svg: str | None) -> View:
     if view == "placement":
         record: ShownPlacement = {"schema": "urn:ddlrun:show-placement:1", **placement_dict(placement)}
         return f"{placement.topology}: {reason}\n{_picture(placement)}", record
-    return _rankfile(placement, _major(settings)) if view == "rankfile" else _hosts(placement, settings)
+    return _rankfile(placement, _manager(settings)) if view == "rankfile" else _hosts(placement, settings)
 
 
-def _major(settings: Settings) -> int | None:
-    """Return the major version of the Open MPI that launch would use; None without one."""
+def _manager(settings: Settings) -> ProcessManager | None:
+    """Return the process manager that launch would use; None where it would stop."""
     try:
-        return check_settings(settings, ConsoleReporter()).manager.result().major
+        return check_settings(settings, ConsoleReporter()).manager.result()
     except DdlrunError:
         return None
 
@@ -187,8 +189,9 @@ def _picture(placement: Placement) -> str:
     return render_placement(placement, _width(), _box_style())
 
 
-def _rankfile(placement: Placement, major: int | None) -> View:
-    majors = BOTH_MAJORS if major is None else (major,)
+def _rankfile(placement: Placement, manager: ProcessManager | None) -> View:
+    dialect = None if manager is None else manager.rankfile_dialect
+    majors = BOTH_MAJORS if dialect is None else (dialect,)
     text = "".join(render(placement, f"by ddlrun: {placement.topology}", majors))
     record: RankfileRecord = {"schema": "urn:ddlrun:show-rankfile:1", "rankfile": text}
     return text, record

@@ -12,7 +12,6 @@ HIERARCHICAL = {
     "num_nccl_streams": "nccl",
 }  # fmt: skip
 _UNEQUAL = "the hosts have different numbers of ranks"
-HAN = {"OMPI_MCA_coll_han_priority": "100", "OMPI_MCA_coll_han_use_simple_allreduce": "1"}
 
 
 class HorovodContext(NamedTuple):
@@ -20,8 +19,8 @@ class HorovodContext(NamedTuple):
 
     hosts: int
     gpus: bool
-    major: int
-    """The major version of Open MPI."""
+    hierarchical: Mapping[str, str]
+    """The variables that switch on Open MPI's coll/han; empty: it is on."""
     chosen: str | None
     """Where the user or the site has chosen Open MPI's collectives; None: nowhere."""
     unequal: bool = False
@@ -40,9 +39,8 @@ def plan_hierarchical_variables(
 
     Horovod 0.28 ignores them silently (common/operations.cc): allreduce needs NCCL, several hosts and a tensor on
     a GPU; allgather a GPU build and several hosts. For tensors in host memory, Open MPI's coll/han is hierarchical.
-    Open MPI 4.1 has it off, and its in-place allreduce fails above 64 KiB unless the simple one is chosen; 5.0 has
-    it on. On hosts with different numbers of ranks, Horovod reduces across hosts over one rank of each, and coll/han
-    leaves the work to another component.
+    On hosts with different numbers of ranks, Horovod reduces across hosts over one rank of each, and coll/han leaves
+    the work to another component.
     """
     variables: dict[str, str] = {}
     notes = []
@@ -61,8 +59,8 @@ def plan_hierarchical_variables(
         if name != "hierarchical_allreduce" or context.hosts == 1:
             notes.append(f"{option} {effect}: {obstacle}")
             continue
-        if context.chosen is None and context.major == 4:
-            variables = HAN
+        if context.chosen is None:
+            variables = dict(context.hierarchical)
         notes.append(f"{option}: Horovod's own {effect} ({obstacle}); Open MPI's coll/han {_han_state(context)}")
     return variables, notes
 
@@ -70,7 +68,7 @@ def plan_hierarchical_variables(
 def _han_state(context: HorovodContext) -> str:
     if context.chosen is not None:
         return f"is left to {context.chosen}"
-    return "is switched on instead" if context.major == 4 else "is on by itself"
+    return "is switched on instead" if context.hierarchical else "is on by itself"
 
 
 def _obstacle(name: str, builds: Mapping[str, FrameworkBuild], context: HorovodContext) -> str | None:

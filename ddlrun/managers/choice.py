@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.managers import AUTO, OPEN_MPI, OWN, SRUN, slurm
+from ddlrun.managers import AUTO, OPEN_MPI, OWN, SRUN, ProcessManager
 from ddlrun.managers.installation import PendingVersion, find_mpirun, start_mpirun_query, start_srun_query
-from ddlrun.managers.openmpi import REMEDY, ChosenManager
+from ddlrun.managers.openmpi.dialects import REMEDY
 from ddlrun.managers.own import own_manager
 from ddlrun.managers.python_mpi import MPI_PACKAGES, PythonMpi, start_search
+from ddlrun.managers.slurm import make_srun, parse_features
 
 # The part of an executable file in which the names of its libraries are searched: they stand near its beginning.
 MOST_BYTES = 1 << 26
@@ -48,7 +49,7 @@ class PendingManager:
         self._query: PendingVersion | None = None
         self._python_mpi: Callable[[], PythonMpi] | None = None
         self._environ = environ
-        self._chosen: ChosenManager | None = None
+        self._chosen: ProcessManager | None = None
         if request.manager == OWN:
             self._chosen = _check_own(request, environ)
         elif request.manager == SRUN and request.dry_run and find_mpirun(request.mpirun or SRUN, environ) is None:
@@ -66,13 +67,13 @@ class PendingManager:
         python = _python_of(request.program)
         self._python_mpi = None if python is None else start_search(python, {**environ, **request.variables})
 
-    def result(self) -> ChosenManager:
+    def result(self) -> ProcessManager:
         """Wait for the choice. Raises PreflightError where the mpirun that has to be used fails or is unknown."""
         if self._chosen is None:
             self._chosen = self._choose()
         return self._chosen
 
-    def _choose(self) -> ChosenManager:
+    def _choose(self) -> ProcessManager:
         python_mpi = None if self._python_mpi is None else self._python_mpi()
         if self._query is None:
             _check_linked(self._request, self._environ)
@@ -84,20 +85,20 @@ class PendingManager:
         return own_manager(reason)
 
 
-def _missing_srun(environ: Mapping[str, str]) -> ChosenManager:
+def _missing_srun(environ: Mapping[str, str]) -> ProcessManager:
     """Return an srun that is not installed here, for a plan that is only printed."""
-    manager = slurm.manager(slurm.parse_features("", ""), environ)
-    return ChosenManager(SRUN, "not installed here", "--process-manager srun", manager)
+    return make_srun(SRUN, "not installed here", "--process-manager srun", parse_features("", ""), environ)
 
 
-def _without_mpirun(mpi: PythonMpi | None) -> ChosenManager:
+def _without_mpirun(mpi: PythonMpi | None) -> ProcessManager:
     """Return ddlrun's own process manager, where no mpirun is installed."""
     if mpi is None or not mpi.library:
         return own_manager("no mpirun is installed")
     if mpi.is_mpich:
         return own_manager(f"mpi4py uses {mpi.library}")
-    return own_manager("no mpirun is installed")._replace(
-        warning=f"mpi4py uses {mpi.library}, and no mpirun is installed: ranks that use MPI cannot start; {REMEDY}"
+    return own_manager(
+        "no mpirun is installed",
+        f"mpi4py uses {mpi.library}, and no mpirun is installed: ranks that use MPI cannot start; {REMEDY}",
     )
 
 
@@ -108,7 +109,7 @@ def _reason_for_own(mpi: PythonMpi, python: str | None) -> str | None:
     return f"mpi4py uses {mpi.library}" if mpi.is_mpich else None
 
 
-def _check_own(request: ManagerRequest, environ: Mapping[str, str]) -> ChosenManager:
+def _check_own(request: ManagerRequest, environ: Mapping[str, str]) -> ProcessManager:
     """Return ddlrun's own process manager.
 
     Raises InputError for an option that it does not have, and PreflightError for a program of Open MPI.

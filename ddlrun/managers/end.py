@@ -63,8 +63,3 @@ class ManagerEnd:
     def find(self, code: EndCode) -> EndFinding | None:
         """Return the first finding of a kind; None without any."""
         return next((finding for finding in self.findings if finding.code is code), None)
-
-
-def find_nothing(_output: ManagerOutput) -> Sequence[EndFinding]:
-    """Return the findings of a process manager about whose output nothing is known."""
-    return ()

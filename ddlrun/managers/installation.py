@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from ddlrun.environment.framework_builds import PROGRAM, FrameworkBuild, parse_build
 from ddlrun.errors import PreflightError
-from ddlrun.managers import GROUP, ProcessManager, slurm
-from ddlrun.managers.openmpi import REMEDY, ChosenManager, find_version, parse_version
-from ddlrun.plugins import load_plugins
+from ddlrun.managers import GROUP, ProcessManager
+from ddlrun.managers.openmpi import OpenMpi
+from ddlrun.managers.openmpi.dialects import REMEDY, parse_program
+from ddlrun.managers.slurm import Srun, query_srun
+from ddlrun.plugins import load_plugin_classes
 from ddlrun.remote.processes import FinishedProcess, start_command
 
 SRUN_REMEDY = "load the site's Slurm module, or leave out --process-manager srun"
@@ -21,7 +23,7 @@ BUILD_SECONDS = 300.0
 class Installation(NamedTuple):
     """The software of this machine that starts a job."""
 
-    manager: ChosenManager
+    manager: ProcessManager
     mca_files: Mapping[str, str]
     """Path -> text of the files in which a user or a site sets MCA parameters."""
     mpi_library: str | None
@@ -39,20 +41,19 @@ class PendingVersion:
         """Start `mpirun --version`."""
         self._path, self._reason, self._environ = path, reason, environ
         self._finish: Callable[[], FinishedProcess] = start_command([path, "--version"])
-        self._manager: ChosenManager | None = None
+        self._manager: ProcessManager | None = None
 
     def discard(self) -> None:
         """Wait for the end of the query, whose result is not needed."""
         self._finish()
 
-    def result(self) -> ChosenManager:
+    def result(self) -> ProcessManager:
         """Wait for the version. Raises PreflightError where mpirun fails or is of an unknown kind."""
         if self._manager is None:
             reply = self._finish()
-            version = slurm.parse_version(reply.out) if reply.code == 0 else None
+            version = Srun.parse_version(reply.out) if reply.code == 0 else None
             if version is not None:
-                srun = slurm.start_query(self._path, self._environ)()
-                self._manager = ChosenManager(self._path, version, self._reason, srun)
+                self._manager = query_srun(self._path, version, self._reason, self._environ)
             else:
                 self._manager = _parse_reply(reply, self._path, self._reason)
         return self._manager
@@ -98,16 +99,16 @@ def start_srun_query(named: str | None, environ: Mapping[str, str]) -> PendingVe
     return PendingVersion(srun.path, "--process-manager srun", environ)
 
 
-def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> ChosenManager:
+def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> ProcessManager:
     if reply.code != 0:
         lines = (reply.err or reply.out).strip().splitlines()
         raise PreflightError(f"{path} --version fails ({lines[0] if lines else reply.code}); {REMEDY}")
-    if find_version(reply.out) is None:
-        for manager in load_plugins(GROUP, ProcessManager).values():
-            version = manager.parse_version(reply.out)
+    if OpenMpi.parse_version(reply.out) is None:
+        for kind in load_plugin_classes(GROUP, ProcessManager):  # type: ignore[type-abstract]
+            version = kind.parse_version(reply.out)
             if version is not None:
-                return ChosenManager(path, version, reason, manager)
-    return parse_version(reply.out, path, reason)
+                return kind(path, version, reason)
+    return parse_program(reply.out, path, reason)
 
 
 def _which(name: str, environ: Mapping[str, str]) -> str | None:

@@ -7,48 +7,64 @@ from signal import SIGKILL
 
 from ddlrun import __version__
 from ddlrun.agent import frames
-from ddlrun.managers import ManagerJob, ProcessManager
+from ddlrun.managers import ManagerJob, ProcessManager, TransportChoice, TransportRequest
 from ddlrun.managers.end import EndCode, EndFinding, ManagerOutput
-from ddlrun.managers.openmpi import ChosenManager
 
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "start.py")
 MOST_NAMES = 500
-# The variables in which each process finds its rank, its local rank and the number of ranks.
-RANK_VARIABLES = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
 
 
-def _parse_version(text: str) -> str | None:
-    """Return the version from the output of `start.py --version`; None for another program."""
-    name, _, version = text.strip().partition(" ")
-    return version if name == "ddlrun" else None
+class OwnManager(ProcessManager):
+    """ddlrun itself, with an agent on each host."""
 
+    title = "ddlrun"
+    rank_variables = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
+    needs = frozenset({"agent"})
+    marks_daemons = True
+    signals_keepers = True
+    sends_reports = True
+    name = "the process manager"
 
-def _command(path: str, _version: str, job: ManagerJob) -> tuple[str, ...]:
-    """Return the argv that starts a job."""
-    others = [name for name in job.hosts.names if name not in job.local]
-    return (
-        sys.executable,
-        "-I",
-        "-S",
-        path,
-        f"--hostfile={job.hostfile}",
-        *(f"--local={name}" for name in job.hosts.names if name in job.local),
-        *(f"--via={word}" for word in job.launcher if others),
-        *([f"--fan-out={len(others)}"] if others and not job.works_everywhere else []),
-        *(f"--export={','.join(names)}" for names in _divide_names(job.exports if others else ())),
-        "--",
-        *job.program,
-    )
+    @staticmethod
+    def parse_version(text: str) -> str | None:
+        """Return the version from the output of `start.py --version`; None for another program."""
+        name, _, version = text.strip().partition(" ")
+        return version if name == "ddlrun" else None
+
+    @property
+    def description(self) -> str:
+        """Its line in the full plan."""
+        return f"mpirun:     none, ddlrun starts the ranks itself: {self.reason}"
+
+    def command(self, job: ManagerJob) -> tuple[str, ...]:
+        """Return the argv that starts a job."""
+        others = [name for name in job.hosts.names if name not in job.local]
+        return (
+            sys.executable,
+            "-I",
+            "-S",
+            self.path,
+            f"--hostfile={job.hostfile}",
+            *(f"--local={name}" for name in job.hosts.names if name in job.local),
+            *(f"--via={word}" for word in job.launcher if others),
+            *([f"--fan-out={len(others)}"] if others and not job.works_everywhere else []),
+            *(f"--export={','.join(names)}" for names in _divide_names(job.exports if others else ())),
+            "--",
+            *job.program,
+        )
+
+    def choose_transport(self, _request: TransportRequest) -> TransportChoice:
+        """Leave the transport to the MPI that the program may have."""
+        return TransportChoice((), "left to the program")
+
+    def read_end(self, output: ManagerOutput) -> tuple[EndFinding, ...]:
+        """Return the findings of the process manager about the end of its job."""
+        return tuple(_parse_report(kind, text.decode(errors="replace")) for kind, text in output.reports)
 
 
 def _divide_names(names: Sequence[str]) -> list[Sequence[str]]:
     """Divide the names of variables among words, as the kernel limits the length of a word."""
     return [names[at : at + MOST_NAMES] for at in range(0, len(names), MOST_NAMES)]
-
-
-def _read_end(output: ManagerOutput) -> tuple[EndFinding, ...]:
-    """Return the findings of the process manager about the end of its job."""
-    return tuple(_parse_report(kind, text.decode(errors="replace")) for kind, text in output.reports)
 
 
 def _parse_report(kind: bytes, text: str) -> EndFinding:
@@ -70,23 +86,6 @@ def _parse_report(kind: bytes, text: str) -> EndFinding:
     return EndFinding(EndCode.EXITED_RANK, "", int(rank), int(code), f"the keeper of rank {rank} ended with {code}")
 
 
-AGENTS = ProcessManager(
-    title="ddlrun",
-    parse_version=_parse_version,
-    command=_command,
-    rank_variables=RANK_VARIABLES,
-    on_hosts=False,
-    name="the process manager",
-    read_end=_read_end,
-    sends_reports=True,
-)
-
-
-def is_own(manager: ChosenManager) -> bool:
-    """Return True for ddlrun's own process manager."""
-    return manager.manager == AGENTS
-
-
-def own_manager(reason: str) -> ChosenManager:
+def own_manager(reason: str, warning: str = "") -> OwnManager:
     """Return ddlrun's own process manager, and why it was chosen."""
-    return ChosenManager(START, __version__, reason, AGENTS)
+    return OwnManager(START, __version__, reason, warning)

@@ -6,16 +6,14 @@ itself.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddlrun.errors import PreflightError
 from ddlrun.managers import ManagerJob, ProcessManager
 from ddlrun.remote.processes import start_command
 
-TITLE = "srun of Slurm"
-RANK_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 # The user's or the job's variables that would place or bind the tasks of the step otherwise.
 OVERRULING = (
     "SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE", "SLURM_CPU_BIND",
@@ -36,16 +34,6 @@ class SrunFeatures(NamedTuple):
     """The one that the site has chosen; none: it has not."""
     binds: bool
     """Whether tasks are bound to CPUs."""
-
-
-def parse_version(text: str) -> str | None:
-    """Parse the output of `srun --version`.
-
-    >>> parse_version("slurm-wlm 22.05.8"), parse_version("slurm 24.11.1"), parse_version("mpirun (Open MPI) 5.0.11")
-    ('22.05.8', '24.11.1', None)
-    """
-    match = re.match(r"slurm(?:-wlm)? (\d+\.\d+\S*)", text)
-    return match[1] if match else None
 
 
 def parse_features(mpi_list: str, config: str) -> SrunFeatures:
@@ -85,46 +73,60 @@ def choose_mpi_type(features: SrunFeatures, environ: Mapping[str, str]) -> str |
     return next((name for name in ("pmix", "pmi2") if name in features.mpi_types), "none")
 
 
-def start_query(path: str, environ: Mapping[str, str]) -> Callable[[], ProcessManager]:
-    """Ask the Slurm of this machine for its features; the function that is returned waits for them."""
-    mpi_list = start_command([path, "--mpi=list"])
-    config = start_command(["scontrol", "show", "config"])
+@dataclass(frozen=True, slots=True)
+class Srun(ProcessManager):
+    """Slurm's srun."""
 
-    def finish() -> ProcessManager:
-        listed = mpi_list()
-        return manager(parse_features(f"{listed.out}\n{listed.err}", config().out), environ)
+    title = "srun of Slurm"
+    rank_variables = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+    needs = frozenset()
 
-    return finish
+    mpi_type: str | None = None
+    """The value of --mpi; None: that of the user or the site."""
+    binds: bool = False
+    """Whether tasks are bound to CPUs."""
+
+    @staticmethod
+    def parse_version(text: str) -> str | None:
+        """Return the version from the output of `srun --version`; None for another program.
+
+        >>> Srun.parse_version("slurm-wlm 22.05.8"), Srun.parse_version("slurm 24.11.1")
+        ('22.05.8', '24.11.1')
+        >>> Srun.parse_version("mpirun (Open MPI) 5.0.11") is None
+        True
+        """
+        match = re.match(r"slurm(?:-wlm)? (\d+\.\d+\S*)", text)
+        return match[1] if match else None
+
+    def command(self, job: ManagerJob) -> tuple[str, ...]:
+        """Return the argv of srun. Raises PreflightError outside a Slurm job, and for too long a list of hosts."""
+        if not job.step:
+            raise PreflightError(
+                "srun starts ranks on the hosts of one Slurm job alone, which ddlrun runs in; use another "
+                "--process-manager"
+            )
+        nodelist = ",".join(job.rank_hosts)
+        if len(nodelist) > MOST_CHARACTERS:
+            raise PreflightError(f"srun cannot take the hosts of {job.ranks} ranks on its command line; use mpirun")
+        return (
+            "env", *(word for name in OVERRULING for word in ("-u", name)),
+            self.path, *job.step, "--overlap", "--overcommit", "--quiet", "--kill-on-bad-exit=0", "--wait=0",
+            "--input=none", "--export=ALL", *([] if self.mpi_type is None else [f"--mpi={self.mpi_type}"]),
+            *_cpu_bind(job.cpus, binds=self.binds), "--distribution=arbitrary", f"--nodelist={nodelist}",
+            f"--nodes={len(job.hosts)}", f"--ntasks={job.ranks}", *job.extra, *job.program,
+        )  # fmt: skip
 
 
-def manager(features: SrunFeatures, environ: Mapping[str, str]) -> ProcessManager:
-    """Return srun as the process manager of a Slurm with some features."""
-    mpi_type = choose_mpi_type(features, environ)
-    words = () if mpi_type is None else (f"--mpi={mpi_type}",)
-    return ProcessManager(
-        title=TITLE,
-        parse_version=parse_version,
-        command=partial(_command, words=words, binds=features.binds),
-        rank_variables=RANK_VARIABLES,
-        on_hosts=False,
-    )
+def query_srun(path: str, version: str, reason: str, environ: Mapping[str, str]) -> Srun:
+    """Ask the Slurm of this machine for its features, and return its srun."""
+    mpi_list, config = start_command([path, "--mpi=list"]), start_command(["scontrol", "show", "config"])
+    listed = mpi_list()
+    return make_srun(path, version, reason, parse_features(f"{listed.out}\n{listed.err}", config().out), environ)
 
 
-def _command(path: str, _version: str, job: ManagerJob, *, words: tuple[str, ...], binds: bool) -> tuple[str, ...]:
-    """Return the argv of srun. Raises PreflightError outside a Slurm job, and for a list of hosts that is too long."""
-    if not job.step:
-        raise PreflightError(
-            "srun starts ranks on the hosts of one Slurm job alone, which ddlrun runs in; use another --process-manager"
-        )
-    nodelist = ",".join(job.rank_hosts)
-    if len(nodelist) > MOST_CHARACTERS:
-        raise PreflightError(f"srun cannot take the hosts of {job.ranks} ranks on its command line; use mpirun")
-    return (
-        "env", *(word for name in OVERRULING for word in ("-u", name)),
-        path, *job.step, "--overlap", "--overcommit", "--quiet", "--kill-on-bad-exit=0", "--wait=0", "--input=none",
-        "--export=ALL", *words, *_cpu_bind(job.cpus, binds=binds), "--distribution=arbitrary",
-        f"--nodelist={nodelist}", f"--nodes={len(job.hosts)}", f"--ntasks={job.ranks}", *job.extra, *job.program,
-    )  # fmt: skip
+def make_srun(path: str, version: str, reason: str, features: SrunFeatures, environ: Mapping[str, str]) -> Srun:
+    """Return the srun of a Slurm with some features."""
+    return Srun(path, version, reason, mpi_type=choose_mpi_type(features, environ), binds=features.binds)
 
 
 def _cpu_bind(cpus: Iterable[Iterable[int]], *, binds: bool) -> tuple[str, ...]:

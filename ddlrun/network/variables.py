@@ -2,27 +2,32 @@
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.network.subnet_selection import Network
 
 # As a word of mpirun's command line, or in a line of a file that is no comment.
 _USER_SETTING = r"(?m)^[^#\n]*(tcp|prte)_if_(in|ex)clude\b"
-DAEMON_VARIABLES = {4: "OMPI_MCA_oob_tcp_if_include", 5: "PRTE_MCA_prte_if_include"}
+# It returns the variables that keep daemons to a network, from "include" or "exclude" and the value.
+DaemonVariables = Callable[[str, str], Mapping[str, str]]
 
 
 def choose_variables(
-    network: Network | None, major: int | None, environ: Mapping[str, str], mca_texts: Iterable[str], *, rdma: bool
+    network: Network | None,
+    daemons: DaemonVariables,
+    environ: Mapping[str, str],
+    mca_texts: Iterable[str],
+    *,
+    rdma: bool,
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables to set for a network, and notes on those that the user or the site has set, which stay.
 
-    `major` is Open MPI's; None: another program starts the ranks.
     `mca_texts` are the arguments of mpirun and the texts of the files in which MCA parameters stand.
     """
     if network is None or not network.needs_variables:
         return {}, []
-    variables, notes = network_variables(network, major, rdma=rdma)
+    variables, notes = network_variables(network, daemons, rdma=rdma)
     for name in sorted(variables):
         both = (name.replace("_exclude", "_include"), name.replace("_include", "_exclude"))  # Open MPI stops at both
         setting = next((variable for variable in both if variable in environ), None)
@@ -34,14 +39,16 @@ def choose_variables(
     return variables, list(dict.fromkeys(notes))
 
 
-def network_variables(network: Network, major: int | None, *, rdma: bool = False) -> tuple[dict[str, str], list[str]]:
+def network_variables(
+    network: Network, daemons: DaemonVariables, *, rdma: bool = False
+) -> tuple[dict[str, str], list[str]]:
     """Return the variables that keep MPI, UCX, NCCL and Gloo to a network, and notes on what they cannot express.
 
     `rdma`: a host has an RDMA device; UCX is then left to choose.
     """
     if len(network.interfaces) == 1 or not network.subnets:
         return {}, []
-    variables, notes = _mpi_variables(network, major)
+    variables, notes = _mpi_variables(network, daemons)
     kinds = set(network.interfaces.values())
     if not kinds:  # the hosts were not checked
         return variables, notes
@@ -61,11 +68,11 @@ def network_variables(network: Network, major: int | None, *, rdma: bool = False
     return variables, notes
 
 
-def _mpi_variables(network: Network, major: int | None) -> tuple[dict[str, str], list[str]]:
+def _mpi_variables(network: Network, daemons: DaemonVariables) -> tuple[dict[str, str], list[str]]:
     """Return the subnets for MPI and its daemons; of IPv6 the interfaces.
 
     Open MPI 4.1.4 and 5.0.11 stop at an IPv6 subnet, and at an interface that one of the hosts does not have. At a
-    subnet that one of them does not have they hang, and 5.0's mpirun often crashes at a list.
+    subnet that one of them does not have they hang.
     """
     same_names = len(set(network.interfaces.values())) == 1
     ipv6 = any(":" in subnet for subnet in network.subnets)
@@ -76,8 +83,8 @@ def _mpi_variables(network: Network, major: int | None) -> tuple[dict[str, str],
         name, value = "OMPI_MCA_btl_tcp_if_exclude", _excluded(network)
     notes = ["network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts"]
     variables = {name: value} if value else {}
-    if value and network.daemons and (major == 4 or (major == 5 and "," not in value)):
-        variables[DAEMON_VARIABLES[major].replace("include", name.rpartition("_")[2])] = value
+    if value and network.daemons:
+        variables |= daemons(name.rpartition("_")[2], value)
     return variables, [] if same_names or not ipv6 else notes
 
 
@@ -99,13 +106,3 @@ def _excluded(network: Network) -> str:
 
 def _names(network: Network) -> str:
     return ",".join(sorted({name for interfaces in network.interfaces.values() for name in interfaces}))
-
-
-def tcp_variables(major: int) -> dict[str, str]:
-    """Return the variables that keep MPI, UCX and NCCL to TCP between hosts and shared memory inside them."""
-    return {
-        "OMPI_MCA_pml": "ob1",
-        "OMPI_MCA_btl": {4: "self,vader,tcp", 5: "self,sm,tcp"}[major],
-        "UCX_TLS": "tcp,self,sm",
-        "NCCL_IB_DISABLE": "1",
-    }

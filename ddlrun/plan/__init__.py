@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun import __version__
-from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.secrets import REDACTED, redact, redact_words
 from ddlrun.machine import Core, Machine
-from ddlrun.managers.openmpi import ChosenManager, TransportChoice
+from ddlrun.managers import ProcessManager, TransportChoice
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.run_dir import RunDir
@@ -43,7 +42,7 @@ class Plan(NamedTuple):
     reason: TopologyReason
     """Why this topology."""
     order_reason: str
-    manager: ChosenManager
+    manager: ProcessManager
     transport: TransportChoice
     argv: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
@@ -85,15 +84,12 @@ class Plan(NamedTuple):
         return next(index for index, word in enumerate(self.argv) if word.endswith(START))  # it may have travelled
 
     def short_command(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the command as mpirun can run it, and the arguments that then travel in variables.
-
-        Open MPI joins all arguments in one variable of each rank, for which Linux takes 128 KiB.
-        """
-        size = len(" ".join(self.program).encode(errors="surrogateescape"))
-        if self.manager.major is None or size <= MOST_CHARACTERS:
+        """Return the command as the process manager can run it, and the arguments that then travel in variables."""
+        size, most = len(" ".join(self.program).encode(errors="surrogateescape")), self.manager.most_argument_bytes
+        if most is None or size <= most:
             return self.argv, {}
         arguments = pack_arguments(self.program[1:])
-        options = (word for name in arguments for word in ("-x", name))
+        options = self.manager.export_options(arguments)
         keeper = self._start - 3  # Python and its options -I and -S
         return (*self.argv[:keeper], *options, *self.argv[keeper : self._start + 2]), arguments
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ddlrun.errors import PlacementError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
+from ddlrun.managers import ProcessManager
 from ddlrun.mapping.lint_findings import LintCode
 from ddlrun.mapping.placement import OrderedCores, Placement, place, place_cores
 from ddlrun.mapping.rankfile_entries import parse_places
@@ -28,17 +29,18 @@ class JobPlacement(NamedTuple):
     order_reason: str
 
 
-def place_job(settings: Settings, machines: Mapping[str, Machine], major: int | None) -> JobPlacement:
+def place_job(settings: Settings, machines: Mapping[str, Machine], manager: ProcessManager | None) -> JobPlacement:
     """Place every rank on the machines, by host.
 
-    Raises InputError or PlacementError. A user's own rank file is checked for everything that Open MPI
-    `major` (None: either) would not do as the file says.
+    Raises InputError or PlacementError. A user's own rank file is checked for everything that the process
+    manager (None: any) would not do as the file says.
     """
     if settings.placement.rankfile is not None:
-        return _place_by_rankfile(settings, settings.placement.rankfile, machines, major)
+        dialect = None if manager is None else manager.rankfile_dialect
+        return _place_by_rankfile(settings, settings.placement.rankfile, machines, dialect)
     hosts, job = settings.hosts.hosts, settings.job
     topology, reason = choose_topology(job.topology, hosts, machines)
-    profile = job.profiles.fitting(topology, major)
+    profile = job.profiles.fitting(topology, None if manager is None else manager.mpi_generation)
     if profile is not None and job.profiles.may_reshape and profile.topology != topology:
         topology, reason = profile.topology, reason._replace(hosts=f"{profile}, instead of {topology}")
     order, order_reason = choose_order(settings, topology)
@@ -48,10 +50,10 @@ def place_job(settings: Settings, machines: Mapping[str, Machine], major: int | 
 
 
 def _place_by_rankfile(
-    settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None
+    settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], dialect: int | None
 ) -> JobPlacement:
     hosts, name = settings.hosts.hosts, rankfile.name
-    _check_rankfile(settings, rankfile, machines, major)
+    _check_rankfile(settings, rankfile, machines, dialect)
     placed = parse_places(rankfile.text, lambda host: machines[host])
     topology = _rankfile_topology(settings, name, [host for host, _ in placed.values()], machines)
     order = _order_of(topology, hosts, {rank: host for rank, (host, _) in placed.items()})
@@ -64,29 +66,29 @@ def _place_by_rankfile(
 
 
 def _check_rankfile(
-    settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None
+    settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], dialect: int | None
 ) -> None:
-    """Raise PlacementError with every error of a rank file that matters to an Open MPI."""
+    """Raise PlacementError with every error of a rank file that matters to a dialect."""
     findings = lint(rankfile.text, machines.get, None, settings.hosts.hosts.names)
-    errors = [finding for finding in findings if finding.error and finding.concerns(major)]
+    errors = [finding for finding in findings if finding.error and finding.concerns(dialect)]
     if settings.placement.policy.overload:
         errors = [finding for finding in errors if finding.code is not LintCode.SHARED_CORE]
     if errors:
         raise PlacementError(
             *(
-                f"{rankfile.name}{error.location}: {error.message}; {error.effect(major)}; {error.remedy}"
+                f"{rankfile.name}{error.location}: {error.message}; {error.effect(dialect)}; {error.remedy}"
                 for error in errors
             )
         )
 
 
-def rankfile_warnings(rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None) -> list[str]:
+def rankfile_warnings(rankfile: UserRankfile, machines: Mapping[str, Machine], dialect: int | None) -> list[str]:
     """Return the findings of a rank file that are no errors."""
     # The command itself passes the parameter that keeps dotted names.
     return [
-        f"{rankfile.name}{finding.location}: {finding.message}; {finding.effect(major)}"
+        f"{rankfile.name}{finding.location}: {finding.message}; {finding.effect(dialect)}"
         for finding in lint(rankfile.text, machines.get)
-        if not finding.error and finding.concerns(major) and finding.code is not LintCode.DOTTED_HOST
+        if not finding.error and finding.concerns(dialect) and finding.code is not LintCode.DOTTED_HOST
     ]
 
 

@@ -7,7 +7,7 @@ from ddlrun.errors import InputError, PreflightError
 from ddlrun.machine.pci import CHOOSING, OF_CONTAINER
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.wrappers import render_wrappers
-from ddlrun.rank.settings import CONTAINER, SHIPPED
+from ddlrun.rank.settings import CONTAINER, OPEN_MPI, SHIPPED
 from ddlrun.topology import JobTopology, UnequalTopology, ddl_topology, parse_topology
 from ddlrun.wording import counted
 
@@ -36,15 +36,15 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     variables |= BIND_THREADS[settings.placement.bind_threads]
     variables["DDLRUN_RUN_DIR"] = settings.run.run_dir.path
     variables["DDLRUN_RESTART"] = str(_restarts(job))
-    manager = job.survey.installation.manager
-    variables["DDLRUN_STARTED_BY"] = f"{manager.manager.title} {manager.version} ({manager.path})"  # for rank/hook
-    if job.major != 5 and "PATH" in job.environ:  # 4.1 puts its own folder before the user's
+    variables["DDLRUN_STARTED_BY"] = str(job.manager)  # for rank/hook
+    if not job.manager.keeps_path and "PATH" in job.environ:
         variables["DDLRUN_PATH"] = job.environ["PATH"]
-    bind_themselves = job.major is None or (job.major == 5 and settings.mpi.spawn_slots > 0)
+    bind_themselves = not job.manager.binds_ranks(spawns=settings.mpi.spawn_slots > 0)
     if bind_themselves:
         variables["DDLRUN_NARROW"] = "1"
-    if job.major is None:
-        variables["DDLRUN_RANK_VARIABLES"] = " ".join(job.survey.installation.manager.manager.rank_variables)
+    names = " ".join(job.manager.rank_variables)
+    if names != OPEN_MPI:
+        variables["DDLRUN_RANK_VARIABLES"] = names
     if settings.ship is not None:
         variables[SHIPPED] = settings.ship.variable(settings.run.run_id)
     if settings.container is not None:

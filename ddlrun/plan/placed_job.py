@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ddlrun.environment.exports import keep_inherited
+from ddlrun.managers import ProcessManager
 from ddlrun.mapping.placement import Placement
 from ddlrun.plan.settings import Settings
 from ddlrun.plan.survey import Survey
@@ -17,9 +18,9 @@ class PlacedJob(NamedTuple):
     placement: Placement
 
     @property
-    def major(self) -> int | None:
-        """The major version of Open MPI; None for a plug-in's process manager."""
-        return self.survey.installation.manager.major
+    def manager(self) -> ProcessManager:
+        """The process manager."""
+        return self.survey.installation.manager
 
     @property
     def inherited(self) -> Mapping[str, str]:

@@ -6,19 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.machine import MachineNoteCode
-from ddlrun.managers import ManagerJob
-from ddlrun.managers.openmpi import (
-    ChosenManager,
-    TransportChoice,
-    choose_transport,
-    find_transport_choice,
-    parse_site_excludes,
-)
-from ddlrun.managers.own import is_own
+from ddlrun.managers import ManagerJob, TransportChoice, TransportRequest
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes, unchecked_notes
-from ddlrun.network.variables import tcp_variables
 from ddlrun.plan import START, Plan, pack_word
 from ddlrun.plan.job_placement import JobPlacement, place_job, rankfile_warnings
 from ddlrun.plan.job_variables import set_threads
@@ -39,26 +29,17 @@ LAUNCHERS = frozenset(
     "torch.distributed.launch accelerate.commands.launch".split()
 )
 LAUNCHER_COMMANDS = frozenset((("accelerate", "launch"), ("ddlrun", "launch"), ("flux", "run")))
-# https://github.com/open-mpi/ompi/issues/13521; measured with 5.0.11
-UNSAFE_SPAWNS = (
-    "MPI_Comm_spawn over several hosts sometimes crashes the mpirun of Open MPI 5.0: take Open MPI 4.1 (--mpirun), or "
-    "one host"
-)
 
 
 def place_surveyed(settings: Settings, survey: Survey) -> JobPlacement:
     """Place every rank on the surveyed machines. Raises InputError, PlacementError or PreflightError."""
-    major = survey.installation.manager.major
-    placed = place_job(settings, survey.machines, major)
+    manager = survey.installation.manager
+    placed = place_job(settings, survey.machines, manager)
     _check_ranks(settings, placed.placement.topology.size)
-    uncounted = [name for name, machine in survey.machines.items() if machine.cores_uncounted]
-    if uncounted and major is not None:
-        note = MachineNoteCode.CORES_UNCOUNTED.value
-        raise PreflightError(f"host {uncounted[0]}: {note}; take --process-manager ddlrun")
-    without_cores = [name for name, machine in survey.machines.items() if machine.cores_are_threads]
-    if without_cores and major == 5:
-        note = MachineNoteCode.CORES_ARE_THREADS.value
-        raise PreflightError(f"host {without_cores[0]}: {note}; take Open MPI 4.1 (--mpirun)")
+    for name, machine in survey.machines.items():
+        obstacle = manager.find_obstacle(machine)
+        if obstacle is not None:
+            raise PreflightError(f"host {name}: {obstacle}")
     threads = set_threads(PlacedJob(settings, survey, placed.placement).environ.get("OMP_NUM_THREADS", ""))
     return placed._replace(placement=placed.placement._replace(threads=threads))
 
@@ -83,13 +64,11 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
     transport = _choose_transport(job)
     environment = plan_environment(job, transport, ports)
     _check_lengths(environment.variables)
-    if settings.mpi.spawn_slots and job.major is None:
-        raise InputError(
-            f"--spawn-slots: {survey.installation.manager.manager.title} has no such option; see --mpi-args"
-        )
-    manager, rankfile = survey.installation.manager, settings.placement.rankfile
-    warnings = rankfile_warnings(rankfile, survey.machines, manager.major) if rankfile else []
-    unsafe_spawns = settings.mpi.spawn_slots and manager.major == 5 and len(placed.placement.hosts) > 1
+    if settings.mpi.spawn_slots and not job.manager.spawns:
+        raise InputError(f"--spawn-slots: {job.manager.title} has no such option; see --mpi-args")
+    manager, rankfile = job.manager, settings.placement.rankfile
+    warnings = rankfile_warnings(rankfile, survey.machines, manager.rankfile_dialect) if rankfile else []
+    spawns = settings.mpi.spawn_slots and len(placed.placement.hosts) > 1
     return Plan(
         placement=placed.placement,
         reason=placed.reason,
@@ -108,7 +87,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
             *filter(None, [manager.warning]),
             *unchecked_notes(survey.machines),
             *environment.warnings,
-            *([UNSAFE_SPAWNS] if unsafe_spawns else []),
+            *([manager.spawn_warning] if spawns and manager.spawn_warning else []),
             *_nested_launchers(settings, placed.placement),
             *_terminal_note(settings),
         ),
@@ -163,18 +142,16 @@ def _terminal_note(settings: Settings) -> tuple[str, ...]:
 
 
 def _choose_transport(job: PlacedJob) -> TransportChoice:
-    settings, files = job.settings, job.survey.installation.mca_files
-    if job.major is None:
-        return TransportChoice((), f"left to {_transport_owner(job.survey.installation.manager)}")
-    if settings.mpi.tcp:
-        variables = tuple(tcp_variables(job.major).items())
-        return TransportChoice(variables, "--tcp: TCP, and shared memory inside of hosts")
-    chosen = find_transport_choice(settings.mpi.args, job.environ, files)
-    return choose_transport(settings.hosts.hosts, job.placement.machines, chosen, parse_site_excludes(files))
-
-
-def _transport_owner(manager: ChosenManager) -> str:
-    return "the program" if is_own(manager) else manager.manager.title
+    settings = job.settings
+    request = TransportRequest(
+        hosts=settings.hosts.hosts,
+        machines=job.placement.machines,
+        tcp=settings.mpi.tcp,
+        arguments=settings.mpi.args,
+        environ=job.environ,
+        files=job.survey.installation.mca_files,
+    )
+    return job.manager.choose_transport(request)
 
 
 def _manager_job(job: PlacedJob, exports: tuple[str, ...]) -> ManagerJob:

@@ -13,8 +13,7 @@ from ddlrun.environment.horovod_hierarchical import (
     plan_hierarchical_variables,
 )
 from ddlrun.errors import InputError
-from ddlrun.managers.openmpi import OVERRULING, TransportChoice
-from ddlrun.managers.openmpi.daemon_variables import DaemonRequest, daemon_variables
+from ddlrun.managers import DaemonRequest, TransportChoice
 from ddlrun.managers.openmpi.installation import mpi4py_variables
 from ddlrun.network.variables import choose_variables
 from ddlrun.plan import STDIN
@@ -81,7 +80,7 @@ def _unsupervised(job: PlacedJob) -> dict[str, str]:
     variables = dict.fromkeys((protocol.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
     hosts = job.settings.hosts
     first_is_local = hosts.hosts.names[0] in hosts.local
-    if job.major != 4 or first_is_local:
+    if first_is_local or not job.manager.gives_no_input:
         variables[STDIN] = os.devnull
     if job.settings.supervision.input is not None or not first_is_local:
         variables[program_input.VARIABLE] = ""
@@ -91,7 +90,7 @@ def _unsupervised(job: PlacedJob) -> dict[str, str]:
 def _profile(job: PlacedJob) -> tuple[str, Contribution]:
     """Return the mode of DDL, and the variables of the profile of these hosts that the user has not set."""
     topology, settings, environ = job.placement.topology, job.settings.job, job.environ
-    profile = settings.profiles.fitting(topology, job.major)
+    profile = settings.profiles.fitting(topology, job.manager.mpi_generation)
     default = settings.mode or "p"
     notes = tuple(filter(None, [settings.profiles.note]))
     if profile is None:
@@ -130,14 +129,15 @@ def _frameworks(job: PlacedJob, ports: range) -> tuple[str, FrameworkVariables]:
 def _collectives(job: PlacedJob) -> Contribution:
     """Return the variables that make Horovod's hierarchical settings work; warn of those that have no effect."""
     settings, installation = job.settings, job.survey.installation
-    if not active_hierarchical(settings.environment.horovod) or job.major is None:
+    hierarchical = job.manager.hierarchical
+    if not active_hierarchical(settings.environment.horovod) or hierarchical is None:
         return Contribution({})
     chosen = find_collectives_choice(settings.mpi.args, job.environ, installation.mca_files)
     gpus = any(machine.gpus for machine in job.placement.machines)
     context = HorovodContext(
         hosts=len(settings.hosts.hosts),
         gpus=gpus,
-        major=job.major,
+        hierarchical=hierarchical,
         chosen=chosen,
         unequal=isinstance(job.placement.topology, UnequalTopology),
     )
@@ -149,7 +149,8 @@ def _network(job: PlacedJob) -> Contribution:
     """Return the variables that keep MPI, NCCL and Gloo to the network of the hosts."""
     rdma = any(machine.rdma_devices for machine in job.placement.machines) and not job.settings.mpi.tcp
     chosen = (*job.settings.mpi.args, *job.survey.installation.mca_files.values())
-    variables, notes = choose_variables(job.survey.network, job.major, job.environ, chosen, rdma=rdma)
+    daemons = job.manager.network_variables
+    variables, notes = choose_variables(job.survey.network, daemons, job.environ, chosen, rdma=rdma)
     return Contribution(variables, tuple(notes))
 
 
@@ -161,19 +162,16 @@ def _describe_network(job: PlacedJob, contribution: Contribution) -> str:
 
 
 def _daemons(job: PlacedJob) -> dict[str, str]:
-    """Return the variables that make mpirun start its daemons as ddlrun starts its own scripts."""
+    """Return the variables with which the process manager starts its daemons as ddlrun starts its own scripts."""
     hosts = job.settings.hosts
-    if job.major is None:
-        return {}
     request = DaemonRequest(
         launcher=hosts.launcher.launcher,
         words=hosts.launcher.words,
-        major=job.major,
         slots=job.placement.topology.largest,
         job=hosts.allocation,
         alone=hosts.all_local,
     )
-    return daemon_variables(request, job.inherited)
+    return job.manager.daemon_variables(request, job.inherited)
 
 
 class _Exports(NamedTuple):
@@ -194,7 +192,7 @@ def _exports(job: PlacedJob, variables: Mapping[str, str]) -> _Exports:
     names = select_exports(environ, user.export, user.names)
     exports = tuple(name for name in names if name in environ and name not in hidden)
     left_out = [name for name in job.survey.environ if name not in environ]
-    overruling = [name for name in OVERRULING if name in environ]
+    overruling = [name for name in job.manager.overruling if name in environ]
     parts = [name for name in PARTS if by_slurm and name in environ]
     notes = [f"{name}: left out, as it contradicts the rank file" for name in overruling]
     sharing = [f"{name}={environ[name]}" for name in overruling if "oversubscribe" in environ[name].lower()]

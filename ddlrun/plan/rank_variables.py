@@ -8,7 +8,7 @@ from ddlrun.plan import Plan
 from ddlrun.rank.binding import VISIBLE_GPUS, RankBinding, binding_values, parse_binding
 from ddlrun.rank.framework_environment import framework_values
 
-# Encodings that the keeper of a rank decodes, and variables for mpirun alone.
+# Encodings that the keeper of a rank decodes.
 INTERNAL = frozenset(
     f"DDLRUN_{name}"
     for name in (
@@ -16,7 +16,6 @@ INTERNAL = frozenset(
         *("RANK_VARIABLES", "STARTED_BY", "STRICT_BINDING", "STDIN"),
     )
 )
-FOR_MPIRUN = ("PRTE_MCA_", "SLURM_", "OMPI_MCA_plm_", "OMPI_MCA_ras")
 
 
 def shared_variables(plan: Plan) -> dict[str, str]:
@@ -24,7 +23,7 @@ def shared_variables(plan: Plan) -> dict[str, str]:
     variables = {
         name: value
         for name, value in sorted(plan.variables)
-        if name not in INTERNAL and not name.startswith(FOR_MPIRUN)
+        if name not in INTERNAL and not name.startswith(plan.manager.private)
     }
     return redact(variables)
 
@@ -34,10 +33,8 @@ def own_variables(plan: Plan, environ: Mapping[str, str], placed: PlacedRank) ->
     inherited = {name: environ[name] for name in plan.exports if name in environ}
     variables = {**inherited, **dict(plan.variables)}
     size, local_rank, host = plan.placement.topology.size, placed.binding.local_rank, placed.host.name
-    own: dict[str, str] = {}
-    if plan.manager.major is not None:
-        numbers = {"RANK": placed.rank, "LOCAL_RANK": local_rank, "SIZE": size}
-        own = {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
+    numbers = map(str, (placed.rank, local_rank, size))
+    own = dict(zip(plan.manager.rank_variables, numbers, strict=True))
     planned = parse_binding(variables, placed.rank, local_rank, size)
     if planned is not None:
         own |= binding_values(variables, planned, host=host, rank=placed.rank, size=size)

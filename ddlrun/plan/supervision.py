@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
-from ddlrun.managers.openmpi import ChosenManager
+from ddlrun.managers import ProcessManager
 from ddlrun.ranges import name_numbers
 from ddlrun.rank import program_input
 from ddlrun.topology import JobTopology, RankOrder
@@ -109,10 +109,8 @@ class SupervisedJob(NamedTuple):
     topology: JobTopology
     order: RankOrder
     host_names: tuple[str, ...]
+    manager: ProcessManager
     addresses: tuple[str, ...] = LOOPBACK
-    own_manager: bool = False
-    """Whether ddlrun's own process manager starts the ranks."""
-    manager: ChosenManager = ChosenManager("mpirun", "", "")
 
     @property
     def ranks(self) -> int:

@@ -16,8 +16,7 @@ START, END = "@facts begin", "@facts end"
 # Parts of the command line of every keeper; those of ddlrun's own agents are forks of them.
 KEEPERS = ("/ddlrun/rank/start.py", "/ddlrun/agent/start.py")
 # The MPI libraries for which mpi4py may be built: Open MPI's, MPICH's and Intel's, Cray's.
-OPEN_MPI_LIBRARY = "libmpi.so.40"
-MPI_LIBRARIES = (OPEN_MPI_LIBRARY, "libmpi.so.12", "libmpi_cray.so.12")
+MPI_LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi_cray.so.12")
 # The number of a host's namespaces in its facts. That of mounts is not one of them: a login may have its own.
 NAMESPACES = 4
 
@@ -28,6 +27,7 @@ class FactsRequest(NamedTuple):
     `folder` is the working folder. `path` is the PATH on which ranks look for the program; None: the host's own.
     `encryption` is the folder from which keepers import cryptography; None: they do not. `agents`: whether ddlrun's own
     agents start the ranks. `container` is that of the ranks; None: there is none.
+    `daemon` is the program beside `mpirun` that hosts must have, `library` the MPI library that belongs to it.
     """
 
     mpirun: str
@@ -40,6 +40,8 @@ class FactsRequest(NamedTuple):
     encryption: str | None = None
     agents: bool = False
     container: ContainerRequest | None = None
+    daemon: str = ""
+    library: str = ""
 
 
 class FileDigest(NamedTuple):

@@ -10,13 +10,13 @@ from ddlrun.preflight.facts import END, MPI_LIBRARIES, START, FactsRequest
 PACKAGES = ("mpi4py", "torch", "horovod")
 
 
-def facts_script(request: FactsRequest, daemon: str) -> str:
+def facts_script(request: FactsRequest) -> str:
     """Return the POSIX sh script that prints a host's facts; it writes nothing and needs only a shell.
 
-    `daemon` is the name of Open MPI's daemon: orted or prted. Every value is inserted as a quoted literal.
+    Every value is inserted as a quoted literal.
     """
     values = {
-        "mpirun": request.mpirun, "python": request.python, "folder": request.folder, "daemon": daemon,
+        "mpirun": request.mpirun, "python": request.python, "folder": request.folder, "daemon": request.daemon,
         "program": request.program or "", "logs": request.logs or "", "packages": " ".join(PACKAGES),
         "libraries": " ".join(MPI_LIBRARIES),
         "names": " ".join(request.names), "path": request.path or "", "encryption": request.encryption or "",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from ddlrun.hosts import fold
-from ddlrun.preflight.facts import OPEN_MPI_LIBRARY, FactsRequest, FileDigest, HostFacts, LeftoverProcess
+from ddlrun.preflight.facts import FactsRequest, FileDigest, HostFacts, LeftoverProcess
 from ddlrun.preflight.findings import FindingCode, PreflightFinding
 from ddlrun.preflight.identity import CHECK as IDENTITY
 from ddlrun.preflight.identity import check_identity
@@ -21,14 +21,13 @@ LEAST_MEMLOCK = 64 << 10
 LEAST_AGENT_PYTHON = (3, 8)
 MOST_CLOCK = 1.0
 MOST_SHOWN = 60
-OPEN_MPI_DAEMONS = ("orted", "prted")
 T = TypeVar("T", bound=Hashable)
 
 
 class PreflightFacts(NamedTuple):
     """The facts of all hosts and of this machine, the request, and the time of the probe.
 
-    `here_name` is this machine's name, `daemon` that of Open MPI's daemon. `interval` is when the hosts were
+    `here_name` is this machine's name. `interval` is when the hosts were
     queried and when the last had replied, by this machine's clock.
     """
 
@@ -36,7 +35,6 @@ class PreflightFacts(NamedTuple):
     here: HostFacts
     here_name: str
     request: FactsRequest
-    daemon: str
     interval: tuple[float, float]
 
     def without(self, names: Container[str]) -> "PreflightFacts":
@@ -68,7 +66,7 @@ def check_resolution(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 def check_mpi(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     """Find hosts without the same Open MPI at the same path."""
     mpirun = facts.request.mpirun
-    values = {"mpirun": mpirun, "folder": mpirun.rpartition("/")[0], "daemon": facts.daemon}
+    values = {"mpirun": mpirun, "folder": mpirun.rpartition("/")[0], "daemon": facts.request.daemon}
     for host, host_facts in facts.hosts.items():
         if not host_facts.daemon:
             yield PreflightFinding(host, "mpi", FindingCode.NO_DAEMON, values)
@@ -78,7 +76,7 @@ def check_mpi(facts: PreflightFacts) -> Iterator[PreflightFinding]:
             versions = {"version": repr(host_facts.mpirun), "expected": repr(facts.here.mpirun)}
             yield PreflightFinding(host, "mpi", FindingCode.OTHER_MPIRUN, {**values, **versions})
         libraries = host_facts.mpi_libraries
-        if facts.daemon in OPEN_MPI_DAEMONS and libraries and OPEN_MPI_LIBRARY not in libraries:
+        if facts.request.library and libraries and facts.request.library not in libraries:
             names = {"python": facts.request.python, "library": " or ".join(libraries)}
             yield PreflightFinding(host, "mpi", FindingCode.OTHER_MPI4PY, names)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ddlrun.errors import HostError, PreflightError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
+from ddlrun.managers import ProcessManager
 from ddlrun.network.addresses import is_on
 from ddlrun.network.subnet_selection import Network, choose_network
 from ddlrun.plan.container import ContainerRequest
@@ -26,19 +27,16 @@ MOST_NAMES = 8
 # The time limit of connections: at least this long, and in proportion to the time that the facts have taken. A busy
 # machine starts the hosts' scripts one after the other.
 TCP_SECONDS, TCP_PER_FACTS = 8.0, 4.0
-DAEMONS = {4: "orted", 5: "prted"}
 
 
 class PreflightRequest(NamedTuple):
     """The settings of the checks, beyond the hosts.
 
-    `major` is Open MPI's (None: a plug-in starts the ranks), `only` the checks to run, `ssh` the command line without
-    the host, `seconds` the time limit of all, `path` the PATH on which ranks look for the program. See
-    SupervisionOptions for `encryption`.
+    `only` are the checks to run, `ssh` is the command line without the host, `seconds` the time limit of all, `path`
+    the PATH on which ranks look for the program. See SupervisionOptions for `encryption`.
     """
 
-    mpirun: str
-    major: int | None
+    manager: ProcessManager
     program: str | None = None
     logs: str | None = None
     network: str | None = None
@@ -161,10 +159,9 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
 
 
 def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) -> _Replies:
-    own_program = os.path.basename(request.mpirun)  # of a plug-in's process manager no daemon is known
-    daemon = own_program if request.major is None else DAEMONS[request.major]
+    manager = request.manager
     base = FactsRequest(
-        mpirun=request.mpirun,
+        mpirun=manager.path,
         python=sys.executable,
         folder=os.getcwd(),
         program=request.program,
@@ -173,11 +170,13 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
         encryption=request.encryption,
         agents="agent" in request.only,
         container=request.container,
+        daemon=manager.daemon,
+        library=manager.mpi_library,
     )
     names = names_to_resolve(hosts.names, reach.own_name)
-    scripts = {host: facts_script(base._replace(names=names[host], logs=None), daemon) for host in hosts.names}
+    scripts = {host: facts_script(base._replace(names=names[host], logs=None)) for host in hosts.names}
     begin = time.time()
-    read_here = reach.here(facts_script(base._replace(names=hosts.names[: 4 * MOST_NAMES]), daemon))
+    read_here = reach.here(facts_script(base._replace(names=hosts.names[: 4 * MOST_NAMES])))
     replies = run_scripts(scripts, reach)
     end = time.time()
     machines: dict[str, Machine] = {}
@@ -195,7 +194,6 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
         here=here,
         here_name=next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name),
         request=base._replace(names=all_names),
-        daemon=daemon,
         interval=(begin, end),
     )
     return _Replies(everything, failed)
@@ -226,7 +224,7 @@ def _choose_network(
     if "network" not in request.only:
         return network, []
     code = FindingCode.NETWORK if network.subnets else FindingCode.NO_COMMON_NETWORK
-    ambiguous = list(ambiguous_interfaces(facts, network)) if request.major == 4 else []
+    ambiguous = list(ambiguous_interfaces(facts, network)) if request.manager.needs_one_address else []
     hosts = facts.keys() - {finding.host for finding in ambiguous}
     fine = [PreflightFinding(host, "network", code, {"summary": network.summary}) for host in facts if host in hosts]
     return network, [*fine, *ambiguous]

@@ -13,7 +13,7 @@ from ddlrun.rank.execution import become, complain
 from ddlrun.rank.framework_environment import in_use, set_framework_variables
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
-from ddlrun.rank.settings import CONTAINER, MPIRUN, OTHER_MANAGER, SHIPPED, KeeperSettings, PreparedRank
+from ddlrun.rank.settings import CONTAINER, MPIRUN, OPEN_MPI, OTHER_MANAGER, SHIPPED, KeeperSettings, PreparedRank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from ddlrun.rank.container import Container
     from ddlrun.rank.shipped import Places
-
-# Where Open MPI says which rank a process is; DDLRUN_RANK_VARIABLES has the names of another process manager.
-OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE"
 
 
 def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders: int | None = None) -> None:

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from ddlrun.rank.program_input import InputRequest
     from ddlrun.rank.shipped import Places
 
+# The variables in which Open MPI says which rank a process is; DDLRUN_RANK_VARIABLES has the names of another process
+# manager.
+OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE"
 MPIRUN = "mpirun, or its daemon on that host,"
 OTHER_MANAGER = "the process manager, or its daemon on that host,"
 

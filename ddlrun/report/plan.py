@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
-from ddlrun.managers.openmpi import ChosenManager
-from ddlrun.managers.own import is_own
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
@@ -28,7 +26,7 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
         lines += [
             f"hosts:      {plan.placement.hosts.source}",
             f"rank order: {plan.placement.order.value}: {plan.order_reason}",
-            _describe_manager(plan.manager),
+            plan.manager.description,
             f"daemons:    {plan.launcher}",
             f"transport:  {plan.transport.reason}",
             f"network:    {plan.network}",
@@ -37,13 +35,6 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
             f"command:    {command}",
         ]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _describe_manager(manager: ChosenManager) -> str:
-    """Return the line about the process manager."""
-    if is_own(manager):
-        return f"mpirun:     none, ddlrun starts the ranks itself: {manager.reason}"
-    return f"{manager.name + ':':<11} {manager.path} ({manager.manager.title} {manager.version}): {manager.reason}"
 
 
 def _placement_lines(placement: Placement, reason: TopologyReason) -> Iterator[str]:

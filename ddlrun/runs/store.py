@@ -127,18 +127,15 @@ def _has_files_here(folder: str) -> bool:
 
 
 def check_rank_file(plan: Plan) -> None:
-    """Raise PlacementError if the rank file of a plan cannot be written for the Open MPI that runs."""
+    """Raise PlacementError if the rank file of a plan cannot be written for its process manager."""
     _rank_file(plan)
 
 
 def _rank_file(plan: Plan) -> Iterable[str]:
-    """Return the blocks of the rank file for the Open MPI that runs, or the user's own.
-
-    Open MPI 4.1 places the processes of MPI_Comm_spawn by the rank file too, from its first line on.
-    """
-    placement, major = plan.placement, plan.manager.major
-    blocks = rankfile.render(placement, f"by ddlrun: {placement.topology}", () if major is None else (major,))
-    if major != 4 or not plan.spawn_slots:
+    """Return the blocks of the rank file for the process manager, or the user's own; spawned processes follow."""
+    placement, dialect = plan.placement, plan.manager.rankfile_dialect
+    blocks = rankfile.render(placement, f"by ddlrun: {placement.topology}", () if dialect is None else (dialect,))
+    if not (plan.spawn_slots and plan.manager.places_spawned):
         return blocks if plan.rankfile is None else [plan.rankfile]
     own = "".join(blocks)
     repeated = rankfile.repeat(rankfile.parse(own), plan.spawn_slots * len(placement.hosts))

@@ -132,7 +132,7 @@ class KeeperReactions:
 
         mpirun itself signals the keepers after a failure. ddlrun's agents do so when the process manager ends.
         """
-        if not self._job.own_manager or self._signalled is None:
+        if not self._job.manager.signals_keepers or self._signalled is None:
             return None
         return None if self._mpirun.ends_within(MPIRUN_END_SECONDS) else self._signalled
 

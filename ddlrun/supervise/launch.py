@@ -1,13 +1,11 @@
 """The launch of a plan: mpirun's environment and standard input, and the supervised run."""
 
-import math
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from ddlrun.managers.own import is_own
 from ddlrun.plan import STDIN, Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
@@ -20,14 +18,6 @@ from ddlrun.supervise.run import FinishedJob, ManagerCommand, run_job
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.termination import SLACK_SECONDS
-
-# Where mpirun puts the folders of sessions: on all hosts, and on its own alone.
-SESSION_FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
-LOCAL_SESSION_FOLDERS = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
-# The beginnings of the variables of TCP keepalive between mpirun and its daemons, by the major version of Open MPI.
-KEEPALIVE = {4: "OMPI_MCA_oob_tcp_keepalive", 5: "PRTE_MCA_oob_tcp_keepalive"}
-KEEPALIVE_PROBES = 3
-LONGEST_KEEPALIVE = 32767  # the kernel's limit
 
 
 def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str], signals: Signals) -> FinishedJob:
@@ -43,14 +33,14 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         order=placement.order,
         host_names=placement.hosts.names,
         addresses=_own_addresses(plan),
-        own_manager=is_own(plan.manager),
         manager=plan.manager,
     )
     names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
-    keepalive = _keepalive_variables(plan.manager.major, options.heartbeat)
+    keepalive = plan.manager.keepalive_variables(options.heartbeat) if options.heartbeat else {}
     variables = {**keepalive, **environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
     environ = {name: value for name, value in variables.items() if name not in plan.removed}
-    folder_names = _session_variables(plan, environ)
+    all_local = plan.local_hosts.issuperset(placement.hosts.names)
+    folder_names = plan.manager.session_variables(environ, local=all_local, spawns=plan.spawn_slots > 0)
     path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
     with (
         guard_session(options.grace + SLACK_SECONDS, path) as guard,
@@ -97,34 +87,6 @@ def _routed_addresses(hosts: Sequence[str]) -> tuple[str, ...]:
                 probe_socket.connect(address)  # only looks up a route: UDP sends nothing here
                 addresses[str(probe_socket.getsockname()[0])] = None
     return tuple(addresses) or (os.uname().nodename,)
-
-
-def _keepalive_variables(major: int | None, heartbeat: float) -> dict[str, str]:
-    """Return the variables with which a daemon that is cut off ends after twice the heartbeat, not after 8 minutes.
-
-    Once a daemon has started a keeper, that ends it.
-    """
-    if major is None or not heartbeat:
-        return {}
-    idle = min(math.ceil(heartbeat), LONGEST_KEEPALIVE)
-    values = {"time": idle, "intvl": math.ceil(idle / KEEPALIVE_PROBES), "probes": KEEPALIVE_PROBES}
-    return {f"{KEEPALIVE[major]}_{name}": str(value) for name, value in values.items()}
-
-
-def _session_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables that give mpirun, but not its daemons on other hosts, a folder of its own for its session.
-
-    The default folder in /tmp is named after mpirun's process number. An mpirun that was killed leaves it
-    behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
-    """
-    if is_own(plan.manager):  # it has none
-        return ()
-    all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
-    # Under Open MPI 4.1, ranks stop if the variable is set. Keepers remove it, but spawned processes have none.
-    spawns = plan.spawn_slots and plan.manager.major == 4 and not all_local
-    if spawns or any(name in environ for name in (*SESSION_FOLDERS, *LOCAL_SESSION_FOLDERS)):
-        return ()
-    return SESSION_FOLDERS if all_local else LOCAL_SESSION_FOLDERS
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from collections.abc import Collection
 
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
-from ddlrun.managers.openmpi.missing_daemons import find_missing_daemons
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.supervise.root_cause import EndReason
 
@@ -65,11 +64,10 @@ class JobLimits:
         return None
 
     def _explain_late_start(self) -> str:
-        """Return the hosts whose daemons mpirun waits for before it starts any rank, in words; empty if unknown."""
-        if self._started or self._job.own_manager:  # which prints what it knows of a host
-            return ""
-        hosts = find_missing_daemons(self._session, self._job.host_names)
-        return f": no daemon on {fold(hosts)} has connected to {self._job.manager.name}" if hosts else ""
+        """Return the hosts whose daemons are waited for before any rank starts, in words; empty if unknown."""
+        manager = self._job.manager
+        hosts = [] if self._started else manager.find_missing_daemons(self._session, self._job.host_names)
+        return f": no daemon on {fold(hosts)} has connected to {manager.name}" if hosts else ""
 
     def report_early_ends(self, now: float, ended: Collection[int]) -> str | None:
         """Return a message, once, if some ranks have ended a while ago and others have not."""

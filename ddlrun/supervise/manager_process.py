@@ -40,7 +40,7 @@ class ManagerProcess:
         }
         """Descriptor -> 0 (standard output) or 1 (standard error)."""
         self._output = b""
-        stdout = process.stdout if job.manager.manager.sends_reports else None
+        stdout = process.stdout if job.manager.sends_reports else None
         self._channel = None if stdout is None else Channel(stdout.fileno(), -1)
         self._reports: list[tuple[bytes, bytes]] = []
         self.terminated = False
@@ -114,7 +114,7 @@ class ManagerProcess:
 
     def _find(self, output: ManagerOutput) -> list[EndFinding]:
         """Return the findings in an output, those about a rank with its host."""
-        return [self._add_host(finding) for finding in self._job.manager.manager.read_end(output)]
+        return [self._add_host(finding) for finding in self._job.manager.read_end(output)]
 
     def _add_host(self, finding: EndFinding) -> EndFinding:
         of_rank = finding.rank >= 0 and not finding.host

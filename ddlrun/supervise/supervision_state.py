@@ -31,7 +31,7 @@ class SupervisionState:
         self.watch, self.job = watch, job
         self.epoll = select.epoll()
         self.console = Console(watch, job.ranks, files)
-        ssh_clients = SshClients(self.epoll, () if job.own_manager else job.host_names)
+        ssh_clients = SshClients(self.epoll, job.host_names if job.manager.starts_ssh else ())
         self.mpirun = ManagerProcess(process, job, ssh_clients)
         self.stalls = StallDetector(watch.stall, job, self.console.tell)
         self.limits = JobLimits(watch, job, process.pid)

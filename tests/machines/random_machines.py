@@ -14,8 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddlrun.managers.openmpi import parse_version
-from ddlrun.managers.openmpi.installation import has_hwloc_2_0
+from ddlrun.managers.openmpi.dialects import DIALECTS
 from tests.machines.random_descriptions import describe, options
 from tests.machines.random_judge import ChosenManager, Judgement, Result, judge_again, judge_gpus, judge_tree
 from tests.machines.random_reduction import reduce_shape
@@ -30,7 +29,7 @@ THREADS = 4  # an mpirun waits most of the time
 
 
 def mpirun_of(major: int, path: str) -> ChosenManager:
-    return ChosenManager(path, major, has_hwloc_2_0(parse_version(f"(Open MPI) {major}.0", path, "test")))
+    return ChosenManager(path, major, DIALECTS[major](path, f"{major}.0", "test").counts_by_hwloc_2_0())
 
 
 def judge_shape(shape: Shape, mpirun: ChosenManager, seed: int) -> list[Judgement]:

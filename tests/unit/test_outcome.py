@@ -8,8 +8,8 @@ import pytest
 
 from ddlrun.agent import frames
 from ddlrun.managers.end import EndCode, ManagerEnd, ManagerOutput
-from ddlrun.managers.openmpi import OPEN_MPI
-from ddlrun.managers.own import AGENTS
+from ddlrun.managers.openmpi.end import read_end
+from ddlrun.managers.own import own_manager
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.report.hints import HINTS, MPI_HINTS, find_hint
 from ddlrun.report.outcome import colour_report, render_end, render_others
@@ -49,12 +49,12 @@ def mpirun_end(
     ended_client: str | None = None,
 ) -> ManagerEnd:
     output = ManagerOutput(exit_code, text, host_names=host_names, ended_client=ended_client)
-    return ManagerEnd(exit_code, OPEN_MPI.read_end(output), ended_by_ddlrun, name)
+    return ManagerEnd(exit_code, read_end(output), ended_by_ddlrun, name)
 
 
 def findings(text: str, exit_code: int = 1, ended_client: str | None = None) -> list[tuple[EndCode, str, int, int]]:
     """Return code, host, rank and number of what Open MPI's mpirun has reported, but for OTHER_FAILURE."""
-    found = OPEN_MPI.read_end(ManagerOutput(exit_code, text, ended_client=ended_client))
+    found = read_end(ManagerOutput(exit_code, text, ended_client=ended_client))
     values = ((finding.code, finding.host, finding.rank, finding.number) for finding in found)
     return [value for value in values if value[0] is not EndCode.OTHER_FAILURE]
 
@@ -248,7 +248,8 @@ RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 brok
 
 
 def own_end(exit_code: int, *reports: tuple[bytes, bytes]) -> ManagerEnd:
-    return ManagerEnd(exit_code, AGENTS.read_end(ManagerOutput(exit_code, reports=reports)), name=AGENTS.name)
+    manager = own_manager("")
+    return ManagerEnd(exit_code, manager.read_end(ManagerOutput(exit_code, reports=reports)), name=manager.name)
 
 
 @pytest.mark.parametrize(

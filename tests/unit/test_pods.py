@@ -8,7 +8,8 @@ import pytest
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
-from ddlrun.managers.openmpi.daemon_variables import DaemonRequest, daemon_variables
+from ddlrun.managers import DaemonRequest
+from ddlrun.managers.openmpi.dialects import DIALECTS
 from ddlrun.remote.agent import AgentLauncher, choose_launcher, run_script
 from ddlrun.remote.fan_out import run_on_hosts
 
@@ -68,7 +69,9 @@ def test_an_agent_of_the_user_is_called_as_it_is() -> None:
 @pytest.mark.parametrize(("major", "prefix"), [(4, "OMPI_MCA_plm_rsh"), (5, "PRTE_MCA_plm_ssh")])
 def test_mpirun_starts_its_daemons_by_kubectl(major: int, prefix: str, pods: dict[str, str]) -> None:
     launcher = choose_launcher("kubectl", None, HOSTS, (), pods)
-    variables = daemon_variables(DaemonRequest(launcher.launcher, launcher.words, major, 2), pods)
+    variables = DIALECTS[major]("mpirun", f"{major}.0", "").daemon_variables(
+        DaemonRequest(launcher.launcher, launcher.words, 2), pods
+    )
     assert variables[f"{prefix}_no_tree_spawn"] == "1"
     words = variables[f"{prefix}_agent"].split()  # as Open MPI does
     done = subprocess.run([*words, "pod-1", "orted", "a b"], env=pods, capture_output=True, text=True, check=True)

@@ -67,7 +67,9 @@ ddlrun:end
 @net eth0 10.0.0.1/16 up 10000 device
 {END}
 """
-WANTED = FactsRequest("/opt/mpi/bin/mpirun", "/opt/py/bin/python", "/work", ("h1", "h2", "h3"))
+WANTED = FactsRequest(
+    "/opt/mpi/bin/mpirun", "/opt/py/bin/python", "/work", ("h1", "h2", "h3"), daemon="orted", library="libmpi.so.40"
+)
 
 
 def facts(number: int = 1, **changes: object) -> HostFacts:
@@ -86,7 +88,7 @@ def bad(here: HostFacts | None = None, wanted: FactsRequest = WANTED, **changes:
 
 def bad_among(hosts: dict[str, HostFacts], here: HostFacts, wanted: FactsRequest = WANTED) -> list[PreflightFinding]:
     """Judge hosts; return the findings of checks that do not pass."""
-    facts_of_all = PreflightFacts(hosts, here, "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    facts_of_all = PreflightFacts(hosts, here, "h1", wanted, (1700000000.0, 1700000000.5))
     return [finding for finding in judge(facts_of_all) if finding.level is not Level.OK]
 
 
@@ -130,7 +132,7 @@ def test_malformed_lines_are_ignored(line: str) -> None:
 
 def test_no_value_reaches_the_shell_unquoted() -> None:
     word = "$(touch x); 'a' \"b\"\n`c`"
-    script = facts_script(FactsRequest(word, word, word, (), word, word, word, word), "orted")
+    script = facts_script(FactsRequest(word, word, word, (), word, word, word, word, daemon="orted"))
     quoted = "'$(touch x); '\"'\"'a'\"'\"' \"b\"\n`c`'"
     assert script.count(quoted) == script.count("touch x") == 7
 
@@ -177,7 +179,7 @@ def test_hosts_without_a_python_for_agents_fail_where_they_are_used(version: str
 @pytest.mark.parametrize("exists", [False, True])
 def test_the_script_imports_cryptography_from_the_folder(tmp_path: Path, *, exists: bool) -> None:
     folder = find_cryptography() if exists else str(tmp_path)
-    script = facts_script(FactsRequest("mpirun", sys.executable, "/", encryption=folder), "orted")
+    script = facts_script(FactsRequest("mpirun", sys.executable, "/", encryption=folder, daemon="orted"))
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert parse_facts(done.stdout, "h1").encryption == exists
 
@@ -198,7 +200,7 @@ def test_the_script_finds_the_libraries_of_mpi4py(tmp_path: Path) -> None:
     code = f"import sys; del sys.argv[1]; sys.path.insert(0, {str(tmp_path)!r}); exec(sys.argv.pop(1))"
     python.write_text(f'#!/bin/sh\nshift 2; exec {sys.executable} -I -c "{code}" -c "$@"\n')
     python.chmod(0o755)
-    script = facts_script(FactsRequest("mpirun", str(python), "/"), "orted")
+    script = facts_script(FactsRequest("mpirun", str(python), "/", daemon="orted"))
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert parse_facts(done.stdout, "h1").mpi_libraries == ("libmpi.so.12",), done.stdout
 
@@ -220,7 +222,7 @@ def test_a_script_is_compared_with_the_one_on_this_machine() -> None:
     wanted = WANTED._replace(program="train.py")
     here = facts(program=FileDigest(9, 1))
     hosts = {name: facts(number, program=FileDigest(9, 1)) for number, name in enumerate(("h1", "h2"), 1)}
-    facts_of_all = PreflightFacts(hosts, here, "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    facts_of_all = PreflightFacts(hosts, here, "h1", wanted, (1700000000.0, 1700000000.5))
     assert {finding.level for finding in judge(facts_of_all)} == {Level.OK}
     lost = facts_of_all._replace(hosts={**hosts, "h2": hosts["h2"]._replace(program=None)})
     assert [finding.code for finding in judge(lost) if finding.level is not Level.OK] == [FindingCode.NO_PROGRAM]
@@ -505,9 +507,7 @@ def test_equal_lines_share_a_row_whatever_was_measured() -> None:
     hosts = {host: own._replace(program=digests[host]) for host, own in clocks.items()}
     request = WANTED._replace(program="train.py")
     interval = (1700000000.0, 1700000000.5)
-    findings = judge(
-        PreflightFacts(hosts, hosts["h1"], "h1", request, "orted", interval), frozenset({"clock", "files"})
-    )
+    findings = judge(PreflightFacts(hosts, hosts["h1"], "h1", request, interval), frozenset({"clock", "files"}))
     problems = [finding for finding in findings if finding.level is Level.FAILURE]
     assert render_lines(problems) == [
         "hosts h[2-3]: train.py is another file: 8 bytes, here it has 9; copy it there: scp train.py h2:/work/",
@@ -522,7 +522,7 @@ def test_names_that_lead_back_share_a_row() -> None:
     hosts = {host: facts(number)._replace(names=names) for number, host in enumerate(("h1", "h2", "h3"), 1)}
     hosts = {host: own._replace(addresses=(*own.addresses, *loopback)) for host, own in hosts.items()}
     known = facts(1, addresses=hosts["h1"].addresses)
-    findings = judge(PreflightFacts(hosts, known, "h1", WANTED, "orted", (0.0, 0.0)), frozenset({"names"}))
+    findings = judge(PreflightFacts(hosts, known, "h1", WANTED, (0.0, 0.0)), frozenset({"names"}))
     problems = [finding for finding in findings if finding.code is FindingCode.NAME_OF_ITSELF]
     assert [[finding.host for finding in group] for group in group_findings(problems)] == [["h1", "h2"]]
 

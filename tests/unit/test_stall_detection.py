@@ -1,10 +1,11 @@
 """Stall detection: the ranks that are reported."""
 
+from ddlrun.managers.own import own_manager
 from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.supervise.stall_detection import StallDetector
 from ddlrun.topology import RankOrder, Topology
 
-JOB = SupervisedJob(Topology((2, 1)), RankOrder.HOST, ("n0",))
+JOB = SupervisedJob(Topology((2, 1)), RankOrder.HOST, ("n0",), own_manager(""))
 
 
 def test_a_silent_rank_is_reported_once_until_it_prints_again() -> None:

@@ -5,11 +5,14 @@ import subprocess
 import pytest
 
 from ddlrun.errors import InputError, PreflightError
+from ddlrun.managers.openmpi.dialects import DIALECTS
+from ddlrun.managers.own import own_manager
 from ddlrun.network.addresses import SCRIPT, Address, parse_addresses
 from ddlrun.network.subnet_selection import Network, choose_network
-from ddlrun.network.variables import choose_variables, network_variables, tcp_variables
+from ddlrun.network.variables import choose_variables, network_variables
 from tests.support import needs
 
+BY_4, BY_5 = (DIALECTS[major]("mpirun", f"{major}.0", "").network_variables for major in (4, 5))
 LO = Address("lo", "127.0.0.1", 8, kind="virtual")
 DOCKER = Address("docker0", "172.17.0.1", 16, kind="bridge")
 
@@ -120,7 +123,10 @@ def test_a_single_subnet_needs_no_variables() -> None:
 
 def test_gloo_gets_the_interface_where_own_names_lead_to_loopback_addresses() -> None:
     network = choose_network({"h1": host(1), "h2": host(2)})._replace(own_names_mislead=True)
-    assert choose_variables(network, None, {}, [], rdma=False)[0]["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert (
+        choose_variables(network, own_manager("").network_variables, {}, [], rdma=False)[0]["GLOO_SOCKET_IFNAME"]
+        == "eth0"
+    )
 
 
 def test_the_fastest_subnet_is_as_fast_as_its_slowest_host() -> None:
@@ -151,7 +157,7 @@ def test_hosts_with_ipv6_alone() -> None:
     assert network.subnets == ("fd77::/64",)
     assert network.addresses["h2"] == "fd77::2"
     assert not network.needs_variables  # MPI leaves out link-local addresses itself
-    variables, notes = network_variables(network, 4)
+    variables, notes = network_variables(network, BY_4)
     assert variables["OMPI_MCA_btl_tcp_if_include"] == "eth0"
     assert notes == []
 
@@ -171,19 +177,19 @@ def test_hosts_that_reach_each_other_by_routes() -> None:
     assert network.addresses == {"h1": "10.1.0.1", "h2": "10.1.0.2"}
     assert network.reason == "an address of each host, as they share no subnet"
     assert set(rejected(network)) == {"127.0.0.0/8", "172.17.0.0/16"}
-    assert network_variables(network, 4)[0]["OMPI_MCA_oob_tcp_if_include"] == "eth0"
+    assert network_variables(network, BY_4)[0]["OMPI_MCA_oob_tcp_if_include"] == "eth0"
     assert not choose_network({"h1": routed(1), "h2": routed(2)}).needs_variables
 
 
 def test_routed_interfaces_of_different_names_have_one_subnet_for_mpi() -> None:
     network = choose_network({"h1": routed(1, DOCKER), "h2": routed(2, DOCKER, name="ens5")})
-    assert network_variables(network, 5)[0]["PRTE_MCA_prte_if_include"] == "10.1.0.0/30"
+    assert network_variables(network, BY_5)[0]["PRTE_MCA_prte_if_include"] == "10.1.0.0/30"
     between = Address("tap0", "10.1.0.3", 32)  # a subnet with both would have this address too
     network = choose_network({"h1": routed(1, between), "h2": routed(2, name="ens5")}, known=["10.1.0.1"])
-    variables, _ = network_variables(network, 5)
+    variables, _ = network_variables(network, BY_5)
     assert variables["OMPI_MCA_btl_tcp_if_exclude"] == "127.0.0.0/8,10.1.0.3/32"
     assert "PRTE_MCA_prte_if_exclude" not in variables  # at a list, its mpirun often crashes
-    assert "OMPI_MCA_oob_tcp_if_exclude" in network_variables(network, 4)[0]
+    assert "OMPI_MCA_oob_tcp_if_exclude" in network_variables(network, BY_4)[0]
 
 
 def test_the_address_of_a_hosts_name_comes_first() -> None:
@@ -197,7 +203,7 @@ def test_a_host_without_a_fit_address_is_left_to_mpi() -> None:
     network = choose_network({"h1": routed(1, DOCKER), "h2": (LO, DOCKER)})
     assert network.subnets == ()
     assert network.reason == "left to MPI: the hosts share no subnet; name one: --network"
-    assert network_variables(network, 5) == ({}, [])
+    assert network_variables(network, BY_5) == ({}, [])
     hosts = {"h1": routed(1), "h2": routed(2)}
     assert choose_network(hosts, "10.1.0.0/16").subnets == ("10.1.0.0/16",)
 
@@ -225,23 +231,21 @@ def test_a_host_without_an_address_there_is_named() -> None:
 
 def test_variables_of_both_majors() -> None:
     network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER)})
-    assert network_variables(network, 4)[0] == {
+    assert network_variables(network, BY_4)[0] == {
         "OMPI_MCA_btl_tcp_if_include": "10.0.0.0/16",
         "OMPI_MCA_oob_tcp_if_include": "10.0.0.0/16",
         "NCCL_SOCKET_IFNAME": "=eth0",
         "GLOO_SOCKET_IFNAME": "eth0",
         "UCX_NET_DEVICES": "eth0",
     }
-    variables, _ = network_variables(network, 5, rdma=True)
+    variables, _ = network_variables(network, BY_5, rdma=True)
     assert variables["PRTE_MCA_prte_if_include"] == "10.0.0.0/16"
     assert "UCX_NET_DEVICES" not in variables
-    assert tcp_variables(4)["OMPI_MCA_btl"] == "self,vader,tcp"
-    assert tcp_variables(5)["OMPI_MCA_btl"] == "self,sm,tcp"
 
 
 def test_names_that_differ_by_host_are_listed_by_host() -> None:
     network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER, name="ens3")})
-    variables, notes = network_variables(network, 4)
+    variables, notes = network_variables(network, BY_4)
     assert notes[0].startswith("GLOO_SOCKET_IFNAME: set on each host")
     assert variables["NCCL_SOCKET_IFNAME"] == "=ens3,eth0"
     assert "GLOO_SOCKET_IFNAME" not in variables
@@ -250,40 +254,40 @@ def test_names_that_differ_by_host_are_listed_by_host() -> None:
 
 def test_ipv6_with_different_interface_names_is_left_to_mpi_with_a_note() -> None:
     addresses = {"h1": (Address("eth0", "fd77::1", 64),), "h2": (Address("ens3", "fd77::2", 64),)}
-    variables, notes = network_variables(choose_network(addresses), 5)
+    variables, notes = network_variables(choose_network(addresses), BY_5)
     assert set(variables) == {"NCCL_SOCKET_IFNAME", "DDLRUN_IFNAMES"}
     assert "left to MPI" in notes[0]
 
 
 def test_one_host_needs_nothing() -> None:
-    assert network_variables(choose_network({"h1": host(1, DOCKER)}), 4) == ({}, [])
+    assert network_variables(choose_network({"h1": host(1, DOCKER)}), BY_4) == ({}, [])
 
 
 def test_settings_of_the_user_or_the_site_stay() -> None:
     network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER)})
     mine = {"NCCL_SOCKET_IFNAME": "ib0", "OMPI_MCA_btl_tcp_if_exclude": "docker0,lo"}
-    variables, notes = choose_variables(network, 4, mine, (), rdma=True)
+    variables, notes = choose_variables(network, BY_4, mine, (), rdma=True)
     assert set(variables) == {"OMPI_MCA_oob_tcp_if_include", "GLOO_SOCKET_IFNAME"}
     assert notes == ["NCCL_SOCKET_IFNAME: left as you set it", "OMPI_MCA_btl_tcp_if_exclude: left as you set it"]
-    variables, notes = choose_variables(network, 5, {}, ("--mca", "btl_tcp_if_include", "eth0"), rdma=False)
+    variables, notes = choose_variables(network, BY_5, {}, ("--mca", "btl_tcp_if_include", "eth0"), rdma=False)
     assert set(variables) == {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"}
     assert notes == ["tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file: left as you set it"]
-    assert len(choose_variables(network, 5, {}, ("# btl_tcp_if_include = eth0\nbtl = ^x",), rdma=False)[0]) == 5
+    assert len(choose_variables(network, BY_5, {}, ("# btl_tcp_if_include = eth0\nbtl = ^x",), rdma=False)[0]) == 5
 
 
 def test_nothing_is_set_where_mpi_cannot_choose_otherwise() -> None:
     plain = {"h1": host(1), "h2": host(2)}
     assert (
-        choose_variables(choose_network(plain), 5, {}, (), rdma=False)
-        == choose_variables(None, 5, {}, (), rdma=False)
+        choose_variables(choose_network(plain), BY_5, {}, (), rdma=False)
+        == choose_variables(None, BY_5, {}, (), rdma=False)
         == ({}, [])
     )
     assert (
-        choose_variables(choose_network(plain, "10.0.0.0/8"), 5, {}, (), rdma=False)[0]["PRTE_MCA_prte_if_include"]
+        choose_variables(choose_network(plain, "10.0.0.0/8"), BY_5, {}, (), rdma=False)[0]["PRTE_MCA_prte_if_include"]
         == "10.0.0.0/8"
     )
 
 
 def test_daemons_are_left_alone_where_mpirun_is_elsewhere() -> None:
     network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER)})._replace(daemons=False)
-    assert "OMPI_MCA_oob_tcp_if_include" not in network_variables(network, 4)[0]
+    assert "OMPI_MCA_oob_tcp_if_include" not in network_variables(network, BY_4)[0]

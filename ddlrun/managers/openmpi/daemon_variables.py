@@ -3,56 +3,43 @@
 They were measured with Slurm 22.05 and Open MPI 4.1.4 and 5.0.11 (docs/explanation/schedulers.md).
 """
 
-import os.path
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from ddlrun.managers import DaemonRequest
 from ddlrun.remote.agent import step_gres
 from ddlrun.schedulers import Allocation, detect_schedulers
 
-DAEMON = f"{os.path.dirname(os.path.abspath(__file__))}/daemon.sh"
-# Open MPI's major version -> its readers of an allocation, excluded. One that reads it would overrule the hostfile.
-READERS = {4: "^slurm,lsf,tm,gridengine,alps", 5: "^slurm,lsf,pbs,gridengine,flux"}
-# The parallel environment's slots would be read; and orted would pass on a warning that ddlrun passes on itself.
-QRSH_VARIABLES = {
-    "OMPI_MCA_ras": "^gridengine",
-    "OMPI_MCA_orte_launch_agent": f"sh {DAEMON} orted",
-    "OMPI_MCA_ess_base_forward_signals": "none",
-}
+
+@dataclass(frozen=True, slots=True)
+class DaemonStart:
+    """How a major version of Open MPI is told to start its daemons."""
+
+    prefix: str
+    """The beginning of its variables."""
+    starter: str
+    """The component that starts daemons by ssh."""
+    readers: str
+    """Its readers of an allocation, excluded. One that reads it would overrule the hostfile."""
+    under_srun: Mapping[str, str]
+    """Variables for daemons that srun starts."""
+    under_qrsh: Mapping[str, str]
+    """Variables for daemons that qrsh starts."""
 
 
-class DaemonRequest(NamedTuple):
-    """The daemons that mpirun is to start."""
-
-    launcher: str
-    """The launcher that starts them: see agent.LAUNCHERS."""
-    words: Sequence[str]
-    """The words of the launcher's command."""
-    major: int
-    """Open MPI's major version."""
-    slots: int
-    """The most ranks that a host has."""
-    job: Allocation | None = None
-    """The job that ddlrun runs in."""
-    alone: bool = False
-    """Whether all ranks are on this host, so that there are no daemons."""
-
-
-def daemon_variables(request: DaemonRequest, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for mpirun."""
-    prefix, component = ("PRTE_MCA_", "ssh") if request.major == 5 else ("OMPI_MCA_", "rsh")
-    plm = f"{prefix}plm_{component}"
-    prted = {"PRTE_MCA_prte_launch_agent": f"sh {DAEMON} prted"} if request.major == 5 else {}
+def daemon_variables(request: DaemonRequest, start: DaemonStart, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for start."""
+    plm = f"{start.prefix}plm_{start.starter}"
     if request.launcher == "srun":
-        return _for_slurm(request.job, request.slots, environ) | prted
+        return {**_for_slurm(request.job, request.slots, environ), **start.under_srun}
     # Daemons would start others themselves in large jobs, which only the first host may do.
     flat = {f"{plm}_no_tree_spawn": "1"}
     if request.launcher == "qrsh":
-        return flat | (prted or QRSH_VARIABLES)
-    unread = {f"{prefix}ras": READERS[request.major]}
+        return {**flat, **start.under_qrsh}
+    unread = {f"{start.prefix}ras": start.readers}
     if not request.alone:
-        unread[f"{prefix}plm"] = component
+        unread[f"{start.prefix}plm"] = start.starter
     if request.launcher == "blaunch":
         return flat | unread | {f"{plm}_agent": "blaunch"}
     if request.launcher in ("kubectl", "agent"):

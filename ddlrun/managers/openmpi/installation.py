@@ -3,8 +3,6 @@
 import os
 from collections.abc import Mapping
 
-from ddlrun.managers.openmpi import ChosenManager
-
 
 def _prefix(mpirun: str) -> str:
     return os.path.dirname(os.path.dirname(os.path.realpath(mpirun)))
@@ -32,13 +30,13 @@ def find_mpi_library(mpirun: str) -> str | None:
     return next((path for path in paths if os.path.exists(path)), None)
 
 
-def has_hwloc_2_0(mpirun: ChosenManager) -> bool:
-    """Check if mpirun numbers cores by the hwloc 2.0 that Open MPI 4 brings.
+def has_hwloc_2_0(mpirun: str) -> bool:
+    """Check if mpirun was built with hwloc 2.0, which Open MPI 4 brings.
 
     Distributions build Open MPI 4 with an hwloc of their own, which numbers cores as that of Open MPI 5 does.
     """
-    library = find_mpi_library(mpirun.path)
-    if mpirun.major != 4 or library is None:
+    library = find_mpi_library(mpirun)
+    if library is None:
         return False
     with open(library.replace("libmpi.so", "libopen-pal.so"), "rb") as file:
         return b"hwloc201" in file.read()

@@ -13,6 +13,7 @@ from typing import Any
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.hosts import parse_hosts
+from ddlrun.managers.openmpi.dialects import OpenMpi4
 from ddlrun.mapping.rankfile import render
 from ddlrun.network.cost import Cost, CostModel
 from ddlrun.network.forecast import wiring_of
@@ -74,7 +75,9 @@ def preflight(hosts: str) -> dict[str, float]:
 
     begin = cpu()
     reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), there)
-    report = check_facts(listed, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
+    report = check_facts(
+        listed, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), reach
+    )
     assert all(finding.level is Level.OK for finding in report.findings)
     return {**costs, "check": cpu() - begin - costs["simulated"], "mib": mib()}
 

@@ -6,22 +6,20 @@ from ddlrun.errors import PreflightError
 from ddlrun.managers import ManagerJob, ProcessManager
 
 
-def parse_version(text: str) -> str | None:
-    """Parse the output of `toyrun --version`."""
-    match = re.match(r"toyrun (\S+)", text)
-    return match[1] if match else None
+class Toyrun(ProcessManager):
+    """toyrun, which starts ranks on one host."""
 
+    title = "Toyrun"
+    rank_variables = ("TOY_RANK", "TOY_LOCAL_RANK", "TOY_SIZE")
 
-def command(path: str, _version: str, job: ManagerJob) -> tuple[str, ...]:
-    """Return the argv that starts a job. Raises PreflightError for several hosts."""
-    if len(job.hosts) > 1:
-        raise PreflightError("toyrun starts ranks on one host alone; name one, or use Open MPI: --mpirun mpirun")
-    return (path, *job.extra, str(job.ranks), *job.program)
+    @staticmethod
+    def parse_version(text: str) -> str | None:
+        """Return the version from the output of `toyrun --version`; None for another program."""
+        match = re.match(r"toyrun (\S+)", text)
+        return match[1] if match else None
 
-
-TOYRUN = ProcessManager(
-    title="Toyrun",
-    parse_version=parse_version,
-    command=command,
-    rank_variables=("TOY_RANK", "TOY_LOCAL_RANK", "TOY_SIZE"),
-)
+    def command(self, job: ManagerJob) -> tuple[str, ...]:
+        """Return the argv that starts a job. Raises PreflightError for several hosts."""
+        if len(job.hosts) > 1:
+            raise PreflightError("toyrun starts ranks on one host alone; name one, or use Open MPI: --mpirun mpirun")
+        return (self.path, *job.extra, str(job.ranks), *job.program)
