@@ -18,8 +18,8 @@ import click
 from click.core import ParameterSource
 
 from ddlrun import __version__
-from ddlrun.cli.system_limits import explain_limit
 from ddlrun.errors import EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError, InputError, PreflightError
+from ddlrun.remote.system_limits import explain_limit
 from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.application import measurement_job
+from ddlrun.application.output_files import check_writable, write_atomically
 from ddlrun.cli import measuring_options
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, hosts_argument, option
-from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.report.bench import render_bench
 from ddlrun.report.plots import draw_bench

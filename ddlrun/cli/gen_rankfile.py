@@ -9,6 +9,7 @@ import click
 
 from ddlrun import __version__
 from ddlrun.application.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
+from ddlrun.application.output_files import write_atomically
 from ddlrun.application.read_policy import read_policy
 from ddlrun.cli.options import (
     ORDER_HELP,
@@ -23,7 +24,6 @@ from ddlrun.cli.options import (
     probe_option,
     ssh_options,
 )
-from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.value_types import Choice, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.application.inputs import load_hosts, load_machines, reach, read_hosts, read_job_hosts
+from ddlrun.application.output_files import write_atomically
 from ddlrun.cli.options import (
     Sections,
     hostfile_option,
@@ -18,7 +19,6 @@ from ddlrun.cli.options import (
     scheduler_options,
     ssh_options,
 )
-from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine

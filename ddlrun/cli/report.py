@@ -6,8 +6,8 @@ import time
 
 import click
 
+from ddlrun.application.output_files import write_atomically
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.output_files import write_atomically
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.report.html import render_page
 from ddlrun.report.record import parse_record

@@ -21,7 +21,6 @@ from ddlrun.cli.options import (
     probe_timeout_option,
     ssh_options,
 )
-from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
 from ddlrun.cli.value_types import COUNT, SECONDS, Number
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
@@ -35,6 +34,7 @@ from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, forget_run, read_runs
 from ddlrun.runs.retention import remove_old_runs
+from ddlrun.runs.run_table import COMMAND_WIDTH, render_runs, render_runs_json
 from ddlrun.runs.store import state_folder
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlrun.application.output_files import write_atomically
 from ddlrun.application.planning import (
     Surveyed,
     check_settings,
@@ -25,7 +26,6 @@ from ddlrun.cli.job_options import job_options
 from ddlrun.cli.launch_arguments import launch_options
 from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.show_env import show_variables
 from ddlrun.cli.show_schema import show_schema
 from ddlrun.cli.translation import translate
@@ -49,14 +49,14 @@ from ddlrun.topology import JobTopology, Topology, describe
 from ddlrun.wording import counted, did_you_mean
 
 if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.cli.show_records import (
+    from ddlrun.plan.records import MachineGroupRecord, ShownPlacement
+    from ddlrun.report.view_records import (
         CommandRecord,
         HostRanksRecord,
         HostsRecord,
         RankfileRecord,
         TopologyRecord,
     )
-    from ddlrun.plan.records import MachineGroupRecord, ShownPlacement
 
 # A view as text and as JSON can carry it.
 View = tuple[str, object]

@@ -10,7 +10,7 @@ from ddlrun.plan import Plan
 from ddlrun.plan.rank_variables import own_variables, shared_variables
 
 if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.cli.show_records import EnvironmentRecord, RankVariablesRecord
+    from ddlrun.report.view_records import EnvironmentRecord, RankVariablesRecord
 
 # The ranks whose variables are shown without --ranks.
 MOST_RANKS = 16

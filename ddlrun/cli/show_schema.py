@@ -12,7 +12,7 @@ from ddlrun.errors import InputError
 from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.cli.show_records import SchemasRecord
+    from ddlrun.report.view_records import SchemasRecord
 
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "schemas")
 

@@ -12,11 +12,11 @@ import click
 
 from ddlrun.application import measurement_job
 from ddlrun.application.inputs import read_text
+from ddlrun.application.output_files import check_writable, write_atomically
 from ddlrun.application.profile_store import profile_folder, profile_names
 from ddlrun.cli import measuring_options
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, hosts_argument, option
-from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.cli.plan import gradient_options, read_gradient
 from ddlrun.errors import InputError
 from ddlrun.network.fabric import parse_fabric

@@ -8,14 +8,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddlrun.cli.config import ConfigRecord
-from ddlrun.cli.show_records import (
-    CommandRecord,
-    EnvironmentRecord,
-    HostsRecord,
-    RankfileRecord,
-    SchemasRecord,
-    TopologyRecord,
-)
 from ddlrun.ddl.monitor.event_records import IterationsRecord, StragglerRecord
 from ddlrun.doctor.diagnosis import DiagnosisRecord
 from ddlrun.machine.preset import MachineDescription
@@ -29,6 +21,14 @@ from ddlrun.plan.records import MachineGroupRecord, ProbeRecord, ShownPlacement,
 from ddlrun.plan.tuning_profile import ProfilesRecord
 from ddlrun.preflight.records import CheckRecord, RunCheckRecord
 from ddlrun.report.records import ForecastRecord, HierarchyRecord
+from ddlrun.report.view_records import (
+    CommandRecord,
+    EnvironmentRecord,
+    HostsRecord,
+    RankfileRecord,
+    SchemasRecord,
+    TopologyRecord,
+)
 from ddlrun.runs.binding_record import BindingsRecord
 from ddlrun.runs.events import EventRecord
 from ddlrun.runs.records import HistoryRecord, RunsRecord, StartRecord

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from ddlrun.cli.system_limits import explain_limit
 from ddlrun.remote.processes import start_command
+from ddlrun.remote.system_limits import explain_limit
 
 
 def test_too_many_open_files_are_explained() -> None:
