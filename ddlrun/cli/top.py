@@ -1,31 +1,23 @@
 """ddlrun top: the use of resources by the ranks of a run."""
 
-import json
 import os
 import select
 import sys
 import termios
-import textwrap
 import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
 
 import click
 
 from ddlrun.cli.named_run import find_run_folder, may_run
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.monitor.diagnosis import diagnose, summarize
-from ddlrun.monitor.findings import Finding
 from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import MetricsReader, sample_record
-from ddlrun.monitor.table import COLUMNS, render_table, sort_by_trouble
+from ddlrun.monitor.metrics_file import MetricsReader
+from ddlrun.monitor.table import COLUMNS, render_top, render_top_json
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import read_past_run
-
-if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.monitor.records import SlownessRecord, TopRecord
 
 REFRESH_SECONDS = 1.0
 MOST_KEYS = 64
@@ -55,11 +47,11 @@ def command(run: str | None, *, once: bool, as_json: bool) -> None:
     with closing(MetricsReader(RunDir(folder).metrics)) as reader:
         history.add(reader.read())
         if as_json:
-            click.echo(render_json(folder, history), nl=False)
+            click.echo(render_top_json(folder, history), nl=False)
             return
         if not once and os.isatty(1):
             _show(folder, history, reader)
-    click.echo("\n".join(render(folder, history)))
+    click.echo("\n".join(_render(folder, history)))
 
 
 def _show(folder: str, history: History, reader: MetricsReader) -> None:
@@ -69,7 +61,7 @@ def _show(folder: str, history: History, reader: MetricsReader) -> None:
         with _keys() as wait_for_q:
             while True:
                 columns, rows = os.get_terminal_size(1)
-                lines = render(folder, history, max(1, (rows or DEFAULT_LINES) - OTHER_LINES), columns or COLUMNS)
+                lines = _render(folder, history, max(1, (rows or DEFAULT_LINES) - OTHER_LINES), columns or COLUMNS)
                 shown = [line + REST_OF_LINE for line in lines[: (rows or DEFAULT_LINES) - 1]]
                 sys.stdout.write(HOME + "\n".join(shown) + REST_OF_SCREEN)
                 sys.stdout.flush()
@@ -107,46 +99,8 @@ def _keys() -> Iterator[Callable[[], bool]]:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
-def render(folder: str, history: History, most_rows: int | None = None, columns: int = COLUMNS) -> list[str]:
-    """Return the lines to show of a run, up to some columns wide."""
-    columns = min(columns, COLUMNS)
+def _render(folder: str, history: History, most_rows: int | None = None, columns: int = COLUMNS) -> list[str]:
+    """Return the lines to show of a run."""
     past = read_past_run(folder)
-    name, state = (os.path.basename(folder), "starting") if past is None else (past.run.run, past.state.value)
-    if not history.time:
-        return [f"{name}: {state}", "no samples: sampling starts after 2 s; --sample-interval 0 disables it"]
-    findings = diagnose(history)
-    seconds = "" if past is None else f", {history.time - past.run.started:.0f} s after its start"
-    head = [f"{name}: {state}{seconds}", f"limit: {summarize(history, findings)}"]
-    lines = [*_wrap(head, columns), *render_table(history, findings, most_rows)]
-    return [line[:columns] for line in lines]
-
-
-def _wrap(lines: list[str], columns: int) -> list[str]:
-    """Return lines, with the part of each that is too long on a line of its own."""
-    return [part for line in lines for part in textwrap.wrap(line, columns, subsequent_indent="  ")]
-
-
-def render_json(folder: str, history: History) -> str:
-    """Render the latest samples and the findings as JSON."""
-    findings = diagnose(history)
-    ranks = history.ranks()
-    record: TopRecord = {
-        "schema": "urn:ddlrun:top:1",
-        "run_dir": folder,
-        "time": history.time,
-        "limit": summarize(history, findings),
-        "findings": [_finding_record(finding) for finding in findings],
-        "ranks": [sample_record(ranks[name][-1]) for name in sort_by_trouble(ranks, findings)],
-        "hosts": [sample_record(samples[-1]) for samples in history.hosts(1).values()],
-    }
-    return json.dumps(record, indent=2) + "\n"
-
-
-def _finding_record(finding: Finding) -> "SlownessRecord":
-    return {
-        "cause": finding.cause.value,
-        "ranks": finding.ranks,
-        "host": finding.host,
-        "severity": finding.severity,
-        "text": finding.text,
-    }
+    title = f"{os.path.basename(folder)}: starting" if past is None else f"{past.run.run}: {past.state.value}"
+    return render_top(title, None if past is None else past.run.started, history, most_rows, columns)

@@ -1,14 +1,22 @@
-"""The table of ddlrun top: ranks in the order of their troubles, and their hosts, in lines of up to 80 columns."""
+"""The text and JSON of ddlrun top: ranks in the order of their troubles, and their hosts, in up to 80 columns."""
 
+import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.findings import Finding
 from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.history import History
+from ddlrun.monitor.metrics_file import sample_record
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.ranges import parse_ranges
 from ddlrun.units import render_bytes
 from ddlrun.wording import counted, kernel_wait
+
+if TYPE_CHECKING:
+    from ddlrun.monitor.records import SlownessRecord, TopRecord
 
 COLUMNS = 80
 BARS = "▁▂▃▄▅▆▇█"
@@ -21,6 +29,54 @@ MOST_FINDINGS = 4
 MOST_HOST_LINES = 4
 # States of ps -> words.
 STATES = {"R": "runs", "S": "waits", "D": "blocked", "T": "stopped", "t": "debugged", "Z": "ended", "I": "idle"}
+
+
+def render_top(
+    title: str, started: float | None, history: History, most_rows: int | None = None, columns: int = COLUMNS
+) -> list[str]:
+    """Return the lines to show of a run.
+
+    Args:
+        title: The run's name and state.
+        started: The time of its start, in seconds since 1970; None where it is not known.
+        history: The samples.
+        most_rows: The number of lines for ranks; None: all of them.
+        columns: The width of the terminal.
+    """
+    if not history.time:
+        return [title, "no samples: sampling starts after 2 s; --sample-interval 0 disables it"]
+    columns = min(columns, COLUMNS)
+    findings = diagnose(history)
+    seconds = "" if started is None else f", {history.time - started:.0f} s after its start"
+    head = (f"{title}{seconds}", f"limit: {summarize(history, findings)}")
+    wrapped = [part for line in head for part in textwrap.wrap(line, columns, subsequent_indent="  ")]
+    return [line[:columns] for line in (*wrapped, *render_table(history, findings, most_rows))]
+
+
+def render_top_json(folder: str, history: History) -> str:
+    """Render the latest samples of a run folder and the findings as JSON."""
+    findings = diagnose(history)
+    ranks = history.ranks()
+    record: TopRecord = {
+        "schema": "urn:ddlrun:top:1",
+        "run_dir": folder,
+        "time": history.time,
+        "limit": summarize(history, findings),
+        "findings": [_finding_record(finding) for finding in findings],
+        "ranks": [sample_record(ranks[name][-1]) for name in sort_by_trouble(ranks, findings)],
+        "hosts": [sample_record(samples[-1]) for samples in history.hosts(1).values()],
+    }
+    return json.dumps(record, indent=2) + "\n"
+
+
+def _finding_record(finding: Finding) -> "SlownessRecord":
+    return {
+        "cause": finding.cause.value,
+        "ranks": finding.ranks,
+        "host": finding.host,
+        "severity": finding.severity,
+        "text": finding.text,
+    }
 
 
 def render_table(history: History, findings: Sequence[Finding], most_rows: int | None = None) -> list[str]:

@@ -13,9 +13,9 @@ import pytest
 
 import ddlrun
 from ddlrun.api.options import OptionValue
-from ddlrun.cli.run_history import render_history
 from ddlrun.plan.outcome import parse_outcome
 from ddlrun.runs.history import read_past_run
+from ddlrun.runs.run_table import render_history
 from tests.cluster.two_hosts import TwoHosts
 from tests.support import needs
 from tests.support.processes import mark, running, started, wait_for

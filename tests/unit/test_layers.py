@@ -51,7 +51,7 @@ ALLOWED = {
     "preflight": {
         "environment", "errors", "hosts", "machine", "managers", "network", "plan", "remote", "report", "wording",
     },
-    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "ranges", "rank", "remote", "wording"},
+    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "ranges", "rank", "remote", "report", "wording"},
     "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
     "dashboard": {"monitor", "plan", "ranges", "runs", "wording"},
     "supervise": {

@@ -20,7 +20,6 @@ from ddlrun.application.inputs import reach
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
 from ddlrun.cli.rerun import command as rerun_command
-from ddlrun.cli.run_history import render_history
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
@@ -34,7 +33,7 @@ from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_da
 from ddlrun.runs.orphans import LIST, end_runs, orphans, parse_processes
 from ddlrun.runs.registry import born
 from ddlrun.runs.retention import remove_old_runs
-from ddlrun.runs.run_table import render_runs
+from ddlrun.runs.run_table import render_history, render_runs
 from ddlrun.runs.store import (
     ELSEWHERE,
     RESERVED_BYTES,

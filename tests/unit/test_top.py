@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from ddlrun.cli.top import render
 from ddlrun.monitor.diagnosis import diagnose
 from ddlrun.monitor.gauges import GAUGES
 from ddlrun.monitor.history import History
 from ddlrun.monitor.openmetrics import CONTENT_TYPE, render_openmetrics
 from ddlrun.monitor.server import MetricsServer
-from ddlrun.monitor.table import COLUMNS, render_table, sort_by_trouble
+from ddlrun.monitor.table import COLUMNS, render_table, render_top, sort_by_trouble
 from tests.support import needs
 from tests.support.json_schemas import validate
 from tests.support.ports import reserved_port
@@ -95,9 +94,8 @@ def test_top_follows_the_run_at_a_terminal(key: str, state: Path) -> None:
         terminal.wait_for("code 0")
 
 
-def test_top_does_not_wrap_in_few_columns(state: Path, history: History) -> None:
-    folder = str(state / "ddlrun/runs/20261122-tokarumi")
-    assert max(map(len, render(folder, history, columns=40))) <= 40
+def test_top_does_not_wrap_in_few_columns(history: History) -> None:
+    assert max(map(len, render_top("20261122-tokarumi: running", 0.0, history, columns=40))) <= 40
 
 
 def test_top_at_a_terminal_that_does_not_know_its_size(state: Path) -> None:
