@@ -4,8 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -26,46 +25,36 @@ from ddlrun.cli.job_options import job_options
 from ddlrun.cli.launch_arguments import launch_options
 from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.show_env import show_variables
 from ddlrun.cli.show_schema import show_schema
 from ddlrun.cli.translation import translate
 from ddlrun.errors import DdlrunError, InputError
-from ddlrun.hosts import Host, HostList, fold
-from ddlrun.machine import Machine
 from ddlrun.managers import ProcessManager
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
-from ddlrun.mapping.rack_layout import by_rack, shape_reason
-from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyReason
-from ddlrun.plan import Plan, machine_group_dict, placement_dict, shown_command
+from ddlrun.plan import Plan
 from ddlrun.plan.job_placement import place_job
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.probe import check_distinct, group
-from ddlrun.report.picture import ASCII, BoxStyle, render_machine, render_placement
+from ddlrun.report.picture import ASCII, UNICODE
 from ddlrun.report.svg import render_svg
-from ddlrun.topology import JobTopology, Topology, describe
-from ddlrun.wording import counted, did_you_mean
-
-if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.plan.records import MachineGroupRecord, ShownPlacement
-    from ddlrun.report.view_records import (
-        CommandRecord,
-        HostRanksRecord,
-        HostsRecord,
-        RankfileRecord,
-        TopologyRecord,
-    )
-
-# A view as text and as JSON can carry it.
-View = tuple[str, object]
+from ddlrun.report.views import (
+    Canvas,
+    View,
+    show_command,
+    show_hosts,
+    show_machines,
+    show_placement,
+    show_rankfile,
+    show_topology,
+    show_variables,
+)
+from ddlrun.wording import did_you_mean
 
 VIEWS = ("placement", "rankfile", "machines", "command", "env", "hosts", "topology", "schema")
 # The options that launch does not have, and --json, which it has for a dry run.
 OWN_OPTIONS = ("as_json", "svg")
-# The key of the view in click's context.
-VIEW_KEY = "ddlrun.view"
 
 
 class Show(Sections):
@@ -73,14 +62,14 @@ class Show(Sections):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters; for the completion of the first word, WHAT alone."""
-        if ctx.resilient_parsing and VIEW_KEY not in ctx.meta:
+        if ctx.resilient_parsing and "view" not in ctx.params:
             return [click.Argument(["what"], type=click.Choice(VIEWS))]
         return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Remove WHAT from the arguments."""
         if args and args[0] in VIEWS:
-            ctx.meta[VIEW_KEY] = args[0]
+            ctx.params["view"] = args[0]
             translated = translate(args[1:], self.get_params(ctx))
             translated.print_notes()
             return super().parse_args(ctx, translated.words)
@@ -109,7 +98,7 @@ class Show(Sections):
 @argument("script", required=False)
 @argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401 - click's own
+def command(ctx: click.Context, /, view: str, script: str | None, args: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401 - click's own
     """Show part of a launch, and start nothing.
 
     \b
@@ -126,7 +115,6 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     (ddlrun launch --help-all).
     With --machine or --load, no host need be reachable.
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with \b
-    view = str(ctx.meta[VIEW_KEY])
     if options["svg"] and view != "placement":
         raise InputError(f"--svg draws a placement: ddlrun show placement --svg {options['svg']}")
     if view == "schema":
@@ -139,15 +127,39 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     forget_variables(ctx)
     settings = read_settings(launch_options(ctx, programs.options), programs.first, ConsoleReporter())
     check_distinct(settings.hosts.hosts, os.uname().nodename)
+    shown = _show(view, settings, options["svg"])
+    click.echo(json.dumps(shown.record, indent=2) if options["as_json"] else shown.text.rstrip("\n"))
+
+
+def _show(view: str, settings: Settings, svg: str | None) -> View:
+    """Return a view; print the notes of its stages, and draw the placement into a file."""
+    if view == "command":
+        return show_command(_plan(settings))
+    if view == "env":
+        return show_variables(_plan(settings), os.environ, settings.supervision.style.ranks)
+    machines = read_machine_source(settings)
     if view == "machines":
-        text, value = _machines(settings.hosts.hosts, read_machine_source(settings))
-    elif view == "command":
-        text, value = _command(_plan(settings))
-    elif view == "env":
-        text, value = show_variables(_plan(settings), settings.supervision.style.ranks)
-    else:
-        text, value = _placed(view, settings, options["svg"])
-    click.echo(json.dumps(value, indent=2) if options["as_json"] else text.rstrip("\n"))
+        return show_machines(group({name: machines[name] for name in settings.hosts.hosts.names}), _canvas())
+    placement, reason, _ = place_job(
+        settings, machines, _manager(settings) if settings.job.profiles.candidates else None
+    )
+    for note in (*settings.hosts.notes, *filter(None, [settings.job.profiles.note]), *placement_notes(placement)):
+        click.echo(f"ddlrun: note: {note}", err=True)
+    if svg:
+        write_atomically(svg, [render_svg(placement)], "--svg")
+    return _show_placed(view, placement, reason, settings)
+
+
+def _show_placed(view: str, placement: Placement, reason: TopologyReason, settings: Settings) -> View:
+    if view == "topology":
+        return show_topology(placement, reason, settings)
+    if view == "placement":
+        return show_placement(placement, reason, _canvas())
+    if view == "hosts":
+        return show_hosts(placement, settings)
+    manager = _manager(settings)
+    dialect = None if manager is None else manager.rankfile_dialect
+    return show_rankfile(placement, BOTH_MAJORS if dialect is None else (dialect,))
 
 
 def _plan(settings: Settings) -> Plan:
@@ -160,23 +172,6 @@ def _plan(settings: Settings) -> Plan:
     return plan
 
 
-def _placed(view: str, settings: Settings, svg: str | None) -> View:
-    """Return a view of the placement; print its notes, and draw it into a file."""
-    machines = read_machine_source(settings)
-    manager = _manager(settings) if settings.job.profiles.candidates else None
-    placement, reason, _ = place_job(settings, machines, manager)
-    for note in (*settings.hosts.notes, *filter(None, [settings.job.profiles.note]), *placement_notes(placement)):
-        click.echo(f"ddlrun: note: {note}", err=True)
-    if svg:
-        write_atomically(svg, [render_svg(placement)], "--svg")
-    if view == "topology":
-        return _topology(placement, reason, settings)
-    if view == "placement":
-        record: ShownPlacement = {"schema": "urn:ddlrun:show-placement:1", **placement_dict(placement)}
-        return f"{placement.topology}: {reason}\n{_picture(placement)}", record
-    return _rankfile(placement, _manager(settings)) if view == "rankfile" else _hosts(placement, settings)
-
-
 def _manager(settings: Settings) -> ProcessManager | None:
     """Return the process manager that launch would use; None where it would stop."""
     try:
@@ -185,103 +180,6 @@ def _manager(settings: Settings) -> ProcessManager | None:
         return None
 
 
-def _picture(placement: Placement) -> str:
-    return render_placement(placement, _width(), _box_style())
-
-
-def _rankfile(placement: Placement, manager: ProcessManager | None) -> View:
-    dialect = None if manager is None else manager.rankfile_dialect
-    majors = BOTH_MAJORS if dialect is None else (dialect,)
-    text = "".join(render(placement, f"by ddlrun: {placement.topology}", majors))
-    record: RankfileRecord = {"schema": "urn:ddlrun:show-rankfile:1", "rankfile": text}
-    return text, record
-
-
-def _topology(placement: Placement, reason: TopologyReason, settings: Settings) -> View:
-    topology, hosts = placement.topology, placement.hosts
-    dims = topology.dims if isinstance(topology, Topology) else ()
-    groups = _groups_of_hosts(topology, hosts)
-    racks = [" + ".join(dict.fromkeys(host.rack or "?" for host in group)) for group in groups]
-    has_racks = any(host.rack for host in hosts)
-    lines = [f"{topology}: {counted(topology.size, 'rank')}, unequal hosts\n", f"ranks per host: {reason}\n"]
-    if dims:
-        hosts_reason = reason.hosts or _shape_reason(settings)
-        lines = [f"{topology}: {describe(dims)}\n", f"X: {reason.accelerators}\n", f"Y, Z: {hosts_reason}\n"]
-    for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
-        name = rack if has_racks else f"rack {number}"
-        lines.append(f"{name}: {fold(host.name for host in members)}\n")
-    record: TopologyRecord = {
-        "schema": "urn:ddlrun:show-topology:1",
-        "topology": str(topology),
-        "dims": list(dims),
-        "ranks_per_host": [topology.local_size(index) for index in range(topology.hosts)],
-        "reason": str(reason),
-        "racks": [
-            {"rack": rack if has_racks else None, "hosts": [host.name for host in group]}
-            for group, rack in zip(groups, racks, strict=True)
-        ],
-        "source": hosts.source,
-        "notes": list(settings.hosts.notes),
-    }
-    return "".join(lines), record
-
-
-def _groups_of_hosts(topology: JobTopology, hosts: HostList) -> list[tuple[Host, ...]]:
-    """Return the groups of Y hosts; unequal hosts by rack."""
-    if isinstance(topology, Topology):
-        size = topology.dims[1]
-        return [hosts.hosts[at : at + size] for at in range(0, len(hosts), size)]
-    return [tuple(rack) for rack in by_rack(hosts).values()] or [hosts.hosts]
-
-
-def _shape_reason(settings: Settings) -> str:
-    if settings.job.topology.topology is not None:
-        return "--topology"
-    return settings.job.shape_options or shape_reason(settings.hosts.hosts)
-
-
-def _hosts(placement: Placement, settings: Settings) -> View:
-    rows: list[str] = []
-    values: list[HostRanksRecord] = []
-    for index, host in enumerate(placement.hosts):
-        coords = placement.topology.host_coords(index)
-        ranks = list(placement.topology.ranks_of(index, placement.order))
-        rack = host.rack or ".".join(map(str, coords[1:]))
-        rows.append(f"{host.name}  rack {rack}  host {coords[0]}  ranks {','.join(map(str, ranks))}\n")
-        values.append({"name": host.name, "slots": host.slots, "rack": rack, "coords": list(coords), "ranks": ranks})
-    source, launcher = placement.hosts.source, settings.hosts.launcher.reason
-    record: HostsRecord = {
-        "schema": "urn:ddlrun:show-hosts:1",
-        "source": source,
-        "launcher": launcher,
-        "notes": list(settings.hosts.notes),
-        "hosts": values,
-    }
-    return f"{''.join(rows)}hosts from {source}\ndaemons started by {launcher}\n", record
-
-
-def _machines(hosts: HostList, machines: Mapping[str, Machine]) -> View:
-    text = ""
-    values: list[MachineGroupRecord] = []
-    for machine, names in group({name: machines[name] for name in hosts.names}):
-        notes = "".join(f"  note: {note}\n" for note in machine.notes)
-        text += f"{fold(names)}: {machine} ({machine.source})\n{render_machine(machine, _width(), _box_style())}{notes}"
-        values.append(machine_group_dict(names, machine))
-    return text, values
-
-
-def _command(plan: Plan) -> View:
-    record: CommandRecord = {
-        "schema": "urn:ddlrun:show-command:1",
-        "argv": list(plan.printed_argv),
-        "variables": plan.printed_variables,
-    }
-    return shown_command(plan), record
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((100, 24)).columns
-
-
-def _box_style() -> BoxStyle:
-    return BoxStyle() if (sys.stdout.encoding or "").lower().startswith("utf") else ASCII
+def _canvas() -> Canvas:
+    style = UNICODE if (sys.stdout.encoding or "").lower().startswith("utf") else ASCII
+    return Canvas(shutil.get_terminal_size((100, 24)).columns, style)

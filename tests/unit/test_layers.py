@@ -45,8 +45,8 @@ ALLOWED = {
         "network", "ranges", "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
     },
     "report": {
-        "errors", "hosts", "machine", "managers", "mapping", "network", "plan", "ranges", "topology", "units",
-        "wording",
+        "environment", "errors", "hosts", "machine", "managers", "mapping", "network", "plan", "ranges", "topology",
+        "units", "wording",
     },
     "preflight": {
         "environment", "errors", "hosts", "machine", "managers", "network", "plan", "remote", "report", "wording",
