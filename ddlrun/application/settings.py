@@ -58,14 +58,12 @@ class LaunchOptions:
     """Parameter of EXCLUSIVE_GROUPS -> the entry of OPTION_SOURCES that gave it."""
     assignments: tuple[str, ...]
     """Variables of the ranks from config files: NAME=VALUE."""
-    arguments: tuple[str, ...]
-    """The words after `ddlrun launch`, without secrets."""
 
 
 def read_settings(given: LaunchOptions, program: tuple[str, ...], reporter: Reporter) -> Settings:
     """Turn options into Settings. Raises InputError for each wrong value."""
     options, program = use_locked_environment(given.values, program, reporter)
-    options = {**_without_hidden(given.sources, options), "config_env": given.assignments, "arguments": given.arguments}
+    options = {**_without_hidden(given.sources, options), "config_env": given.assignments}
     environment = _read_environment(options)
     if options["rankfile"] == "-":
         raise InputError("--rankfile -: standard input belongs to rank 0; write the rank file to a file")
@@ -198,7 +196,7 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         verbose=options.get("verbose", False),
         quiet=options.get("quiet", False),
         restarts=options.get("restarts", 0),
-        arguments=options["arguments"],
+        arguments=options.get("arguments", ()),
         retention=Retention(options.get("keep_runs"), options.get("keep_days")),
         on_event=_split_command(options.get("on_event") or ""),
         dashboard=options.get("dashboard"),

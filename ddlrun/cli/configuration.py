@@ -17,7 +17,6 @@ from ddlrun.wording import did_you_mean
 PROJECT_NAME = "ddlrun.yaml"
 # The word of --config-file without which the user's and the project's files are read.
 NO_FILES = "none"
-CONFIGURATION = "ddlrun.configuration"
 # Names that may be variables of options, and other variables that a user or an outer job sets.
 VARIABLES = r"DDLRUN_(?!DDL_|LMS)[A-Z0-9_]+"
 OTHER_VARIABLES = (
@@ -63,8 +62,7 @@ EMPTY = Configuration((), {}, ())
 
 def find_configuration(ctx: click.Context) -> Configuration:
     """Return the configuration that was applied to a context."""
-    configuration: Configuration = ctx.meta.get(CONFIGURATION, EMPTY)
-    return configuration
+    return ctx.find_object(Configuration) or EMPTY
 
 
 def source_of(ctx: click.Context, parameter: str) -> str:
@@ -101,7 +99,7 @@ def apply_configuration(ctx: click.Context, named: str | None = None, only: froz
     else:
         values = {name: value for name, value in values.items() if name in only}
     paths = tuple(file.path for file in files)
-    ctx.meta[CONFIGURATION] = Configuration(paths, values, (*assignments, *variables.assignments))
+    ctx.obj = Configuration(paths, values, (*assignments, *variables.assignments))
     ctx.default_map = {name: value.value for name, value in values.items()}
 
 

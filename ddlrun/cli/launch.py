@@ -14,17 +14,14 @@ from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.container_options import container_args_option, container_options
 from ddlrun.cli.dashboard import MOST_PORT
 from ddlrun.cli.job_options import job_options
-from ddlrun.cli.launch_arguments import ARGUMENTS, launch_options, strip_secrets
-from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
+from ddlrun.cli.launch_arguments import launch_options, strip_secrets
+from ddlrun.cli.launch_help import format_usual_help, help_all_option
 from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
-from ddlrun.cli.translation import translate
+from ddlrun.cli.translation import TranslatedArgv, translate
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.plan import shown_command
-
-# Key of click's context: the command line in words of ddlrun.
-TRANSLATED = "ddlrun.translated"
 
 
 class Launch(Sections):
@@ -33,8 +30,10 @@ class Launch(Sections):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Translate options of other launchers, then parse."""
         translated = translate(args, self.get_params(ctx))
-        ctx.meta[TRANSLATED] = translated
-        ctx.meta[ARGUMENTS] = strip_secrets(translated.words, self.get_params(ctx))
+        ctx.params |= {
+            "translated": translated,
+            "arguments": strip_secrets(translated.words, self.get_params(ctx)),
+        }
         try:
             return super().parse_args(ctx, translated.words)
         except click.BadParameter as error:
@@ -45,11 +44,8 @@ class Launch(Sections):
             raise click.BadParameter(f"{error.message} (from {typed})", error.ctx, error.param) from error
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help: the usual options on one screen, or with --help-all every option."""
-        if ctx.meta.get(ALL_OPTIONS):
-            super().format_help(ctx, formatter)
-        else:
-            format_usual_help(self, ctx, formatter)
+        """Write the usual options on one screen."""
+        format_usual_help(self, ctx, formatter)
 
 
 @click.command(
@@ -148,7 +144,10 @@ class Launch(Sections):
 @argument("script")
 @argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401 - click's own
+def command(
+    ctx: click.Context, /, translated: TranslatedArgv, script: str, args: tuple[str, ...],
+    **options: Any,  # noqa: ANN401 - click's own
+) -> int:  # fmt: skip
     """Launch SCRIPT with ranks placed and bound.
 
     A .py file, or with -m a module, runs under this Python; any other file is executed directly. Options come before
@@ -162,10 +161,10 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     forget_outer_job()
     forget_variables(ctx)
     programs = read_programs(script, args, options)
-    reporter = ctx.obj or ConsoleReporter()  # a launch from Python has its own
+    reporter = ctx.find_root().obj or ConsoleReporter()  # a launch from Python has its own
     settings = read_settings(launch_options(ctx, programs.options), programs.first, reporter)
     if not options["quiet"]:
-        ctx.meta[TRANSLATED].print_notes()
+        translated.print_notes()
         note_misplaced(script, split_programs(args)[0], ctx.command.params)
         note_excluded(ctx)
         note_secrets(options, "the command line, which all users of this computer can read")

@@ -15,8 +15,6 @@ from ddlrun.errors import InputError
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS
 from ddlrun.wording import did_you_mean
 
-# The key of the words in click's context.
-ARGUMENTS = "ddlrun.arguments"
 # Parameters whose values are NAME=VALUE, or NAME.
 VARIABLES = frozenset(("assignments", "named"))
 Words = tuple[str, ...]
@@ -26,7 +24,7 @@ Options = Iterable[tuple[click.Option, Words]]
 def launch_options(ctx: click.Context, values: Mapping[str, Any]) -> LaunchOptions:
     """Return the options of a context, with the values of one program of its command line."""
     sources = {name: source_of(ctx, name) for group in EXCLUSIVE_GROUPS for name in group.parameters}
-    return LaunchOptions(values, sources, find_configuration(ctx).assignments, ctx.meta.get(ARGUMENTS, ()))
+    return LaunchOptions(values, sources, find_configuration(ctx).assignments)
 
 
 def strip_secrets(args: Sequence[str], params: Iterable[click.Parameter]) -> Words:

@@ -6,8 +6,6 @@ import click
 
 from ddlrun.cli.options import option
 
-# Key of click's context: True for all options.
-ALL_OPTIONS = "ddlrun.all_options"
 # Heading -> options, each with one line of help.
 USUAL_OPTIONS = {
     "Hosts": (
@@ -70,10 +68,16 @@ def format_usual_options(formatter: click.HelpFormatter, headings: Iterable[str]
             formatter.write_dl([(names.ljust(width), text) for names, text in USUAL_OPTIONS[heading]])
 
 
+def full_help(ctx: click.Context) -> str:
+    """Return the help with every option."""
+    formatter = ctx.make_formatter()
+    click.Command.format_help(ctx.command, ctx, formatter)
+    return formatter.getvalue().rstrip("\n")
+
+
 def _show_all(ctx: click.Context, _param: click.Parameter, value: object) -> None:
     if value and not ctx.resilient_parsing:
-        ctx.meta[ALL_OPTIONS] = True
-        click.echo(ctx.get_help())
+        click.echo(full_help(ctx))
         ctx.exit()
 
 

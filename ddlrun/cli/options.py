@@ -22,8 +22,6 @@ from ddlrun.schedulers import GROUP, READERS
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# Key of click's context: the hosts of -H.
-HOSTS_OPTION = "ddlrun.hosts_option"
 # Parameters for which an empty value means something: no arguments, no signals.
 MAY_BE_EMPTY = frozenset(("mpi_args", "forward_signals"))
 # The headings of a command's help, in this order.
@@ -173,14 +171,9 @@ def note_named_file(_ctx: click.Context, _param: click.Parameter, value: str | N
     return value
 
 
-def _store_hosts(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-    """Store the hosts of -H until those of the argument are known."""
-    ctx.meta[HOSTS_OPTION] = value
-
-
 def _choose_hosts(ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> str | None:
     """Return the hosts of the argument or of -H. Raises InputError for both, several words, or a topology."""
-    named: str | None = ctx.meta.get(HOSTS_OPTION)
+    named: str | None = ctx.params.pop("named_hosts", None)
     if len(values) > 1:
         raise InputError(f"hosts are one word: {','.join(values)} instead of {' '.join(values)}")
     takes_topology = any("--topology" in param.opts for param in ctx.command.params)
@@ -194,8 +187,8 @@ def _choose_hosts(ctx: click.Context, _param: click.Parameter, values: Sequence[
 hosts_argument = option_group(
     argument("hosts", nargs=-1, metavar="[HOSTS]", callback=_choose_hosts),
     option(
-        "Hosts", "-H", "--host", "--hosts", "named_hosts", metavar="LIST", is_eager=True, expose_value=False,
-        callback=_store_hosts, help="The same as the argument HOSTS.",
+        "Hosts", "-H", "--host", "--hosts", "named_hosts", metavar="LIST", is_eager=True,
+        help="The same as the argument HOSTS.",
     ),
 )  # fmt: skip
 hostfile_option = option(

@@ -58,14 +58,14 @@ def command(changes: tuple[str, ...]) -> int:
 
     The working folder is that of RUN, and paths are relative to it. The environment is the present one.
     """
-    params = launch.params
+    params, root = launch.params, click.get_current_context().find_root()
     split = parse_changes(translate_changes(changes), params)
     past = _read(split.topology)
     words = merge_arguments(past.arguments, split, params)
     _enter(past)
     shown = shlex.join(strip_secrets(words, params))
     click.echo(f"ddlrun: rerun of {past.run.run} in {past.working_folder}: ddlrun launch {shown}", err=True)
-    code: int = launch.main(args=list(words), prog_name="ddlrun launch", standalone_mode=False)
+    code: int = launch.main(args=list(words), prog_name="launch", standalone_mode=False, parent=root)
     return code
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ddlrun.cli.launch_help import full_help
 from docs.reference.contexts import command_contexts
 from docs.reference.man_pages import write_man_pages
 from docs.reference.schemas import write_schemas
@@ -15,7 +16,7 @@ This page shows the help of every command. `make reference` generates it from th
 
 def render_page() -> str:
     """Return the page: the help of ddlrun and of each command."""
-    texts = {f"ddlrun {name}".rstrip(): context.get_help() for name, context in command_contexts().items()}
+    texts = {f"ddlrun {name}".rstrip(): full_help(context) for name, context in command_contexts().items()}
     return HEAD + "".join(f"\n## {title}\n\n```text\n{text}\n```\n" for title, text in texts.items())
 
 

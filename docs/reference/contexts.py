@@ -5,7 +5,6 @@ from functools import cache
 import click
 
 from ddlrun.cli import group
-from ddlrun.cli.launch_help import ALL_OPTIONS
 
 WIDTH = 78  # of 80 columns click uses 78
 
@@ -22,5 +21,4 @@ def command_contexts() -> dict[str, click.Context]:
             raise KeyError(name)
         settings = {**command.context_settings, **widths}
         contexts[name] = click.Context(command, info_name=name, parent=parent, **settings)
-        contexts[name].meta[ALL_OPTIONS] = True
     return contexts

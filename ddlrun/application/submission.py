@@ -6,8 +6,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 
-import click
-
+from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError
 from ddlrun.remote.batch_job import SubmittedJob, follow, run
 from ddlrun.schedulers.submit import BatchJob, Scheduler, insert_job_id
@@ -17,7 +16,7 @@ from ddlrun.schedulers.submit.registry import SCHEDULERS, all_schedulers
 OUTER_JOB_VARIABLES = r"(SLURM_(?!CONF)|PMIX_|PMI_|OMPI_COMM_WORLD_|DDLRUN_).*"
 
 
-def select_scheduler(name: str) -> Scheduler:
+def select_scheduler(name: str, reporter: Reporter) -> Scheduler:
     """Return the scheduler of that name; for "auto" the first one on PATH, with a note where there are several."""
     if name in SCHEDULERS:
         return SCHEDULERS[name]
@@ -33,7 +32,7 @@ def select_scheduler(name: str) -> Scheduler:
         )
     if len(installed) > 1:
         titles = ", ".join(scheduler.title for scheduler in installed)
-        write_message(
+        reporter.line(
             f"note: {titles} are installed; using {installed[0].title}; another: --scheduler {installed[1].name}"
         )
     return installed[0]
@@ -54,8 +53,8 @@ def _qsub_is_grid_engine() -> bool:
     return re.search(r"(?m)^\s*\w*GE\s+\d", done.out + done.err) is not None
 
 
-def has_gpus(scheduler: Scheduler, queue: str | None) -> bool:
-    """Return False if the scheduler reports that its hosts have no GPUs, else True."""
+def has_gpus(scheduler: Scheduler, queue: str | None, reporter: Reporter) -> bool:
+    """Return False, with a note, if the scheduler reports that its hosts have no GPUs, else True."""
     if scheduler.gpu_query is None or not shutil.which(scheduler.gpu_query[0][0]):
         return True
     argv, pattern = scheduler.gpu_query
@@ -65,43 +64,43 @@ def has_gpus(scheduler: Scheduler, queue: str | None) -> bool:
     if done.code != 0 or re.search(pattern, done.out):
         return True
     query = shlex.join(argv)
-    write_message(
+    reporter.line(
         f"note: {scheduler.title} reports no GPUs ({query}), so the job requests none; --gpus N requests them"
     )
     return False
 
 
-def print_start_estimate(scheduler: Scheduler, script: str) -> int:
-    """Print when the scheduler would start a script; return 0. Raises InputError where it gives no answer."""
+def estimate_start(scheduler: Scheduler, script: str) -> str:
+    """Return when the scheduler would start a script. Raises InputError where it gives no answer."""
     if scheduler.estimate_start is None:
         raise InputError(f"--when-free: {scheduler.title} does not estimate the start of a job; leave the option out")
     done = run(_without_outer_job(scheduler.estimate_start), script)
     reply = " ".join(f"{done.out} {done.err}".split())
     if done.code != 0:
         raise InputError(f"{shlex.join(scheduler.estimate_start)}: {reply or 'no answer'}")
-    click.echo(reply)
-    return 0
+    return reply
 
 
-def submit(scheduler: Scheduler, batch: BatchJob, script: str, *, wait: bool) -> int:
-    """Submit a script and print the job's id; with `wait`, follow the job and return its exit code.
-
-    Raises InputError with the scheduler's message where it rejects the job.
-    """
+def submit(scheduler: Scheduler, batch: BatchJob, script: str) -> SubmittedJob:
+    """Submit a script. Raises InputError with the scheduler's message where it rejects the job."""
     log_size = _log_size(batch.log)
     job_id = _submit_script(scheduler, script)
-    job = SubmittedJob(scheduler, job_id, _log_path(scheduler, batch, job_id), log_size)
+    return SubmittedJob(scheduler, job_id, _log_path(scheduler, batch, job_id), log_size)
+
+
+def attend(job: SubmittedJob, reporter: Reporter, *, wait: bool) -> int:
+    """Show how to look after a job; with `wait`, follow it and return its exit code."""
+    scheduler, job_id = job.scheduler, job.job_id
     cancel = shlex.join(insert_job_id(scheduler.cancel, job_id))
-    click.echo(job_id)
     log = job.log or shlex.join(insert_job_id(scheduler.print_log or (), job_id))
-    write_message(f"{scheduler.title} job {job_id}; log: {log}")
-    write_message(f"status: {shlex.join(insert_job_id(scheduler.status, job_id))}; cancel: {cancel}")
+    reporter.line(f"{scheduler.title} job {job_id}; log: {log}")
+    reporter.line(f"status: {shlex.join(insert_job_id(scheduler.status, job_id))}; cancel: {cancel}")
     if not wait:
         return 0
     try:
-        return follow(job, write_message)
+        return follow(job, reporter.line)
     except BaseException:  # Ctrl-C, SIGTERM, or a scheduler that does not answer
-        write_message(f"job {job_id} stays in the queue, or goes on; cancel it: {cancel}")
+        reporter.line(f"job {job_id} stays in the queue, or goes on; cancel it: {cancel}")
         raise
 
 
@@ -139,8 +138,3 @@ def _without_outer_job(argv: Sequence[str]) -> tuple[str, ...]:
     names = [name for name in sorted(os.environ) if re.fullmatch(OUTER_JOB_VARIABLES, name)]
     unset = [word for name in names for word in ("-u", name)]
     return ("env", *unset, *argv) if unset else tuple(argv)
-
-
-def write_message(line: str) -> None:
-    """Write a line to standard error."""
-    click.echo(f"ddlrun: {line}", err=True)
