@@ -126,7 +126,7 @@ def test_one_of_a_group_from_a_higher_source_hides_the_others(folder: Path) -> N
         ("placement: {bind: x}", {}, "ddlrun.yaml, line 1: placement.bind: 'x' is none of core"),
         ("", {"DDLRUN_BIND": "x"}, "error: DDLRUN_BIND: 'x' is none of core"),
         ("", {"DDLRUN_OVERLOAD": "x"}, "error: DDLRUN_OVERLOAD: 'x'; write on or off"),
-        ("", {"DDLRUN_MPIARG": "'x"}, "error: DDLRUN_MPIARG: No closing quotation"),
+        ("", {"DDLRUN_WRAP": "'x"}, "error: DDLRUN_WRAP: No closing quotation"),
     ],
 )
 def test_a_wrong_value_is_reported_with_its_place(
