@@ -8,11 +8,13 @@ import sys
 import traceback
 from typing import Any
 
+from ddlrun.environment.open_mpi import RANK_VARIABLES
+
 # The file of the function and its arguments.
 FUNCTION = "function"
 EXIT_NO_FUNCTION = 2
 # Variables of process managers with the number of a rank; the first that is set counts.
-RANKS = ("DDLRUN_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+RANKS = ("DDLRUN_RANK", RANK_VARIABLES[0], "SLURM_PROCID")
 
 
 def find_pickler() -> Any:  # noqa: ANN401 - a module with the functions of pickle

@@ -5,15 +5,11 @@ import os
 from ddlrun.application.dashboard import LaunchDashboard
 from ddlrun.application.planning import Attempt, Planned, place_ranks, plan_job, survey_hosts
 from ddlrun.environment.frameworks import NAMES
+from ddlrun.environment.open_mpi import ROOT, SINGLETON
 from ddlrun.errors import DdlrunError, PreflightError
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings
 from ddlrun.supervise.signals import Signals
-
-# Variables with the value 1 by which root allows any Open MPI to start.
-ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-# Open MPI 4.1 sets it to "singleton" in MPI_Init outside mpirun; an mpirun that inherits it ends with 1.
-SINGLETON = "OMPI_MCA_ess"
 
 
 def plan_attempt(attempt: Attempt) -> Planned:
@@ -52,8 +48,7 @@ def check_root(settings: Settings) -> None:
     if os.geteuid() == 0 and not allowed:
         raise PreflightError(
             "you are root, and a mistake in a job could then harm the whole machine; use another account, or give "
-            "--allow-run-as-root (in a container, where root is usual, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)"
+            f"--allow-run-as-root (in a container, where root is usual, set {'=1 and '.join(ROOT)}=1)"
         )
 
 

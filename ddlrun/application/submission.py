@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from ddlrun.application.reporter import Reporter
+from ddlrun.environment.open_mpi import WORLD
 from ddlrun.errors import InputError
 from ddlrun.remote.batch_job import SubmittedJob, follow, run
 from ddlrun.schedulers.submit import BatchJob, Scheduler, insert_job_id
 from ddlrun.schedulers.submit.registry import SCHEDULERS, all_schedulers
 
 # Variables of an enclosing job, which sbatch or ddlrun would take for those of the new job.
-OUTER_JOB_VARIABLES = r"(SLURM_(?!CONF)|PMIX_|PMI_|OMPI_COMM_WORLD_|DDLRUN_).*"
+OUTER_JOB_VARIABLES = rf"(SLURM_(?!CONF)|PMIX_|PMI_|{WORLD}|DDLRUN_).*"
 
 
 def select_scheduler(name: str, reporter: Reporter) -> Scheduler:

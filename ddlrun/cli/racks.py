@@ -12,6 +12,7 @@ from ddlrun.application.output_files import check_writable, write_atomically
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.measuring_options import measuring_options
 from ddlrun.cli.options import Sections, hosts_argument, option
+from ddlrun.environment.open_mpi import MCA
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
 from ddlrun.remote.probe import check_distinct
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.network.measurements import RacksResult
 
 # Ranks yield their cores while they wait, so that other work can share them.
-YIELD = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
+YIELD = ("--env", f"{MCA}mpi_yield_when_idle=1")
 
 
 @click.command("racks", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from ddlrun.environment.exports import MOST_CHARACTERS
+from ddlrun.environment.open_mpi import MCA
 from ddlrun.network.subnet_selection import Network
 
 # As a word of mpirun's command line, or in a line of a file that is no comment.
@@ -76,11 +77,11 @@ def _mpi_variables(network: Network, daemons: DaemonVariables) -> tuple[dict[str
     """
     same_names = len(set(network.interfaces.values())) == 1
     ipv6 = any(":" in subnet for subnet in network.subnets)
-    name, value = "OMPI_MCA_btl_tcp_if_include", "" if ipv6 else _cover(network)
+    name, value = f"{MCA}btl_tcp_if_include", "" if ipv6 else _cover(network)
     if same_names and (ipv6 or len(network.subnets) > 1):
         value = _names(network)
     if not value:
-        name, value = "OMPI_MCA_btl_tcp_if_exclude", _excluded(network)
+        name, value = f"{MCA}btl_tcp_if_exclude", _excluded(network)
     notes = ["network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts"]
     variables = {name: value} if value else {}
     if value and network.daemons:

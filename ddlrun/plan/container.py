@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ddlrun.environment.open_mpi import PREFIXES
 from ddlrun.errors import InputError
 
 AUTO = "auto"
@@ -13,8 +14,7 @@ AUTO = "auto"
 PYTHON = "python3"
 # Variables that hold paths of the host. Ranks in a container have those of the image, unless the user sets them.
 HOST_VARIABLES = (
-    "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "VIRTUAL_ENV", "MPI4PY_LIBMPI", "OPAL_PREFIX", "PMIX_PREFIX",
-    "PRTE_PREFIX",
+    "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "VIRTUAL_ENV", "MPI4PY_LIBMPI", *PREFIXES,
 )  # fmt: skip
 EXISTS = "test -e {image}"
 

@@ -6,6 +6,8 @@ docs/reference/precedence.md shows these tables.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ddlrun.environment.open_mpi import MCA, PRRTE
+
 
 class EnvironmentLayer(NamedTuple):
     """A source of variables for the ranks."""
@@ -33,16 +35,14 @@ ENVIRONMENT_LAYERS = (
     ),
     EnvironmentLayer(
         "collectives",
-        "`coll/han` in place of Horovod's hierarchical allreduce: `OMPI_MCA_coll_han_*`",
+        f"`coll/han` in place of Horovod's hierarchical allreduce: `{MCA}coll_han_*`",
         yields=True,
     ),
     EnvironmentLayer(
         "profile", "What `ddlrun tune` measured as best: Horovod's variables, `DDLRUN_DDL_TUNING`", yields=True
     ),
     EnvironmentLayer("mpi4py", "The MPI library that belongs to mpirun: `MPI4PY_LIBMPI`", yields=True),
-    EnvironmentLayer(
-        "daemons", "How mpirun starts its daemons: `OMPI_MCA_plm_*`, `PRTE_MCA_*`, `SLURM_*`", yields=False
-    ),
+    EnvironmentLayer("daemons", f"How mpirun starts its daemons: `{MCA}plm_*`, `{PRRTE}*`, `SLURM_*`", yields=False),
     EnvironmentLayer("defaults", "`DDL_OPTIONS` without `--mode`, `PYTHONUNBUFFERED`", yields=True),
     EnvironmentLayer(
         "job",

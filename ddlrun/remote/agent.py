@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ddlrun.environment.open_mpi import AGENTS, SSH_ARGUMENTS
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList, fold
 from ddlrun.schedulers import TITLES, Allocation
@@ -20,9 +21,6 @@ KUBECTL, KUBEXEC = (
 )
 # A host's script must arrive there within this time.
 SCRIPT_SECONDS = 60
-# The variables of Open MPI 4 and 5 for the command that starts daemons, and for ssh's arguments.
-AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
-SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
 # The variables in which the MPI operator has ssh's arguments for Intel MPI and MPICH; elsewhere they may be another's.
 OPERATOR_SSH_VARIABLES = ("I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS")
 # The requests to sbatch of which srun would give each step a part; daemons get everything that the job has.
@@ -150,11 +148,11 @@ def choose_launcher(
         InputError: The requested launcher does not work here.
     """
     foreign = job is None or any(name not in job.hosts.names for name in hosts.names)
-    agent = _words_of(environ, AGENT_VARIABLES)
+    agent = _words_of(environ, AGENTS)
     _check_request(request, job, hosts, agent)
     gpus = job.gpu_numbers if job is not None else MappingProxyType({})
     operator = OPERATOR_SSH_VARIABLES if job is not None and job.scheduler == "kubernetes" else ()
-    ssh_words = tuple(ssh) or _words_of(environ, (*SSH_VARIABLES, *operator))
+    ssh_words = tuple(ssh) or _words_of(environ, (*SSH_ARGUMENTS, *operator))
     if request == "auto":
         if job is None or foreign or ssh:
             return AgentLauncher("ssh", ssh_words, _why_ssh(job, foreign=foreign), gpus)
@@ -168,7 +166,7 @@ def choose_launcher(
 def _check_request(request: str, job: Allocation | None, hosts: HostList, agent: Sequence[str]) -> None:
     """Raise InputError if a requested launcher does not work for these hosts."""
     if request == "agent" and not agent:
-        raise InputError("--launcher agent: OMPI_MCA_plm_rsh_agent, which names it, is not set")
+        raise InputError(f"--launcher agent: {AGENTS[0]}, which names it, is not set")
     owner = OWNERS.get(request)
     if owner is None:
         return

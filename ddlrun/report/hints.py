@@ -3,8 +3,6 @@
 import re
 import signal
 
-from ddlrun.managers.openmpi.end import ABORT
-
 # Modules whose package has another name on PyPI.
 PACKAGES = {
     "attr": "attrs", "Bio": "biopython", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python",
@@ -127,31 +125,6 @@ CODE_HINTS = LIMIT_HINTS | {
     + signal.SIGBUS: "shared memory, or a disk, is full there (see /dev/shm), or a file that was mapped is shorter now",
     128 + signal.SIGKILL: "killed by another process: often by the kernel or the batch system, for lack of memory",
 }
-MPI_HINTS = (
-    (ABORT, "rank {0} called MPI_Abort with {1}"),
-    (
-        r"(?:ORTE|PRTE) (?:was unable to reliably start|has lost communication)",
-        "mpirun could not start its daemon on a host, or lost it: ddlrun check HOSTS shows the reason",
-    ),
-    (
-        r"Host key verification failed",
-        "the key of a host is not in known_hosts: log in once with ssh and compare the fingerprint",
-    ),
-    (r"Permission denied \((?:publickey|password)", "ssh to a host is refused: ssh-copy-id HOST"),
-    (
-        r"(?:orted|prted): (?:command not found|not found|No such file)",
-        "Open MPI is not installed at the same path on that host",
-    ),
-    (
-        r"specified\s+a non-existent CPU",
-        "the rank file names cores that a host does not have: correct or leave out --machine and --rankfile",
-    ),
-    (r"buffer overflow detected", "a host name is too long for Open MPI 4.1's rank files"),
-    (
-        r"listener thread failed to start",
-        "a session folder of an earlier mpirun is in the way: remove ompi.* and prte.* from the temporary folder",
-    ),
-)
 
 
 def find_hint(text: str, hints: tuple[tuple[str, str], ...]) -> str | None:

@@ -5,11 +5,12 @@ import os
 import signal
 from collections.abc import Iterator
 
+from ddlrun.managers.openmpi.hints import MPI_HINTS
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import exception_line, find_failure, is_collateral, last_lines, without_numbers
 from ddlrun.ranges import name_numbers
-from ddlrun.report.hints import CODE_HINTS, HINTS, LIMIT_HINTS, MPI_HINTS, find_hint
+from ddlrun.report.hints import CODE_HINTS, HINTS, LIMIT_HINTS, find_hint
 from ddlrun.wording import printable, signal_name
 
 # Lines on ranks that failed later, and the characters of an exception in them.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from ddlrun.managers.openmpi.daemons import LEFTOVERS
 from ddlrun.rank import leftovers
 from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess
@@ -18,17 +19,14 @@ remove_dead() {
 }
 for above in /tmp "${TMPDIR:-/tmp}"; do
   cd "$above" 2>/dev/null && df -l . >/dev/null 2>&1 || continue
-  for name in ompi.* prted.*; do remove_dead "${name#*.}" "$above/$name"; done
-  for name in ompi.*."$(id -u)"/pid.*; do remove_dead "${name##*.}" "$above/$name"; done
-  for name in ompi.*."$(id -u)"/jf.*/pmix_dstor_*_*; do remove_dead "${name##*_}" "$above/${name%/*}"; done
+SESSIONS
   for name in ddlrun-*-*; do
     pid=${name#ddlrun-}
     remove_dead "${pid%%-*}" "$above/$name"
   done
-  [ -n "$only_list" ] || rmdir ompi.*."$(id -u)" 2>/dev/null
 done
 echo @end
-"""
+""".replace("SESSIONS\n", LEFTOVERS)
 
 
 def remove_leftovers(

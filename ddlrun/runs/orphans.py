@@ -4,6 +4,7 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ddlrun.environment.open_mpi import RANK_VARIABLES
 from ddlrun.errors import InputError
 from ddlrun.rank.leftovers import SCRIPT
 from ddlrun.rank.process_stat import STOPPED
@@ -15,7 +16,8 @@ from ddlrun.runs.names import NAME
 INIT = 1
 # One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have. A process without the name of
 # its run has the run's mark.
-LIST = r"""
+LIST = (
+    r"""
 field() {
   tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | sed -n "s/^$1=//p" | head -n 1
 }
@@ -29,7 +31,7 @@ status() {
   [ -O "/proc/$pid" ] || continue
   run=$(field DDLRUN_RUN)
   mark=$(sed -n 's/^LIMIT *\([0-9]*\).*/\1/p' "/proc/$pid/limits" 2>/dev/null)
-  rank=$(field '\(OMPI_COMM_WORLD\|DDLRUN\)_RANK')
+  rank=$(field '\(OPEN_MPI\|DDLRUN_RANK\)')
   ddlrun=$(field DDLRUN_PID)
   parent=$(status PPid)
   case $(cat "/proc/$parent/comm" 2>/dev/null) in systemd) parent=1 ;; esac  # a user's own, which adopts processes
@@ -39,7 +41,10 @@ status() {
   echo "@process $pid ${parent:-0} ${state:--} ${run:-${mark:--}} ${rank:--} ${ddlrun:--} $command"
 done
 echo @end
-""".replace("LIMIT", LIMIT).replace("FIRST", str(FIRST)[:8])
+""".replace("LIMIT", LIMIT)
+    .replace("FIRST", str(FIRST)[:8])
+    .replace("OPEN_MPI", RANK_VARIABLES[0])
+)
 END = (
     r"""
 files() {

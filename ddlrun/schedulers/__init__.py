@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
+from ddlrun.environment.open_mpi import HOSTFILES
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.plugins import load_plugins
@@ -96,8 +97,7 @@ READERS = {
     "kubernetes": SchedulerReader(
         "Kubernetes",
         (
-            ("OMPI_MCA_orte_default_hostfile",),
-            ("PRTE_MCA_prte_default_hostfile",),
+            *((name,) for name in HOSTFILES),
             ("K_MPI_JOB_ROLE", "I_MPI_HYDRA_HOST_FILE"),
             ("K_MPI_JOB_ROLE", "HYDRA_HOST_FILE"),
         ),

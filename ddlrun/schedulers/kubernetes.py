@@ -1,14 +1,11 @@
 """Kubernetes MPI operator, v1 and v2: the hostfile that it mounts into the launcher."""
 
+from ddlrun.environment import open_mpi
 from ddlrun.hosts import HostList, parse_hostfile
 from ddlrun.schedulers import Allocation, SchedulerContext
 
 # Those of Open MPI 4 and 5, Intel MPI and MPICH: spec.mpiImplementation chooses.
-HOSTFILES = (
-    "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE",
-)  # fmt: skip
-# Version 1 of the operator starts daemons through the API server: its pods have neither sshd nor resolvable names.
-AGENTS = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
+HOSTFILES = (*open_mpi.HOSTFILES, "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 
 
 def read(context: SchedulerContext) -> Allocation:
@@ -18,7 +15,8 @@ def read(context: SchedulerContext) -> Allocation:
     path = environ[variable]
     job_id = (environ.get("K_MPI_JOB_ROLE", "") and environ.get("HOSTNAME", "").partition("-launcher")[0]) or path
     workers = parse_hostfile(context.read_variable_file(variable), f"hostfile {path}")
-    agent = next((environ[name] for name in AGENTS if environ.get(name)), "")
+    # Version 1 of the operator starts daemons through the API server: its pods have neither sshd nor resolvable names.
+    agent = next((environ[name] for name in open_mpi.AGENTS if environ.get(name)), "")
     launcher = "agent" if agent.partition(" ")[0].endswith("kubexec.sh") else "ssh"
     hosts = HostList(workers.hosts, f"Kubernetes ({path})")
     return Allocation(scheduler="kubernetes", job_id=job_id, hosts=hosts, launcher=launcher)

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,13 +32,13 @@ ALLOWED = {
     "machine": {"errors", "ranges", "wording"},
     "mapping": {"errors", "hosts", "machine", "ranges", "topology", "wording"},
     "plugins": {"errors"},
-    "schedulers": {"errors", "host_names", "hosts", "plugins", "ranges", "topology"},
     "environment": {"errors", "machine", "mapping", "ranges", "topology", "wording"},
+    "schedulers": {"environment", "errors", "host_names", "hosts", "plugins", "ranges", "topology"},
     "network": {"allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units"},
     "rank": {"errors", "ranges"},
     "doctor": {"hosts", "ranges", "wording"},
     "agent": {"errors", "rank"},
-    "remote": {"errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
+    "remote": {"environment", "errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
     "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "wording"},
     "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
     "plan": {
@@ -51,7 +52,10 @@ ALLOWED = {
     "preflight": {
         "environment", "errors", "hosts", "machine", "managers", "network", "plan", "remote", "report", "wording",
     },
-    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "ranges", "rank", "remote", "report", "wording"},
+    "runs": {
+        "doctor", "environment", "errors", "hosts", "managers", "mapping", "plan", "ranges", "rank", "remote",
+        "report", "wording",
+    },
     "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
     "dashboard": {"monitor", "plan", "ranges", "runs", "wording"},
     "supervise": {
@@ -70,7 +74,7 @@ ALLOWED = {
         "mapping", "monitor", "network", "plan", "plugins", "preflight", "managers", "remote", "report", "runs",
         "schedulers", "ship", "supervise", "topology", "units", "wording",
     },
-    "api": {"cli", "errors", "plan", "remote", "runs", "wording"},
+    "api": {"cli", "environment", "errors", "plan", "remote", "runs", "wording"},
     "__main__": {"cli", "rank"},
     "__init__": set(),
 }  # fmt: skip
@@ -186,6 +190,17 @@ def test_no_other_room_asks_which_process_manager_it_has(path: Path) -> None:
     assert "major" not in {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     kinds = {"OpenMpi", "OpenMpi4", "OpenMpi5", "DIALECTS", "OwnManager", "Srun"}
     assert not kinds & {name.rpartition(".")[2] for name in imports(path)}
+
+
+# The rooms that know Open MPI's daemons and variables; what runs on hosts or in a training script imports no other.
+OPEN_MPI_ROOMS = ("managers/openmpi/", "environment/", "rank/", "ddl/launch_context.py")
+
+
+def test_open_mpis_daemons_and_variables_are_known_in_few_rooms() -> None:
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".sh")]
+    naming = {path for path in files if re.search(r"\b(?:orted|prted)\b|\b(?:OMPI|PRTE)_", path.read_text())}
+    names = {str(path.relative_to(PACKAGE)) for path in naming}
+    assert sorted(name for name in names if not name.startswith(OPEN_MPI_ROOMS)) == []
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "plan").glob("*.py")), ids=lambda path: path.stem)

@@ -9,9 +9,10 @@ import pytest
 from ddlrun.agent import frames
 from ddlrun.managers.end import EndCode, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.end import read_end
+from ddlrun.managers.openmpi.hints import MPI_HINTS
 from ddlrun.managers.own import own_manager
 from ddlrun.plan.outcome import Outcome, RankEnd
-from ddlrun.report.hints import HINTS, MPI_HINTS, find_hint
+from ddlrun.report.hints import HINTS, find_hint
 from ddlrun.report.outcome import colour_report, render_end, render_others
 from ddlrun.supervise.root_cause import (
     ClosedConnection,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from ddlrun.environment.exports import MOST_CHARACTERS
+from ddlrun.environment.open_mpi import RANK_VARIABLES
 from ddlrun.errors import PreflightError
 from ddlrun.machine import Machine, MachineNoteCode
 from ddlrun.managers import DaemonRequest, ManagerJob, ProcessManager, TransportChoice, TransportRequest
@@ -46,7 +47,7 @@ class OpenMpi(ProcessManager):
     """Open MPI's mpirun."""
 
     title = "Open MPI"
-    rank_variables = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
+    rank_variables = RANK_VARIABLES
     private = ("PRTE_MCA_", "SLURM_", "OMPI_MCA_plm_", "OMPI_MCA_ras")
     overruling = OVERRULING
     mpi_library = "libmpi.so.40"

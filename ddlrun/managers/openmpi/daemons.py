@@ -61,6 +61,15 @@ done
 echo @end
 """
 
+# Session folders of a temporary folder `$above` are removed if the process is gone after which they are named. See
+# runs/leftovers.py.
+LEFTOVERS = r"""
+  for name in ompi.* prted.*; do remove_dead "${name#*.}" "$above/$name"; done
+  for name in ompi.*."$(id -u)"/pid.*; do remove_dead "${name##*.}" "$above/$name"; done
+  for name in ompi.*."$(id -u)"/jf.*/pmix_dstor_*_*; do remove_dead "${name##*_}" "$above/${name%/*}"; done
+  [ -n "$only_list" ] || rmdir ompi.*."$(id -u)" 2>/dev/null
+"""
+
 
 def end_daemons(folders: Mapping[str, str], session_folder: str, reach: ProbeTarget) -> dict[str, FinishedProcess]:
     """End the daemons of an mpirun on hosts, and remove their session folders; return the replies of hosts that failed.
