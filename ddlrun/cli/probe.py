@@ -24,7 +24,8 @@ from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.machine.manifest import MANIFEST, render_manifest
 from ddlrun.plan import machine_group_dict
-from ddlrun.remote.probe import ProbedHost, check_distinct, group, probe_fully, render_failures
+from ddlrun.remote.full_probe import ProbedHost, probe_fully
+from ddlrun.remote.probe import check_distinct, group, render_failures
 from ddlrun.report.machines import render_groups
 
 if TYPE_CHECKING:  # for the annotations alone

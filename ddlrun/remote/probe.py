@@ -2,17 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
-from ddlrun.errors import HostError, InputError, UnreachableError
+from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.machine.sysfs_script import SCRIPT
 from ddlrun.remote.processes import FinishedProcess
-
-if TYPE_CHECKING:
-    from ddlrun.machine.probe_reply import ProbeReply
 
 RESOLVE_SECONDS = 0.5
 # More hosts than this with the same failure share a line of the error.
@@ -32,26 +29,6 @@ class ProbeTarget(NamedTuple):
     """Runs one script per other host, all at once."""
     ssh: str = "ssh"
     """The command that a user would try to reach a host."""
-
-
-class ProbeCache(Protocol):
-    """Earlier replies by host."""
-
-    def get(self, host: str) -> str | None:
-        """Return a host's reply, or None if there is none or it is too old."""
-
-    def put(self, host: str, text: str) -> None:
-        """Store a host's reply."""
-
-
-class ProbedHost(NamedTuple):
-    """A host's machine, or the problem with its reply."""
-
-    machine: Machine | None
-    sections: Mapping[str, str]
-    """The texts from which the machine was read, by file name."""
-    problem: str | None = None
-    cached: bool = False
 
 
 def is_local(name: str, own_name: str) -> bool:
@@ -135,54 +112,6 @@ def _parse_machines(texts: Mapping[str, str]) -> dict[str, Machine]:
 def probe(hosts: HostList, reach: ProbeTarget) -> dict[str, Machine]:
     """Return each host's machine, as PendingProbe.result does. Raises UnreachableError."""
     return PendingProbe(hosts, reach).result()
-
-
-def probe_fully(hosts: HostList, reach: ProbeTarget, cache: ProbeCache | None = None) -> dict[str, ProbedHost]:
-    """Return the replies of all tools of each host; a host that is as in the cache skips its tools.
-
-    Hosts that look the same share one Machine. A host's failure is in its ProbedHost and raises nothing.
-    """
-    from ddlrun.machine.probe_reply import full_script  # noqa: PLC0415 - a launch reads /sys alone
-
-    earlier = {name: _parse_cached(cache.get(name), name) for name in hosts.names} if cache else {}
-    keys = {name: reply.key for name, reply in earlier.items() if reply}
-    replies = run_scripts({name: full_script(keys.get(name, "")) for name in hosts.names}, reach)
-    kinds: dict[Machine, Machine] = {}
-    probed: dict[str, ProbedHost] = {}
-    for name in hosts.names:
-        reply = replies[name]
-        host = _read_reply(name, reply, earlier.get(name))
-        if host.problem is None and cache and not host.cached:
-            cache.put(name, reply.out)
-        if host.machine is not None:
-            host = host._replace(machine=kinds.setdefault(host.machine, host.machine))
-        probed[name] = host
-    return probed
-
-
-def _read_reply(name: str, reply: FinishedProcess, earlier: "ProbeReply | None") -> ProbedHost:
-    """Parse a host's reply; the earlier one completes that of a host that has not changed."""
-    from ddlrun.machine.probe_reply import machine_of, parse_answer  # noqa: PLC0415 - see probe_fully
-
-    if "@ddlrun" not in reply.out:
-        return ProbedHost(None, {}, describe_failure(reply))
-    try:
-        answer = parse_answer(reply.out, name)
-        if answer.same and earlier is not None:
-            sections = {**earlier.sections, **answer.sections}
-            return ProbedHost(machine_of(sections, name), sections, cached=True)
-        return ProbedHost(machine_of(answer.sections, name), answer.sections)
-    except HostError as error:
-        return ProbedHost(None, {}, error.problem)
-
-
-def _parse_cached(text: str | None, name: str) -> "ProbeReply | None":
-    from ddlrun.machine.probe_reply import parse_answer  # noqa: PLC0415 - see probe_fully
-
-    try:
-        return parse_answer(text, name) if text else None
-    except UnreachableError:
-        return None
 
 
 def run_scripts(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, FinishedProcess]:
