@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from ddlrun.ddl.tcp.communicator import TcpCommunicator, TcpTransport
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from mpi4py.MPI import Intracomm
     from numpy.typing import NDArray
 
@@ -36,9 +38,7 @@ def split_hosts(comm: Communicator) -> Communicator:
     """Return the communicator of the ranks on this host, in rank order. All ranks call it together."""
     if isinstance(comm, TcpCommunicator):
         return comm.split_hosts()
-    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
-
-    return cast("Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+    return cast("Intracomm", comm.Split_type(_mpi().COMM_TYPE_SHARED, key=comm.rank))
 
 
 def take_maxima(comm: Communicator, values: NDArray[Any]) -> None:
@@ -46,18 +46,14 @@ def take_maxima(comm: Communicator, values: NDArray[Any]) -> None:
     if isinstance(comm, TcpCommunicator):
         values[:] = [max(column) for column in zip(*comm.allgather(values.tolist()), strict=True)]
         return
-    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
-
-    comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
+    comm.Allreduce(_mpi().IN_PLACE, values, _mpi().MAX)
 
 
 def name_library(comm: Communicator) -> str:
     """Return the name of the library that carries the messages."""
     if isinstance(comm, TcpCommunicator):
         return "TCP"
-    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
-
-    return MPI.Get_library_version().split(",")[0]
+    return _mpi().Get_library_version().split(",")[0]
 
 
 def abandon(comm: Communicator, error: LostRankError) -> None:
@@ -73,5 +69,16 @@ def has_ended(comm: Communicator) -> bool:
     """Return True if no message can be sent any more, because the process ends."""
     if isinstance(comm, TcpCommunicator):
         return comm.endpoint.closed
-    mpi = sys.modules["mpi4py.MPI"]
-    return bool(mpi.Is_finalized())
+    return bool(_mpi().Is_finalized())
+
+
+def load_mpi_collectives() -> ModuleType:
+    """Return the module with MPI's own collectives."""
+    from ddlrun.ddl import mpi_collectives  # noqa: PLC0415 - it loads MPI, which need not be installed
+
+    return mpi_collectives
+
+
+def _mpi() -> Any:  # noqa: ANN401 - a module
+    """Return mpi4py's module, which is loaded, as there is a communicator of MPI."""
+    return sys.modules["mpi4py.MPI"]

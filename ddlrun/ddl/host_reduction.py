@@ -18,7 +18,8 @@ from ddlrun.allreduce_algorithms import (
     wait_for_late_host,
 )
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
-from ddlrun.ddl.communicators import abandon, make_transport, take_maxima
+from ddlrun.ddl.communicators import abandon, load_mpi_collectives, make_transport, take_maxima
+from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.int8_compression import ErrorFeedback
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.autotune import Measure
     from ddlrun.ddl.block_chunks import BlockChunk
     from ddlrun.ddl.dimensions import Grid
-    from ddlrun.ddl.engine import Engine
     from ddlrun.ddl.flat import FlatArray
     from ddlrun.ddl.late_host_monitor import LateHostMonitor
     from ddlrun.ddl.mpi_collectives import SmallMessagePath
@@ -168,8 +168,6 @@ class HostReducer:
     def _make_engine(self) -> Engine | None:
         if self.grid.base is None:
             return None
-        from ddlrun.ddl.engine import Engine  # noqa: PLC0415 - one learner needs none
-
         return Engine(make_transport(self.grid.base), self.grid.rank)
 
     def _make_small_message_path(self) -> SmallMessagePath | None:
@@ -177,9 +175,8 @@ class HostReducer:
             return None
         if isinstance(self.comm, TcpCommunicator):
             return None
-        from ddlrun.ddl.mpi_collectives import SmallMessagePath  # noqa: PLC0415 - it needs MPI
-
-        return SmallMessagePath(self.comm)
+        path: SmallMessagePath = load_mpi_collectives().SmallMessagePath(self.comm)
+        return path
 
     def _select(self, message: MessageClass, elements: Any, reduce_op: ReduceOp) -> AllreduceAlgorithm:  # noqa: ANN401
         return self._selector.select(message, lambda: self._make_measure(np.ones_like(elements), reduce_op))
@@ -268,14 +265,10 @@ class HostReducer:
         return measure
 
     def _reduce_flat(self, elements: Any, reduce_op: ReduceOp) -> None:  # noqa: ANN401
-        from ddlrun.ddl.mpi_collectives import flat_allreduce  # noqa: PLC0415 - it needs MPI
-
         if self.comm is not None and not isinstance(self.comm, TcpCommunicator):
-            flat_allreduce(self.comm, elements, reduce_op)
+            load_mpi_collectives().flat_allreduce(self.comm, elements, reduce_op)
 
     def _reduce_natively(self, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401
-        from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
-
         comms = [self.grid.members(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
         several = [cast("Intracomm", comm) for comm in comms if comm.size > 1]
-        allreduce_by_dimension(several, elements, reduce_op)
+        load_mpi_collectives().allreduce_by_dimension(several, elements, reduce_op)

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ddlrun.allreduce_algorithms import dimension_algorithm
+from ddlrun.ddl.communicators import load_mpi_collectives
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.host_reduction import HostReducer
 from ddlrun.ddl.learner import Learner
@@ -68,13 +69,11 @@ class InstrumentedReducer(HostReducer):
         if not self.sampled:
             super()._reduce_natively(elements, reduce_op, axes)
             return
-        from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
-
         places = self.grid.places(axes or self.grid.axes)
         comms = [(i, self.grid.communicator(self.grid.axes[i])) for i in places]
         timed = [TimedCommunicator(comm, self.meter, i) for i, comm in comms]
         several = cast("list[Intracomm]", [comm for comm in timed if comm.size > 1])
-        allreduce_by_dimension(several, elements, reduce_op)
+        load_mpi_collectives().allreduce_by_dimension(several, elements, reduce_op)
 
 
 class InstrumentedLearner(Learner):
