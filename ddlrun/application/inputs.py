@@ -11,6 +11,7 @@ from ddlrun.application.chosen_gpus import check_named_gpus, chooses_gpus, rende
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine, MachineNoteCode, machine_note
+from ddlrun.machine.manifest import MANIFEST, check_manifest
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
 from ddlrun.remote.processes import FinishedProcess, start_command
@@ -132,8 +133,6 @@ def load_machine(folder: str) -> Machine:
 
 def _read_saved(folder: str, names: Iterable[str]) -> tuple[dict[str, str], bool]:
     """Return the files of these names, and True if they were checked against the folder's manifest."""
-    from ddlrun.machine.manifest import MANIFEST, check_manifest  # noqa: PLC0415 - for saved machines alone
-
     present = [name for name in (*names, MANIFEST) if os.path.isfile(f"{folder}/{name}")]
     texts = {name: read_text(f"{folder}/{name}", "saved answer") for name in present}
     manifest = texts.pop(MANIFEST, None)

@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ddlrun.errors import HostError
-from ddlrun.machine import Machine, MachineNote, MachineNoteCode, machine_note
+from ddlrun.machine import (
+    Machine,
+    MachineNote,
+    MachineNoteCode,
+    lscpu,
+    machine_note,
+    numactl,
+    nvidia_smi,
+    ppc64_cpu,
+    text_locality,
+)
+from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.machine.locality import Locality, distance_rows, with_locality, with_locality_of
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.machine.sysfs_devices import read_devices
@@ -115,19 +126,15 @@ def machine_of(sections: Mapping[str, str], host: str, *, complete: bool = True)
 
 def _unchecked(source: str, sections: Mapping[str, str], machine: Machine) -> Iterator[MachineNote]:
     """Yield notes on outputs that print no end, and whose numbers no other output confirms."""
-    from ddlrun.machine.lscpu import lists_nodes  # noqa: PLC0415 - for saved machines alone
-
     if source == "lscpu.txt" and "lscpu.json" not in sections:
         yield machine_note(MachineNoteCode.TABLE_UNCHECKED)
-    if source == "lscpu.json" and not lists_nodes(sections["lscpu.json"]):
+    if source == "lscpu.json" and not lscpu.lists_nodes(sections["lscpu.json"]):
         yield machine_note(MachineNoteCode.NODES_UNCHECKED)
     if not machine.gpus and "nvidia-gpus.csv" in sections and "nvidia-topo.txt" not in sections:
         yield machine_note(MachineNoteCode.GPUS_UNCHECKED)
 
 
 def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
-    from ddlrun.machine.hwloc import parse_hwloc  # noqa: PLC0415 - XML, 10 ms
-
     if SYSFS not in sections:
         return parse_hwloc(sections["lstopo.xml"], host)
     kernel = parse_sysfs(sections[SYSFS], host)
@@ -144,8 +151,6 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
 
 
 def _numactl(sections: Mapping[str, str], host: str) -> Machine:
-    from ddlrun.machine import numactl, ppc64_cpu  # noqa: PLC0415 - for hosts without better tools
-
     if "ppc64_cpu.txt" not in sections:
         raise HostError(host, "numactl alone does not list which CPUs share a core; give --machine")
     nodes = numactl.parse_numactl(sections["numactl.txt"], host)
@@ -154,8 +159,6 @@ def _numactl(sections: Mapping[str, str], host: str) -> Machine:
 
 
 def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
-    from ddlrun.machine import lscpu  # noqa: PLC0415 - for hosts without better tools
-
     if "lscpu.txt" not in sections:
         return lscpu.parse_lscpu_summary(sections["lscpu.json"], host)
     machine = lscpu.parse_lscpu(sections["lscpu.txt"], host)
@@ -171,8 +174,6 @@ def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
 
 def _with_text_locality(machine: Machine, sections: Mapping[str, str], host: str) -> Machine:
     """Return the machine with its L3 domains and distances, as far as the texts have them."""
-    from ddlrun.machine import numactl, text_locality  # noqa: PLC0415 - for hosts without better tools
-
     domains = text_locality.lscpu_l3_domains(sections.get("lscpu.txt", ""))
     machine = machine._replace(cores=with_locality(machine.cores, Locality(l3_domains=domains)))
     if "numactl.txt" not in sections:
@@ -196,8 +197,6 @@ _CORES: dict[str, Callable[[Mapping[str, str], str], Machine]] = {
 
 
 def _with_nvidia(machine: Machine, sections: Mapping[str, str], host: str) -> Machine:
-    from ddlrun.machine import nvidia_smi  # noqa: PLC0415 - for hosts with NVIDIA GPUs
-
     topo = nvidia_smi.parse_topo(sections["nvidia-topo.txt"], host) if "nvidia-topo.txt" in sections else None
     query = nvidia_smi.parse_query(sections["nvidia-gpus.csv"], host) if "nvidia-gpus.csv" in sections else ()
     return nvidia_smi.with_topology(machine, topo, query)

@@ -24,6 +24,8 @@ Only `nic.bandwidth` is required. `burst: 512 KiB`: the bytes that a shaper lets
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
+
 from ddlrun.errors import InputError
 from ddlrun.units import parse_bytes, parse_rate, parse_seconds
 
@@ -87,8 +89,6 @@ def parse_fabric(text: str, where: str) -> Fabric:
 
     Raises InputError that lists every unknown, missing or wrong key.
     """
-    import yaml  # noqa: PLC0415 - 20 ms, for files alone
-
     try:
         entries = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
@@ -178,8 +178,6 @@ def _is_count(value: object) -> bool:
 
 def render_fabric(fabric: Fabric) -> str:
     """Render the YAML of a fabric, for `parse_fabric`; values that equal their default are left out."""
-    import yaml  # noqa: PLC0415 - as above
-
     entries: dict[str, Any] = {key: getattr(fabric, key) for key in _WORDS if getattr(fabric, key)}
     for level, link in zip(LEVELS, fabric.links, strict=True):
         if math.isfinite(link.bandwidth):

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import yaml
+from yaml import MappingNode
+
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,8 +22,6 @@ class YamlDocument(NamedTuple):
 
 def parse_yaml(text: str, where: str) -> YamlDocument:
     """Parse a YAML document. Raises InputError with line and column, and for each key that is given twice."""
-    import yaml  # noqa: PLC0415 - 20 ms, for YAML files alone
-
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         keys = list(_keys(root)) if root is not None else []
@@ -50,8 +51,6 @@ def _describe(error: Exception) -> str:
 
 def _keys(node: "Node", above: str = "") -> Iterator[tuple[str, int]]:
     """Yield the dotted name and the line of each key, in the order of the text."""
-    from yaml import MappingNode  # noqa: PLC0415 - for YAML files alone
-
     if not isinstance(node, MappingNode):
         return
     for key, value in node.value:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jinja2
+
 from ddlrun.report.boxes import MARKS
 from ddlrun.report.chart import Chart, ChartLine, ChartText, draw_chart
 from ddlrun.report.outcome import render_end
@@ -35,8 +37,6 @@ class RankRow(NamedTuple):
 
 def render_page(record: RecordedRun, *, going: bool, now: float) -> str:
     """Render the page of a run; `going`: it was under way at `now` (seconds since 1970)."""
-    import jinja2  # noqa: PLC0415 - 40 ms, for pages alone
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,

@@ -4,6 +4,9 @@ import re
 import shlex
 from collections.abc import Sequence
 
+import jinja2
+import yaml
+
 from ddlrun.errors import InputError
 from ddlrun.schedulers.submit import BatchJob, Scheduler
 
@@ -88,8 +91,6 @@ def scalar(value: str | Sequence[str]) -> str:
     >>> scalar("a: 'b'"), scalar(["x", "3"])
     ('"a: \'b\'"', '["x", "3"]')
     """
-    import yaml  # noqa: PLC0415 - 20 ms, only for Kubernetes
-
     text = value if isinstance(value, str) else list(value)
     return str(
         yaml.safe_dump(text, default_flow_style=True, default_style='"', width=float("inf"), allow_unicode=False)
@@ -102,8 +103,6 @@ def render(batch: BatchJob, scheduler: Scheduler, template: str, where: str, ver
     Templates have `job` (a BatchJob), `time` and `warn` (in the scheduler's format, empty if not set), `version`, and
     the filters `sh` and `yaml`. Raises InputError for every problem of the job, and for errors in the template.
     """
-    import jinja2  # noqa: PLC0415 - 40 ms, only for ddlrun submit
-
     check(batch, scheduler)
     environment = jinja2.Environment(  # noqa: S701 - no HTML
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
