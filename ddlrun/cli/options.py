@@ -93,7 +93,7 @@ class CompletedParameter(click.Parameter):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
         """Return the completions of a value."""
-        from ddlrun.cli.completion import complete_parameter  # noqa: PLC0415 - only for a shell's completion
+        from ddlrun.cli.completers import complete_parameter  # noqa: PLC0415 - 10 ms, for a shell's completion alone
 
         items = complete_parameter(self, ctx, incomplete)
         return super().shell_complete(ctx, incomplete) if items is None else items
