@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     ends: tuple[RankEnd, ...] = ()
     lost_ranks: tuple[str, ...] = ()
     """Ranks whose end was not observed."""
-    mpirun_output: str = ""
+    manager_output: str = ""
     """The output of mpirun, if the run failed."""
     until_end: float = 0.0
     """Seconds until the job began to end."""

@@ -54,7 +54,7 @@ class RunDir(NamedTuple):
         return f"{self.path}/ranks"
 
     @property
-    def mpirun_log(self) -> str:
+    def manager_log(self) -> str:
         """The output of mpirun itself."""
         return f"{self.path}/mpirun.log"
 

@@ -1,4 +1,4 @@
-"""The console of a job and its logs: output of ranks, mpirun and ddlrun, and a status line."""
+"""The console of a job and its logs: output of ranks, the process manager and ddlrun, and a status line."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from ddlrun.managers.openmpi.messages import MpirunMessages
+from ddlrun.managers.openmpi.messages import HARMLESS, MpirunMessages
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.supervise.backlog import Backlog
@@ -21,9 +21,6 @@ TICK_SECONDS = 0.1
 # The interval at which a slow terminal is written to; epoll reports when a pipe takes more.
 FLUSH_SECONDS = 0.01
 DEFAULT_COLUMNS = 80
-# Lines of mpirun that are not printed: harmless ones about its ssh, now and then, and about signals.
-HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal )[^\n]*\n"
-# The owner of lines on the console beside the ranks.
 MPIRUN = "mpirun"
 
 
@@ -47,7 +44,7 @@ class Console:
             files=RankFiles(watch.style.folder, run_folder, ranks=ranks, complain=self.tell),
             before=self._clear_status,
         )
-        self._mpirun_log = OutputLog(files.mpirun_log, self.tell)
+        self._manager_log = OutputLog(files.manager_log, self.tell)
         self._messages = MpirunMessages()
         self._status_at = self._tick_at = 0.0
         self._ticking = False
@@ -64,15 +61,15 @@ class Console:
         for sink in (self._logs[1], self._streams[1]):
             sink.write(sink.lines.end_line() + block)
 
-    def write_mpirun(self, stream: int, chunk: bytes, *, visible: bool) -> None:
-        """Log mpirun's own output, and print it without its harmless lines.
+    def write_manager(self, stream: int, chunk: bytes, *, visible: bool) -> None:
+        """Log the process manager's own output, and print it without its harmless lines.
 
         Args:
             stream: 0 for standard output, 1 for standard error.
             chunk: The output.
             visible: Whether to print it now. Otherwise only the messages of the ranks' MPI are printed, at the end.
         """
-        self._mpirun_log.write(chunk)
+        self._manager_log.write(chunk)
         self._messages.add(chunk, printed=visible)
         if visible:
             self._clear_status()
@@ -143,7 +140,7 @@ class Console:
         while self.waiting and time.monotonic() < until and not interrupted():
             select.select([], self.waiting, [], 0.1)
             self.flush()
-        for sink in (*self._logs, self._mpirun_log, *self._streams):
+        for sink in (*self._logs, self._manager_log, *self._streams):
             sink.close()
         return sum(stream.unwritten for stream in self._streams)
 

@@ -1,4 +1,4 @@
-"""The supervision of a job from the start of its mpirun to its end: the event loop."""
+"""The supervision of a job from the start of its process manager to its end: the event loop."""
 
 import select
 import signal
@@ -23,9 +23,9 @@ from ddlrun.supervise.supervision_state import SupervisionState
 from ddlrun.supervise.termination import Phase
 
 LONGEST_WAIT = 5.0
-# The interval of checks while the job or mpirun is about to end.
+# The interval of checks while the job or the process manager is about to end.
 END_INTERVAL = 0.1
-# After mpirun's end its keepers have this long to report the ends of their programs.
+# After the process manager's end its keepers have this long to report the ends of their programs.
 REPORT_SECONDS = 1.0
 NO_SUSPENSION = (
     "note: Ctrl-Z does not suspend a job, whose ranks would lose ddlrun; Ctrl-C ends it. "
@@ -36,23 +36,23 @@ NEVER, REQUESTED_SECONDS = 1e9, 1.0
 
 
 class Supervision:
-    """One mpirun, its ranks' keepers and ddlrun's own streams."""
+    """One process manager, its ranks' keepers and ddlrun's own streams."""
 
     def __init__(
         self, watch: SupervisionOptions, job: SupervisedJob, files: RunDir, listener: Listener, process: Process
     ) -> None:
-        """Prepare the supervision of a running mpirun.
+        """Prepare the supervision of a running process manager.
 
         Args:
             watch: The options.
             job: The ranks and their hosts.
             files: The run folder.
             listener: The socket to which the keepers connect.
-            process: mpirun.
+            process: The process manager.
         """
         state = self._state = SupervisionState(watch, job, files, process)
         self._watch, self._ranks = watch, job.ranks
-        self._console, self._mpirun = state.console, state.mpirun
+        self._console, self._manager = state.console, state.manager
         self._epoll, self._readers = state.epoll, Readers(state.epoll)
         self._stalls, self._limits = state.stalls, state.limits
         self._heartbeat, self._warnings = state.heartbeat, state.warnings
@@ -68,8 +68,8 @@ class Supervision:
         return self._state.record
 
     def run(self, signals: Signals) -> Outcome:
-        """Stay until mpirun and all ranks have ended; return the outcome."""
-        for fd in (signals.wake, *self._mpirun.pipes):
+        """Stay until the process manager and all ranks have ended; return the outcome."""
+        for fd in (signals.wake, *self._manager.pipes):
             self._epoll.register(fd, select.EPOLLIN)
         try:
             while not self._is_over(time.monotonic()):
@@ -81,21 +81,21 @@ class Supervision:
                 self._on_time(time.monotonic(), signals)
         finally:
             self._reactions.input.close()
-        if not self._keepers.complete:  # mpirun may have failed by itself, and left daemons behind
+        if not self._keepers.complete:  # the process manager may have failed by itself, and left daemons behind
             self.record.ended_while_starting = True
-        for fd in self._mpirun.pipes:
-            while self._read_mpirun(fd):
+        for fd in self._manager.pipes:
+            while self._read_manager(fd):
                 pass
         return self._outcome()._replace(unprinted_bytes=self._finish(signals))
 
     def _is_over(self, now: float) -> bool:
-        if self._mpirun.running:
+        if self._manager.running:
             return False
-        since_end = self._mpirun.seconds_since_end(now)
+        since_end = self._manager.seconds_since_end(now)
         if not self._keepers.remaining:
             return self._termination.daemons_ended(now)
         if not self._termination.ending and since_end > REPORT_SECONDS:
-            self._termination.begin(self.record.blame_mpirun(self._mpirun))
+            self._termination.begin(self.record.blame_manager(self._manager))
         return self._termination.overdue(now)
 
     # -- events -----------------------------------------------------------------------------------
@@ -106,12 +106,12 @@ class Supervision:
         elif fd == STDIN:
             if self._reactions.input.event(fd):
                 self._on_signal(signal.SIGINT)
-        elif fd not in self._mpirun.pipes:
-            if not (self._readers.on_event(fd, event) or self._mpirun.ssh_clients.end(fd)):
+        elif fd not in self._manager.pipes:
+            if not (self._readers.on_event(fd, event) or self._manager.ssh_clients.end(fd)):
                 self._keepers.event(fd, event)
-        elif not self._read_mpirun(fd) and event & select.EPOLLHUP:
+        elif not self._read_manager(fd) and event & select.EPOLLHUP:
             self._epoll.unregister(fd)
-            del self._mpirun.pipes[fd]
+            del self._manager.pipes[fd]
 
     def _seconds_to_deadline(self, now: float) -> float:
         """Return the time in which nothing has to be done unless an event occurs."""
@@ -124,7 +124,7 @@ class Supervision:
         if not self._termination.ending:
             limit = float("inf") if self._doctor.awaits_limit else self._limits.deadline()
             deadlines += limit, self._warnings.deadline(), self._readers.deadline(), self._doctor.deadline()
-        if self._termination.phase is not Phase.RUNNING or not self._mpirun.running:
+        if self._termination.phase is not Phase.RUNNING or not self._manager.running:
             deadlines.append(now + END_INTERVAL)
         if self._watch.status_line or self._watch.stall:
             deadlines.append(now + STATUS_SECONDS)
@@ -144,8 +144,8 @@ class Supervision:
             self._check_limits(now)
         self._check_heartbeats(now)
         self._state.samples.collect(now, self._keepers)
-        if self._mpirun.stays_stopped(now) and self._mpirun.resume():
-            self._console.tell(f"{self._mpirun.name} was stopped while the job ran, and was continued")
+        if self._manager.stays_stopped(now) and self._manager.resume():
+            self._console.tell(f"{self._manager.name} was stopped while the job ran, and was continued")
         all_gone = len(self.record.ends) == self._ranks and not self._keepers.remaining
         self._termination.advance(now, all_gone=all_gone)
         if not self._termination.ending:
@@ -194,17 +194,17 @@ class Supervision:
                 self._console.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
             self._reactions.end_job(EndReason(128 + number, None, number, requested=True))
 
-    # -- mpirun and the end -----------------------------------------------------------------------
+    # -- the process manager and the end -----------------------------------------------------------------------
 
-    def _read_mpirun(self, fd: int) -> bool:
-        """Log and print what mpirun wrote to a pipe; return False if that is nothing."""
-        chunk = self._mpirun.read(fd)
+    def _read_manager(self, fd: int) -> bool:
+        """Log and print what the process manager wrote to a pipe; return False if that is nothing."""
+        chunk = self._manager.read(fd)
         if chunk:
             reason = self._termination.reason
-            # Once ddlrun ends the job for a failure, what mpirun says about the failed rank adds nothing.
-            visible = self._mpirun.is_printed(fd) and (reason is None or reason.exit_code == 0)
-            self._console.write_mpirun(self._mpirun.pipes[fd], chunk, visible=visible)
-            if self._mpirun.refused_spawn and self._limits.any_started:
+            # Once ddlrun ends the job for a failure, what the process manager says about the failed rank adds nothing.
+            visible = self._manager.is_printed(fd) and (reason is None or reason.exit_code == 0)
+            self._console.write_manager(self._manager.pipes[fd], chunk, visible=visible)
+            if self._manager.refused_spawn and self._limits.any_started:
                 # The program may not notice: mpi4py.futures waits for the processes without a limit.
                 self._reactions.end_job(EndReason(PlacementError.exit_code, SPAWN_REFUSED))
         return bool(chunk)
@@ -219,20 +219,20 @@ class Supervision:
         self.cause_in_view = self._console.output.conclude(self._outcome())
         reason = self._termination.reason
         seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
-        failed = reason is not None or self._mpirun.exit_code != 0
+        failed = reason is not None or self._manager.exit_code != 0
         unprinted = self._console.finish(seconds, signals.take, failed=failed)
         self._keepers.close()
-        self._mpirun.ssh_clients.close()
+        self._manager.ssh_clients.close()
         self._epoll.close()
         return unprinted
 
     def _outcome(self) -> Outcome:
         now = time.monotonic()
         return self.record.outcome(
-            self._termination.reason or self.record.explain_end(self._mpirun, self._ranks),
+            self._termination.reason or self.record.explain_end(self._manager, self._ranks),
             seconds=now - self._limits.started_at,
             until_end=min(now, self._termination.since) - self._limits.started_at,
-            mpirun=self._mpirun,
+            manager=self._manager,
         )
 
     def _status(self, now: float) -> str:

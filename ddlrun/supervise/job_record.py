@@ -28,15 +28,15 @@ class JobRecord:
         self.unswept: set[str] = set()
         """Hosts on which a keeper was killed or does not run, so that processes of its rank may still run."""
         self.unwatched: set[str] = set()
-        """Hosts on which the keeper that would see to the end of mpirun's daemon was killed, or does not run."""
+        """Hosts on which the keeper that would see to the end of the daemon was killed, or does not run."""
         self.session_folders: dict[str, str] = {}
-        """Host, as a keeper there reports it -> the session folder of mpirun's daemon."""
+        """Host, as a keeper there reports it -> the session folder of the process manager's daemon."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
         self.taken_port: int | None = None
         """A port of a failed rank that another process has taken."""
         self.pause: str | None = None
-        """Why ddlrun itself may have lost ranks and mpirun just now: it did not run."""
+        """Why ddlrun itself may have lost ranks and the process manager just now: it did not run."""
         self.ended_while_starting = False
         """Whether the job was ended before all ranks had started."""
 
@@ -45,9 +45,9 @@ class JobRecord:
         return frozenset(self.job_names.get(host, host) for host in self.unswept)
 
     def unwatched_hosts(self, hosts: Iterable[str]) -> frozenset[str]:
-        """Return those of the job's hosts on which mpirun's daemon or an agent may be left, and no keeper can end it.
+        """Return those of the job's hosts on which a daemon or an agent may be left, and no keeper can end it.
 
-        A daemon may still try to reach mpirun, so that it has started no keeper. Both may have been stopped.
+        A daemon may still try to reach its process manager, and has started no keeper. Both may have been stopped.
         """
         without_keepers = set(hosts) - set(self.job_names.values()) if self.ended_while_starting else set()
         unwatched = {self.job_names.get(host, host) for host in self.unwatched}
@@ -55,7 +55,7 @@ class JobRecord:
         return frozenset(without_keepers | unwatched) - unreachable
 
     def folders_of_daemons(self) -> dict[str, str]:
-        """Return the session folder of mpirun's daemon by host, as far as keepers have reported them."""
+        """Return the session folder of the process manager's daemon by host, as far as keepers have reported them."""
         return {self.job_names.get(host, host): folder for host, folder in self.session_folders.items()}
 
     def add_session_folder(self, peer: KeeperConnection, folder: str) -> None:
@@ -102,41 +102,41 @@ class JobRecord:
         """Record a rank whose keeper is gone."""
         self.lost_ranks.append(f"rank {peer.rank} on {peer.host}")
 
-    def blame_mpirun(self, mpirun: ManagerProcess) -> EndReason:
-        """Return the reason why mpirun ended before its ranks, or failed; record the host that it lost.
+    def blame_manager(self, manager: ManagerProcess) -> EndReason:
+        """Return the reason why the process manager ended before its ranks, or failed; record the host that it lost.
 
-        Where ddlrun did not run, keepers took it for lost, and ended mpirun and its daemons.
+        Where ddlrun did not run, keepers took it for lost, and ended the process manager and its daemons.
         """
         if self.pause is not None:
             return EndReason(UnreachableError.exit_code, self.pause)
-        return self._record_lost_host(ended_by_manager(mpirun.end_report(), self.ends))
+        return self._record_lost_host(ended_by_manager(manager.end_report(), self.ends))
 
     def _record_lost_host(self, reason: EndReason) -> EndReason:
         if reason.lost_host is not None:
             self.lost_hosts.add(reason.lost_host)
         return reason
 
-    def explain_end(self, mpirun: ManagerProcess, ranks: int) -> EndReason:
+    def explain_end(self, manager: ManagerProcess, ranks: int) -> EndReason:
         """Return the reason for the end of a job that ddlrun did not end; exit code 0 for success."""
-        clean = mpirun.exit_code == 0 or mpirun.terminated or self.pause is not None
+        clean = manager.exit_code == 0 or manager.terminated or self.pause is not None
         if clean and len(self.ends) == ranks:
             return EndReason(0)
-        reason = self.blame_mpirun(mpirun)
+        reason = self.blame_manager(manager)
         if reason.exit_code == 1 and clean:
             return EndReason(1, f"only {len(self.ends)} of {ranks} ranks reported how they ended")
         return reason
 
-    def outcome(self, reason: EndReason, *, seconds: float, until_end: float, mpirun: ManagerProcess) -> Outcome:
+    def outcome(self, reason: EndReason, *, seconds: float, until_end: float, manager: ManagerProcess) -> Outcome:
         """Return the outcome.
 
         Args:
             reason: The reason for the end; exit code 0 for success.
             seconds: The duration of the job.
             until_end: The part of it before the job began to end.
-            mpirun: The mpirun, which has ended unless it could not be killed.
+            manager: The process manager, which has ended unless it could not be killed.
         """
         if self.pause is None:
-            reason = self._record_lost_host(explain_by_manager(reason, mpirun.end_report(), self.ends))
+            reason = self._record_lost_host(explain_by_manager(reason, manager.end_report(), self.ends))
         by_rank = reason.reason is None and reason.signal is None
         root = root_of(self.ends.values()) if by_rank else None
         return Outcome(
@@ -147,7 +147,7 @@ class JobRecord:
             root=root,
             ends=tuple(self.ends[rank] for rank in sorted(self.ends)),
             lost_ranks=tuple(self.lost_ranks),
-            mpirun_output=mpirun.output if reason.exit_code else "",
+            manager_output=manager.output if reason.exit_code else "",
             until_end=until_end,
             requested=reason.requested,
             lost_hosts=tuple(sorted(self.lost_hosts)),

@@ -91,7 +91,7 @@ class KeeperConnection:
 
     @property
     def watching(self) -> bool:
-        """Whether it is no keeper any more, but watches mpirun's daemon."""
+        """Whether it is no keeper any more, but watches the process manager's daemon."""
         return self.state is PeerState.WATCHING
 
     @property

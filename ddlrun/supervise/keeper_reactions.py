@@ -17,9 +17,9 @@ from ddlrun.supervise.supervision_state import SupervisionState
 from ddlrun.supervise.termination import Termination
 from ddlrun.wording import printable
 
-# After a keeper has lost mpirun, mpirun itself ends within this time, if it is on this host and has failed.
-MPIRUN_END_SECONDS = 0.5
-# After a keeper was signalled, mpirun reports its own failure within this time if it sent the signal.
+# After a keeper has lost the process manager, that itself ends within this time, if it is on this host and has failed.
+MANAGER_END_SECONDS = 0.5
+# After a keeper was signalled, the process manager reports its own failure within this time if it sent the signal.
 SIGNALLED_SECONDS = 5.0
 
 
@@ -35,7 +35,7 @@ class KeeperReactions:
             files: The run folder.
         """
         self._state, self._watch, self._job = state, state.watch, state.job
-        self._console, self._mpirun, self._record = state.console, state.mpirun, state.record
+        self._console, self._manager, self._record = state.console, state.manager, state.record
         self._stalls, self._limits = state.stalls, state.limits
         self._heartbeat, self._warnings = state.heartbeat, state.warnings
         self._signalled: EndReason | None = None
@@ -44,7 +44,7 @@ class KeeperReactions:
         self.keepers = Keepers(listener, state.epoll, events, ranks=state.job.ranks)
         self.input = InputForwarder(state.watch.input, state.epoll, self.keepers)
         self.termination = Termination(
-            self.keepers, state.mpirun, state.record, grace=state.watch.grace, tell=state.console.tell
+            self.keepers, state.manager, state.record, grace=state.watch.grace, tell=state.console.tell
         )
 
         self.doctor = JobDoctor(state, files, self.keepers, self.end_job)
@@ -98,7 +98,7 @@ class KeeperReactions:
         if self._limits.has_started(rank):
             raise ProtocolError(f"rank {rank} already has one")
         if not self._limits.any_started:
-            self._mpirun.watch_ssh_clients()
+            self._manager.watch_ssh_clients()
         peer.introduce(hello)
         self._record.job_names[hello.host] = self._job.host_of(rank)
         self._console.output.start(rank, peer.host)
@@ -134,20 +134,20 @@ class KeeperReactions:
         """
         if not self._job.manager.signals_keepers or self._signalled is None:
             return None
-        return None if self._mpirun.ends_within(MPIRUN_END_SECONDS) else self._signalled
+        return None if self._manager.ends_within(MANAGER_END_SECONDS) else self._signalled
 
     def end_after_signal(self, now: float) -> None:
-        """End the job if a keeper was signalled some time ago, and neither mpirun nor another rank has failed since."""
+        """End the job if a keeper was signalled some time ago, and nothing else has failed since."""
         if now > self._signalled_at + SIGNALLED_SECONDS:
             self.end_job(self._signalled)
 
     def _on_keeper_cut_off(self, peer: KeeperConnection, rank: int, reason: str) -> None:
-        """End the job after a keeper ended its program without an order from here: it lost mpirun or ddlrun."""
+        """End the job after a keeper ended its program without an order: it lost the process manager or ddlrun."""
         own_name = os.uname().nodename
-        mpirun_ended = self._mpirun.ends_within(MPIRUN_END_SECONDS if peer.host == own_name else 0.0)
+        manager_ended = self._manager.ends_within(MANAGER_END_SECONDS if peer.host == own_name else 0.0)
         reason = f"rank {rank} on {peer.host} had to end: {self._record.pause or reason}"
         lost = EndReason(UnreachableError.exit_code, reason)
-        self.end_job(self._record.blame_mpirun(self._mpirun) if mpirun_ended else lost)
+        self.end_job(self._record.blame_manager(self._manager) if manager_ended else lost)
         if peer.host != own_name:
             self._record.lost_hosts.add(peer.host)
 

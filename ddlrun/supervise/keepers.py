@@ -86,7 +86,7 @@ class Keepers:
 
     @property
     def watchers(self) -> list[KeeperConnection]:
-        """The processes that watch mpirun's daemons, whose keepers have left."""
+        """The processes that watch the process manager's daemons, whose keepers have left."""
         return [peer for peer in self.peers.values() if peer.watching]
 
     @property

@@ -1,4 +1,4 @@
-"""The launch of a plan: mpirun's environment and standard input, and the supervised run."""
+"""The launch of a plan: the process manager's environment and standard input, and the supervised run."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
 
 
 def apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:
-    """Return the outcome of a job that its scheduler ended: it signals ranks, mpirun and ddlrun all at once."""
+    """Return the outcome of a job that its scheduler ended: it signals all processes at once."""
     ends = tuple(rank._replace(ordered=True) if rank.signal else rank for rank in outcome.ends)
     return outcome._replace(
         exit_code=end.exit_code, signal=None, reason=end.reason, root=None, ends=ends, lost_ranks=(), requested=True
@@ -91,11 +91,11 @@ def _routed_addresses(hosts: Sequence[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _session_folder(path: str | None) -> Iterator[str | None]:
-    """Make the folder of mpirun's session, and remove it afterwards; None where there is none or it cannot be made."""
+    """Make the folder of a session, and remove it afterwards; None where there is none or it cannot be made."""
     try:
         if path is not None:
             os.mkdir(path, 0o700)
-    except OSError:  # mpirun then reports what is wrong with its temporary folder
+    except OSError:  # the process manager then reports what is wrong with its temporary folder
         path = None
     if path is None:
         yield None
@@ -107,7 +107,7 @@ def _session_folder(path: str | None) -> Iterator[str | None]:
 
 
 def _stdin_variables(plan: Plan, options: SupervisionOptions) -> dict[str, str]:
-    """Return the variables that name the ranks' standard input; empty where it is that of mpirun, which has none."""
+    """Return the variables that name the ranks' standard input; empty where it is that of the process manager."""
     if options.input is not None:
         return {**input_variable(options.input), **({STDIN: os.devnull} if STDIN in dict(plan.unsupervised) else {})}
     unused = {name: "" for name, _ in plan.unsupervised if name == VARIABLE}  # Open MPI warns if it is missing

@@ -18,7 +18,7 @@ class JobLimits:
     """A job's limits from its start on; times are those of time.monotonic()."""
 
     def __init__(self, watch: SupervisionOptions, job: SupervisedJob, session: int) -> None:
-        """Start the clock of a job that runs in mpirun's session."""
+        """Start the clock of a job that runs in the process manager's session."""
         self._watch, self._job, self._session = watch, job, session
         self.started_at = time.monotonic()
         self._started: set[int] = set()

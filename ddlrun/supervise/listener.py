@@ -11,7 +11,7 @@ from ddlrun.rank.authentication import RunSecret
 from ddlrun.rank.protocol import VERSION
 from ddlrun.supervise.encryption import load_suite
 
-# The files that are open beside the keepers' connections: logs, mpirun's pipes, unauthenticated connections.
+# The files that are open beside the keepers' connections: logs, pipes, unauthenticated connections.
 OTHER_FILES = 64
 BACKLOG = 4096
 # A connection without data is handed to this process after about this time at the earliest.

@@ -1,4 +1,4 @@
-"""A job's mpirun and its supervision."""
+"""A job's process manager and its supervision."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from ddlrun.supervise.signals import Signals
 
 
 class ManagerCommand(NamedTuple):
-    """The command that starts mpirun, and its environment, to which the keepers' variables are added."""
+    """The command that starts the process manager, and its environment, to which the keepers' variables are added."""
 
     argv: Sequence[str]
     environ: Mapping[str, str]
     session_folder: str | None = None
-    """The folder of mpirun's session files, if it has one of its own."""
+    """The folder of the process manager's session files, if it has one of its own."""
 
 
 class FinishedJob(NamedTuple):
@@ -36,11 +36,11 @@ class FinishedJob(NamedTuple):
     unswept: frozenset[str]
     """Hosts on which processes of the job may be left."""
     unwatched: frozenset[str]
-    """Hosts on which mpirun's daemon, or our agent, may be left, as no keeper sees to its end."""
+    """Hosts on which the process manager's daemon, or our agent, may be left, as no keeper sees to its end."""
     session_folder: str | None
-    """The folder of mpirun's session files, if it had one of its own."""
+    """The folder of the process manager's session files, if it had one of its own."""
     daemon_folders: Mapping[str, str]
-    """Host -> the folder of the session files of mpirun's daemon, where a keeper has reported it."""
+    """Host -> the folder of the session files of the process manager's daemon, where a keeper has reported it."""
 
 
 def run_job(
@@ -51,20 +51,20 @@ def run_job(
     guard: Callable[[int], None],
     signals: Signals,
 ) -> FinishedJob:
-    """Run mpirun and supervise its job: pass on the ranks' output, forward signals, end the job as a whole.
+    """Run a process manager and supervise its job: pass on output, forward signals, end the job as a whole.
 
     The first signal of `signals.ENDING` ends the ranks within `watch.grace` seconds, the second at once.
 
     Args:
-        command: The command of mpirun.
+        command: The command of the process manager.
         watch: The options of the supervision.
         job: The ranks, their hosts, and the addresses for their keepers.
         files: The run folder.
-        guard: The function that is given mpirun's session: see guard_session.
-        signals: The context of signals, which are queued from the start of mpirun on.
+        guard: The function that is given the process manager's session: see guard_session.
+        signals: The context of signals, which are queued from the start of the process manager on.
 
     Raises:
-        OSError: mpirun cannot be started.
+        OSError: The process manager cannot be started.
     """
     listener = Listener(job.addresses, watch.encryption)
     variables = {

@@ -17,22 +17,22 @@ from ddlrun.supervise.stall_detection import StallDetector
 
 
 class SupervisionState:
-    """A running mpirun, the progress of its ranks, and what is printed of them."""
+    """A running process manager, the progress of its ranks, and what is printed of them."""
 
     def __init__(self, watch: SupervisionOptions, job: SupervisedJob, files: RunDir, process: Process) -> None:
-        """Begin with the start of mpirun.
+        """Begin with the start of the process manager.
 
         Args:
             watch: The options.
             job: The ranks and their hosts.
             files: The run folder.
-            process: mpirun.
+            process: The process manager.
         """
         self.watch, self.job = watch, job
         self.epoll = select.epoll()
         self.console = Console(watch, job.ranks, files)
         ssh_clients = SshClients(self.epoll, job.host_names if job.manager.starts_ssh else ())
-        self.mpirun = ManagerProcess(process, job, ssh_clients)
+        self.manager = ManagerProcess(process, job, ssh_clients)
         self.stalls = StallDetector(watch.stall, job, self.console.tell)
         self.limits = JobLimits(watch, job, process.pid)
         self.heartbeat = Heartbeat(watch.heartbeat, self.limits.started_at)

@@ -15,7 +15,7 @@ def row(state: str) -> str:
 
 def test_the_page_has_the_deadlines_of_a_run() -> None:
     slack, daemons = termination.SLACK_SECONDS, termination.DAEMON_SECONDS
-    resume, (term, kill) = termination.RESUME_SECONDS, termination.MPIRUN_SECONDS
+    resume, (term, kill) = termination.RESUME_SECONDS, termination.MANAGER_SECONDS
     lost, starting = termination.LOST_SECONDS, termination.STARTING_SECONDS
     assert f"kills mpirun {slack:g} s later, or {termination.HURRY_SECONDS:g} s after a second signal" in row("ending")
     assert f"{slack:g} s after that it waits for no keeper" in row("ending")
