@@ -18,7 +18,7 @@ def __getattr__(name: str) -> object:
     """Import a public function or class."""
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - as above
+    import importlib  # noqa: PLC0415 - 0.3 ms, in the process beside each rank, too
 
     return getattr(importlib.import_module(PUBLIC[name]), name)
 

@@ -45,7 +45,7 @@ def open_dashboard(port: int, folder: str, name: str) -> "DashboardServer":
         folder: The run folder.
         name: The option that has named the port.
     """
-    from ddlrun.dashboard.server import DashboardServer  # noqa: PLC0415 - 30 ms, for pages alone
+    from ddlrun.dashboard.server import DashboardServer  # noqa: PLC0415 - 30 ms, for --dashboard alone
 
     try:
         return DashboardServer(port, folder)

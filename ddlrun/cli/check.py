@@ -83,6 +83,6 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     click.echo(text, nl=False)
     if report.unreachable or not options["ship"]:
         return report.exit_code
-    from ddlrun.cli.check_ship import check_ship  # noqa: PLC0415 - for this option alone
+    from ddlrun.cli.check_ship import check_ship  # noqa: PLC0415 - 40 ms, for --ship alone
 
     return check_ship(host_list, launcher, options, report.here[1]) or report.exit_code

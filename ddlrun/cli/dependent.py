@@ -24,7 +24,7 @@ def in_python(problem: str, given: Sequence[str]) -> str:
 
 def _option_keywords() -> Mapping[str, str]:
     """Return the keyword argument of each option of launch."""
-    from ddlrun.cli.launch import command  # noqa: PLC0415 - for errors alone
+    from ddlrun.cli.launch import command  # noqa: PLC0415 - 50 ms, for errors alone
 
     options = [param for param in command.params if isinstance(param, click.Option)]
     on = {name: f"{_keyword(name)}{'=True' if option.is_flag else ''}" for option in options for name in option.opts}

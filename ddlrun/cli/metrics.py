@@ -1,10 +1,10 @@
 """ddlrun metrics: the samples of a run for Prometheus and other programs."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import groupby
-from sys import maxsize
 
 import click
 
@@ -18,6 +18,8 @@ from ddlrun.monitor.metrics_file import MetricsReader
 from ddlrun.monitor.openmetrics import render_openmetrics
 from ddlrun.plan.run_dir import RunDir
 
+# What --to otlp needs.
+PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 MOST_PORT = 65535
 POLL_SECONDS = 1.0
 
@@ -59,7 +61,7 @@ def command(run: str | None, listen: int | None, to: str | None) -> None:
             return
         if not may_run(folder):
             raise InputError(f"--listen: {name} has ended; leave --listen out to print its metrics")
-        from ddlrun.monitor.server import MetricsServer  # noqa: PLC0415 - 30 ms, for --listen alone
+        from ddlrun.monitor.server import MetricsServer  # noqa: PLC0415 - 40 ms, for --listen alone
 
         try:
             server = MetricsServer(listen, render)
@@ -72,8 +74,10 @@ def command(run: str | None, listen: int | None, to: str | None) -> None:
 
 def _export(folder: str, name: str) -> None:
     """Export the samples of a run, those of the past first, until it ends."""
-    from ddlrun.monitor.otlp import OtlpExporter  # noqa: PLC0415 - for --to alone
-
+    try:
+        from ddlrun.monitor.otlp import OtlpExporter  # noqa: PLC0415 - 90 ms, and it need not be installed
+    except ImportError as error:
+        raise InputError(f"--to otlp: {error}; {sys.executable} -m pip install {PACKAGE}") from error
     count = 0
     with closing(OtlpExporter()) as exporter:
         for moment, values in _follow(folder, name):
@@ -85,7 +89,7 @@ def _export(folder: str, name: str) -> None:
 def _follow(folder: str, name: str) -> Iterator[tuple[float, list[GaugeValue]]]:
     """Yield each time of samples with the values of gauges, until the run ends."""
     history, runs = History(), True
-    with closing(MetricsReader(RunDir(folder).metrics, tail=maxsize)) as reader:
+    with closing(MetricsReader(RunDir(folder).metrics, tail=sys.maxsize)) as reader:
         while runs:
             runs = may_run(folder)
             for moment, samples in groupby(reader.read(), key=lambda sample: sample.time):

@@ -214,7 +214,7 @@ def _remove_shipped(hosts: Sequence[str], options: Options) -> None:
     """Remove files of launch --ship on hosts, where an option asks for it."""
     if options["shipped_days"] is None and options["shipped_size"] is None:
         return
-    from ddlrun.cli.remove_shipped import remove_shipped  # noqa: PLC0415 - for these options alone
+    from ddlrun.cli.remove_shipped import remove_shipped  # noqa: PLC0415 - 20 ms, for these options alone
 
     remove_shipped(hosts, options, _target(options, REMOVAL_SECONDS))
 

@@ -63,7 +63,7 @@ def shard(items: Any, *, drop_last: bool = False) -> Any:  # noqa: ANN401
         >>> shard([1, 2, 3])
         [1, 2, 3]
     """
-    from ddlrun.ddl.shards import take_shard  # noqa: PLC0415 - it needs numpy
+    from ddlrun.ddl.shards import take_shard  # noqa: PLC0415 - 120 ms: numpy
 
     return take_shard(items, rank(), size(), drop_last=drop_last)
 
@@ -72,6 +72,6 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     """Return a Keras callback by the name that scripts for IBM's DDL use. Keras is loaded only then."""
     if name not in {"DDLCallback", "DDLGlobalVariablesCallback"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ddlrun.ddl import keras  # noqa: PLC0415 - it takes seconds to load, and need not be installed
+    from ddlrun.ddl import keras  # noqa: PLC0415 - seconds, and it need not be installed
 
     return getattr(keras, name)

@@ -16,7 +16,7 @@ def flatten(x: Any) -> FlatArray:  # noqa: ANN401
     Raises InputError if x is not an array, or is read-only.
     """
     if on_device(x):
-        from ddlrun.ddl.staging import stage  # noqa: PLC0415 - torch is loaded already, as there is a tensor
+        from ddlrun.ddl.staging import stage  # noqa: PLC0415 - 1.4 s: torch, loaded already, as there is a tensor
 
         return stage([x])[0]
     view, dtype = as_numpy(x)

@@ -29,7 +29,7 @@ def make_transport(comm: Communicator) -> Transport[Chunk]:
     """Return a transport over a duplicate of a communicator. All ranks call it together."""
     if isinstance(comm, TcpCommunicator):
         return TcpTransport(comm.Dup())
-    from ddlrun.ddl.mpi_transport import MpiTransport  # noqa: PLC0415 - loaded already, as there is a communicator
+    from ddlrun.ddl.mpi_transport import MpiTransport  # noqa: PLC0415 - 1 s: MPI, loaded already, as there is a communicator
 
     return MpiTransport(comm.Dup())
 
@@ -74,7 +74,7 @@ def has_ended(comm: Communicator) -> bool:
 
 def load_mpi_collectives() -> ModuleType:
     """Return the module with MPI's own collectives."""
-    from ddlrun.ddl import mpi_collectives  # noqa: PLC0415 - it loads MPI, which need not be installed
+    from ddlrun.ddl import mpi_collectives  # noqa: PLC0415 - 1 s: MPI, which need not be installed
 
     return mpi_collectives
 

@@ -56,14 +56,14 @@ def find_world(environ: Mapping[str, str]) -> Communicator | None:
     """
     transport = find_transport(environ)
     if transport == "tcp":
-        from ddlrun.ddl.tcp.world import tcp_world  # noqa: PLC0415 - few jobs need it
+        from ddlrun.ddl.tcp.world import tcp_world  # noqa: PLC0415 - 50 ms, for jobs without MPI alone
 
         return tcp_world(environ)
     return _find_mpi_world(environ) if transport else None
 
 
 def _find_mpi_world(environ: Mapping[str, str]) -> Intracomm:
-    from mpi4py import MPI  # noqa: PLC0415 - it takes 0.3 s to load, and need not be installed
+    from mpi4py import MPI  # noqa: PLC0415 - 1 s, and it need not be installed
 
     world = MPI.COMM_WORLD
     launched = read_world_size(environ, str(world.size))

@@ -53,7 +53,7 @@ class Learner:
     def devices(self) -> GpuReduction:
         """The reductions of tensors on devices, with the process groups."""
         if self._devices is None:
-            from ddlrun.ddl.gpu_reduction import GpuReduction  # noqa: PLC0415 - it needs torch
+            from ddlrun.ddl.gpu_reduction import GpuReduction  # noqa: PLC0415 - 1.5 s: torch
 
             self._devices = GpuReduction(self.reducer, one_host=self.host.hosts == 1)
         return self._devices

@@ -86,7 +86,7 @@ class ProcessGroups:
 
     def mesh(self, device_type: str) -> DeviceMesh:
         """Return the grid as a DeviceMesh with dimensions X, Y, Z and the groups of `group`. Needs torch 2.4."""
-        from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 - 0.2 s that few scripts need
+        from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 - 0.2 s, for few scripts
 
         grid, axes = self._grid, self._grid.axes
         ranks = torch.empty(grid.topology.dims, dtype=torch.int)

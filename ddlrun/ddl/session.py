@@ -61,7 +61,7 @@ def init(options: str | None = None, *, comm: Communicator | None = None, tuning
         LostRankError: A rank does not arrive within 300 s (without MPI; DDLRUN_DDL_START_TIMEOUT), or an exception such
             as KeyboardInterrupt has interrupted an earlier call of this rank.
     """
-    from ddlrun.ddl.bootstrap import start_learner  # noqa: PLC0415 - numpy, and MPI where this process is a rank
+    from ddlrun.ddl.bootstrap import start_learner  # noqa: PLC0415 - 200 ms: numpy, and MPI where this process is a rank
 
     free()
     if _started:

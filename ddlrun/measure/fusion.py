@@ -3,6 +3,8 @@
 import statistics
 import time
 
+import horovod.torch as hvd
+import torch
 from mpi4py import MPI
 
 # The number of tensors that hold the gradients, as in a model of about 20 layers.
@@ -16,9 +18,6 @@ def time_horovod(comm: MPI.Intracomm, gradient: int) -> float:
     hvd.init() reads Horovod's settings from the environment. A second hvd.init() with other settings in the same
     process writes out of bounds, and ends in a segmentation fault (0.28.1).
     """
-    import horovod.torch as hvd  # noqa: PLC0415 - where it is installed
-    import torch  # noqa: PLC0415
-
     hvd.init()
     try:
         device = f"cuda:{hvd.local_rank() % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"

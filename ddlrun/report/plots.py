@@ -15,7 +15,7 @@ def draw_bench(result: "BenchResult", path: str) -> None:
 
     Raises OSError where the file cannot be written.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - 300 ms, for a plot alone
+    from matplotlib.figure import Figure  # noqa: PLC0415 - 600 ms, for --plot alone
 
     _draw(Figure(figsize=(9, 6), layout="constrained"), result).savefig(path)
 

@@ -117,7 +117,7 @@ class JobDoctor:
 
     def _begin(self, done: "Callable[[Diagnosis], None]", interval: float | None, now: float) -> None:
         """Begin an examination with looks at an interval, or only one look for None."""
-        from ddlrun.supervise.examination import (  # noqa: PLC0415 - for such jobs alone
+        from ddlrun.supervise.examination import (  # noqa: PLC0415 - 3 ms, for jobs that hang alone
             ExaminationRequest,
             JobExaminer,
         )

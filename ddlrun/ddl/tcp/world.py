@@ -69,7 +69,7 @@ def read_job(environ: Mapping[str, str]) -> Membership:
 def _join(job: Membership, environ: Mapping[str, str]) -> Endpoint:
     """Exchange addresses with the other ranks."""
     if (store := _find_store(environ)) is not None:
-        from ddlrun.ddl.tcp.store_exchange import join_by_store  # noqa: PLC0415 - torch is loaded already
+        from ddlrun.ddl.tcp.store_exchange import join_by_store  # noqa: PLC0415 - 2 s: torch, loaded already
 
         return join_by_store(job, store)
     return _lead(job) if job.rank == 0 else _follow(job)
@@ -125,7 +125,7 @@ def _find_store(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a Store of
     """Return the store that has MASTER_PORT already: that of torchrun, or of a default group that the script began."""
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and "torch.distributed" not in sys.modules:
         return None
-    from ddlrun.ddl.tcp.store_exchange import find_store  # noqa: PLC0415 - torch is loaded already, or will be
+    from ddlrun.ddl.tcp.store_exchange import find_store  # noqa: PLC0415 - 2 s: torch, loaded already, or needed anyway
 
     return find_store(environ)
 
