@@ -11,6 +11,7 @@ class EndCode(enum.Enum):
     LOST_HOST = enum.auto()  # host, text
     LOST_SESSION = enum.auto()  # host, text: the client that led to a host was killed
     FAILED_START = enum.auto()  # text: the process manager, or its daemon or step on a host, could not start
+    CANCELLED_STEP = enum.auto()  # text: Slurm has ended the step of srun
     EXITED_RANK = enum.auto()  # rank, number: the exit code of its keeper
     KILLED_RANK = enum.auto()  # rank: SIGKILL ended its keeper
     UNFINISHED_RANK = enum.auto()  # rank: it has ended without MPI_Finalize while others are in MPI

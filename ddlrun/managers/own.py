@@ -73,7 +73,7 @@ def _parse_report(kind: bytes, text: str) -> EndFinding:
     >>> _parse_report(frames.LOST, "h2\tthe connection ended").text
     'host h2 was lost: the connection ended'
     >>> _parse_report(frames.EXITED, "2 -9")
-    EndFinding(code=<EndCode.KILLED_RANK: 5>, host='', rank=2, number=-9, text='the keeper of rank 2 was killed')
+    EndFinding(code=<EndCode.KILLED_RANK: 6>, host='', rank=2, number=-9, text='the keeper of rank 2 was killed')
     """
     if kind == frames.LOST:
         host, _, reason = text.partition("\t")

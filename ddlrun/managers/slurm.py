@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from ddlrun.errors import PreflightError
 from ddlrun.managers import ManagerJob, ProcessManager
+from ddlrun.managers.end import EndFinding, ManagerOutput
+from ddlrun.managers.slurm_step import find_step, find_tasks
 from ddlrun.remote.processes import start_command
 
 # The user's or the job's variables that would place or bind the tasks of the step otherwise.
@@ -115,6 +117,10 @@ class Srun(ProcessManager):
             *_cpu_bind(job.cpus, binds=self.binds), "--distribution=arbitrary", f"--nodelist={nodelist}",
             f"--nodes={len(job.hosts)}", f"--ntasks={job.ranks}", *job.extra, *job.program,
         )  # fmt: skip
+
+    def read_end(self, output: ManagerOutput) -> tuple[EndFinding, ...]:
+        """Return the findings of srun about the end of its step."""
+        return *find_step(output.text), *find_tasks(output.text)
 
 
 def query_srun(path: str, version: str, reason: str, environ: Mapping[str, str]) -> Srun:

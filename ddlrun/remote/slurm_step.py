@@ -20,6 +20,8 @@ CANCEL_SECONDS = 3.0
 MOST_BYTES, MOST_BYTES_PER_HOST = 16 << 20, 1 << 20
 # A host that is down is reported as "down", one that does not respond has a "*" behind its state.
 DOWN = r"down|fail|.*\*$"
+# The host of a task that slurmd did not start, and the reason.
+LAUNCH_FAILED = r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)"
 
 
 def run_in_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) -> dict[str, FinishedProcess]:
@@ -107,7 +109,7 @@ def _failed_hosts(errors: str, names: Iterable[str]) -> dict[str, str]:
     srun names those whose task failed. For a step that could not be created, Slurm is queried for hosts that
     are down, and for hosts that the job has lost: a host that was down and is up again is idle for Slurm.
     """
-    reasons = dict(re.findall(r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)", errors))
+    reasons = dict(re.findall(LAUNCH_FAILED, errors))
     if step := re.search(r"Unable to create step for job (\d+)", errors):
         reasons |= _query_hosts(step[1], names)
     return reasons

@@ -69,6 +69,7 @@ def explain_by_manager(reason: EndReason, manager: ManagerEnd, ends: Mapping[int
       its end is noticed, or before the keeper on the lost host has ended its program.
     - A rank whose MPI has lost another one, or mpirun, may fail before its keeper, which has lost mpirun, ends it.
     - A keeper whose connection was reset ends its program. Of that, mpirun may hear before ddlrun, or alone.
+    - Slurm kills all keepers of a step that it cancels.
     - After a rank's call of MPI_Abort, mpirun kills all keepers. On a busy machine it does so before they have reported
       the ends of their programs. It also kills them after a rank's MPI has aborted the job on an error. This explains
       a connection that was reset, but not one that was closed: that a user killed this keeper may be the error.
@@ -78,12 +79,13 @@ def explain_by_manager(reason: EndReason, manager: ManagerEnd, ends: Mapping[int
         cut_off = (lost or _is_unheard(manager, ends)) and _is_cut_off(reason, ends.values())
         return ended_by_manager(manager, ends) if cut_off or reason == _find_rank(manager, {}) else reason
     killed, abort = manager.find(EndCode.KILLED_RANK), manager.find(EndCode.ABORT_CALL)
-    if killed is not None and killed.rank == reason.closed.rank:
+    cancelled = manager.find(EndCode.CANCELLED_STEP) is not None and not manager.ended_by_ddlrun
+    if killed is not None and killed.rank == reason.closed.rank and not cancelled:
         return _killed(reason.closed.label, reason.closed)
     if abort is not None:
         return EndReason(abort.number & 255 or 1, f"rank {abort.rank} called MPI_Abort with {abort.number}")
     was_reset = reason.exit_code == UnreachableError.exit_code
-    if lost or (was_reset and manager.find(EndCode.ABORTING_RANK) is not None):
+    if lost or cancelled or (was_reset and manager.find(EndCode.ABORTING_RANK) is not None):
         return ended_by_manager(manager, ends)
     if _may_be_signalled(manager, ends.values()):
         return EndReason(manager.exit_code, f"{manager.name} {SIGNALLED}")
@@ -141,9 +143,9 @@ def ended_by_manager(manager: ManagerEnd, ends: Mapping[int, RankEnd]) -> EndRea
         ends: The ends of ranks so far.
     """
     code = manager.exit_code or 1
-    start = manager.find(EndCode.FAILED_START)
-    failed_start = None if start is None else EndReason(code, start.text)
-    problem = _find_loss(manager, ends) or failed_start or _find_rank(manager, ends)
+    failure = manager.find(EndCode.FAILED_START) or manager.find(EndCode.CANCELLED_STEP)
+    failed = None if failure is None else EndReason(code, failure.text)
+    problem = _find_loss(manager, ends) or failed or _find_rank(manager, ends)
     if problem is not None:
         return problem
     if manager.exit_code < 0:
@@ -195,5 +197,6 @@ def _may_be_signalled(manager: ManagerEnd, ends: Iterable[RankEnd]) -> bool:
 
     No record shows which signal a process has handled.
     """
-    silent = manager.exit_code == 1 and not manager.ended_by_ddlrun and not manager.findings
+    own = [finding for finding in manager.findings if finding.code is not EndCode.EXITED_RANK]
+    silent = manager.exit_code == 1 and not manager.ended_by_ddlrun and not own
     return silent and all(end.ordered or not end.exit_code for end in ends)

@@ -128,6 +128,25 @@ def test_a_job_that_slurm_warns_and_cancels(slurm: SlurmCluster, srun: Launch, t
     wait_until(lambda: not leftovers(slurm, tmp_path), lambda: leftovers(slurm, tmp_path))
 
 
+def test_a_step_that_slurm_ends_or_refuses(slurm: SlurmCluster, srun: Launch, tmp_path: Path) -> None:
+    """The report has Slurm's own reason, not an exit code of srun."""
+    lines = f"{srun(ENDLESS, 'cancelled')}\n{srun(ENDLESS, 'refused', '--mpi-args', '--gres=gpu:9')}"
+    job = slurm.submit(lines, f"--output={tmp_path}/out", "-N2", "--ntasks-per-node=2", cwd=tmp_path)
+    wait_for_output(tmp_path, "up", 4)
+    listed = slurm.run("h1", ["squeue", "--steps", "--noheader", "--format=%i", "--jobs", job], check=True).stdout
+    (step,) = (name for name in listed.split() if name.rpartition(".")[2].isdigit())
+    slurm.run("h1", ["scancel", step], check=True)
+    wait_for_output(tmp_path, "exit code", 2)
+    slurm.wait_for(job)
+    reasons = [
+        json.loads((tmp_path / name / "outcome.json").read_text())["reason"] for name in ("cancelled", "refused")
+    ]
+    assert reasons == [
+        f"srun's step {step} was cancelled",
+        "srun could not start a step: Invalid generic resource (gres) specification",
+    ]
+
+
 def test_slurm_binds_each_rank(srun: Launch, tmp_path: Path) -> None:
     """By a mask for each local rank in either order; on unequal hosts, each rank binds itself."""
     orders = "\n".join(srun(RANK_REPORT, order, "--overload", "--rank-order", order) for order in ("host", "ddl"))

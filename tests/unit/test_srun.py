@@ -8,7 +8,10 @@ from ddlrun.errors import PreflightError
 from ddlrun.hosts import parse_hosts
 from ddlrun.managers import SRUN, ManagerJob
 from ddlrun.managers.choice import ManagerRequest, PendingManager
+from ddlrun.managers.end import EndCode, ManagerEnd, ManagerOutput
+from ddlrun.managers.openmpi.end import read_end
 from ddlrun.managers.slurm import SrunFeatures, choose_mpi_type, make_srun
+from ddlrun.supervise.root_cause import ClosedConnection, EndReason, ended_by_manager, explain_by_manager
 
 JOB = ManagerJob(
     ranks=4,
@@ -94,3 +97,48 @@ def test_a_machine_without_srun(tmp_path: Path) -> None:
     printed = PendingManager(ManagerRequest(SRUN, dry_run=True), {"PATH": str(tmp_path)}).result()
     assert printed.version == "not installed here"
     assert printed.command(JOB)[-3:] == JOB.program
+
+
+CANCELLED = """slurmstepd-h1: error: *** STEP 1.2 ON h1 CANCELLED AT 2026-11-27T04:38:57 ***
+srun: error: h2: tasks 2-3: Killed
+srun: error: h1: tasks 0-1: Killed
+"""
+NODE_FAILED = """srun: error: Node failure on h2
+slurmstepd-h1: error: *** STEP 3.2 ON h1 CANCELLED AT 2026-11-27T04:39:11 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***
+"""
+NOT_LAUNCHED = """srun: error: Task launch for StepId=4.2 failed on node h2: Invalid job credential
+srun: error: Application launch failed: Invalid job credential
+"""
+NO_STEP = "srun: error: Unable to create step for job 3: Invalid generic resource (gres) specification\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "lost"),
+    [
+        (CANCELLED, "srun's step 1.2 was cancelled", None),
+        (NODE_FAILED, "srun lost host h2: Slurm reports that its node has failed", "h2"),
+        (NODE_FAILED.partition("\n")[2], "srun's step 3.2 was cancelled due to node failure, see slurmctld log", None),
+        (NOT_LAUNCHED, "srun's step could not start on h2: Invalid job credential", "h2"),
+        (NO_STEP, "srun could not start a step: Invalid generic resource (gres) specification", None),
+    ],
+)
+def test_the_end_of_a_step(text: str, reason: str, lost: str | None) -> None:
+    """srun's own words say why, also where the step is that of mpirun's daemons."""
+    for read in (make_srun("", "", "", BOTH, {}).read_end, read_end):
+        end = ManagerEnd(137, read(ManagerOutput(137, text)))
+        explained = ended_by_manager(end, {})
+        assert (explained.reason, explained.lost_host) == (reason, lost)
+        closed = EndReason(
+            137, "rank 2 on h2 was killed by another process", closed=ClosedConnection(2, "rank 2 on h2")
+        )
+        if text is not NOT_LAUNCHED and text is not NO_STEP:
+            assert explain_by_manager(closed, end, {}).reason == reason
+
+
+def test_the_first_failed_task_is_a_rank() -> None:
+    tasks = "srun: error: h2: tasks 2-3: Killed\nsrun: error: h1: task 0: Exited with exit code 3\n"
+    killed, exited = make_srun("", "", "", BOTH, {}).read_end(ManagerOutput(137, tasks))
+    assert (killed.code, killed.host, killed.rank) == (EndCode.KILLED_RANK, "h2", 2)
+    assert (exited.code, exited.host, exited.rank, exited.number) == (EndCode.EXITED_RANK, "h1", 0, 3)
+    assert ended_by_manager(ManagerEnd(3, [exited]), {}).reason == "rank 0 on h1 cannot reach ddlrun"
+    assert not read_end(ManagerOutput(137, tasks)), "the tasks are mpirun's daemons"

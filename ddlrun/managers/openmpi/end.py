@@ -7,6 +7,7 @@ from signal import SIGKILL
 
 from ddlrun.managers.end import EndCode, EndFinding, ManagerOutput
 from ddlrun.managers.openmpi.missing_daemons import find_name
+from ddlrun.managers.slurm_step import find_step
 
 # The message of MPI_Abort: the rank and the code.
 ABORT = r"MPI_ABORT was invoked on rank (\d+)[\s\S]*?[Ee]rror ?code:? (-?\d+)"
@@ -43,7 +44,13 @@ CAUSES = "there was killed, the host went down, or the network failed"
 
 def read_end(output: ManagerOutput) -> tuple[EndFinding, ...]:
     """Return the findings of mpirun about the end of its job, by its output and the end of an ssh client."""
-    return (*_find_loss(output), *_find_failed_start(output), *_find_ranks(output.text), *_find_others(output.text))
+    return (
+        *find_step(output.text),  # that of its daemons in a Slurm job
+        *_find_loss(output),
+        *_find_failed_start(output),
+        *_find_ranks(output.text),
+        *_find_others(output.text),
+    )
 
 
 def _find_loss(output: ManagerOutput) -> Iterator[EndFinding]:
