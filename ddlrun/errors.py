@@ -1,5 +1,11 @@
 """Errors that the user can fix, and the exit codes of ddlrun."""
 
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own is the same to a type checker
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 EXIT_BAD_INPUT = 2
 EXIT_UNREACHABLE = 3
 EXIT_PLACEMENT = 4
@@ -11,6 +17,17 @@ EXIT_SIGNAL = 128
 EXIT_INTERRUPTED, EXIT_KILLED, EXIT_TERMINATED = 130, 137, 143
 
 
+def spell_options(text: str, spell: Callable[[str], str] = str) -> str:
+    """Return a problem with its options, which stand in backticks, spelled; by default as on the command line.
+
+    >>> spell_options("`--rank-order` 5: no order"), spell_options("no `-m`", lambda name: f"<{name}>")
+    ('--rank-order 5: no order', 'no <-m>')
+    """
+    import re  # noqa: PLC0415 - keepers import this module, and seldom print a problem
+
+    return re.sub("`(--?[A-Za-z][A-Za-z_, -]*)`", lambda match: spell(match[1]), text)
+
+
 class DdlrunError(Exception):
     """A problem that the user can fix; printed as one line per problem, without a traceback.
 
@@ -20,9 +37,16 @@ class DdlrunError(Exception):
     exit_code = 1
 
     def __init__(self, *problems: str) -> None:
-        """Keep the problems; each is one line: what is wrong, the value quoted, where it stands, the remedy."""
+        """Keep the problems; each is one line: what is wrong, the value quoted, where it stands, the remedy.
+
+        Options of ddlrun launch stand in backticks: each face of ddlrun spells them in its own way.
+        """
         super().__init__("\n".join(problems))
         self.problems = problems
+
+    def __str__(self) -> str:
+        """Return the problems with options as on the command line."""
+        return "\n".join(map(spell_options, self.problems))
 
 
 class InputError(DdlrunError):

@@ -219,7 +219,7 @@ def _parse_line(words: list[re.Match[str]], place: str) -> list[Host]:
 def _remedy_of_word(first: str, key: str) -> str:
     """Return the remedy of a word that is unknown, or repeated, in a line that begins with `first`."""
     if first == "rank":
-        return "a rank file is an option of its own: --rankfile FILE"
+        return "a rank file is an option of its own: `--rankfile` FILE"
     if re.fullmatch(_SLOTS, key) and ":" in first:
         return "the number after the colon is that of slots; set Port in ~/.ssh/config, or -p PORT for all"
     return "write a line as: host slots=4 max_slots=8 rack=r1"

@@ -102,6 +102,11 @@ def did_you_mean(word: str, names: Iterable[str], synonyms: Mapping[str, str] | 
     >>> did_you_mean("lunch", ["launch", "lint"]), did_you_mean("x", ["launch"])
     (' (did you mean launch?)', '')
     """
+    meant = nearest(word, names, synonyms)
+    return "" if meant is None else f" (did you mean {meant}?)"
+
+
+def nearest(word: str, names: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str | None:
+    """Return the name that a mistyped word stands for; None where none is near."""
     known = (synonyms or {}).get(word.lower())
-    close = [known] if known else difflib.get_close_matches(word.lower(), list(names), 1, LEAST_SIMILARITY)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return known or next(iter(difflib.get_close_matches(word.lower(), list(names), 1, LEAST_SIMILARITY)), None)

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ddlrun.cli import main
+from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.dependent import in_python
-from ddlrun.errors import DdlrunError
+from ddlrun.cli.launch import command
+from ddlrun.errors import DdlrunError, spell_options
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import RunOptions
 from ddlrun.remote.streamed_process import depend_on
@@ -28,18 +29,35 @@ class PipeReporter(ConsoleReporter):
         self._words = words
         self.raises_cause = raises_cause
 
+    def spell(self, names: str) -> str:
+        """Return the keyword argument for an option: the one that was given, else its longest name."""
+        options = options_by_name(command.params)
+        name = names.partition(",")[0]
+        option = options.get(name)
+        if option is None:
+            return _keyword(name)
+        longest = _keyword(max(option.opts, key=len))
+        if option.is_flag:
+            return f"{longest}={name not in option.secondary_opts}"
+        words = (word.partition("=")[0] for word in self._words)
+        return next((_keyword(word) for word in words if options.get(word) is option), longest)
+
     def ended(self, run: RunOptions, outcome: Outcome) -> None:
         """Send the outcome of an attempt."""
         self._send({"outcome": outcome.as_dict(), "run_dir": run.run_dir.path, "restarts": run.attempt})
 
     def fail(self, error: DdlrunError) -> None:
         """Send an error."""
-        problems = [in_python(problem, self._words) for problem in error.problems]
+        problems = [spell_options(problem, self.spell) for problem in error.problems]
         self._send({"error": {"exit_code": error.exit_code, "problems": problems}})
 
     def _send(self, message: Mapping[str, object]) -> None:
         with suppress(OSError):  # the parent may be gone
             self._pipe.write(f"{json.dumps(message)}\n")
+
+
+def _keyword(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
 
 
 def _run() -> None:

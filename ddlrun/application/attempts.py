@@ -48,7 +48,7 @@ def check_root(settings: Settings) -> None:
     if os.geteuid() == 0 and not allowed:
         raise PreflightError(
             "you are root, and a mistake in a job could then harm the whole machine; use another account, or give "
-            f"--allow-run-as-root (in a container, where root is usual, set {'=1 and '.join(ROOT)}=1)"
+            f"`--allow-run-as-root` (in a container, where root is usual, set {'=1 and '.join(ROOT)}=1)"
         )
 
 

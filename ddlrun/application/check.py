@@ -112,5 +112,5 @@ def parse_checks(text: str | None) -> frozenset[str]:
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         hint = did_you_mean(unknown[0], NAMES)
-        raise InputError(f"--only-checks: unknown check {unknown[0]!r}{hint}; the checks are {', '.join(NAMES)}")
+        raise InputError(f"`--only-checks`: unknown check {unknown[0]!r}{hint}; the checks are {', '.join(NAMES)}")
     return frozenset(names)

@@ -31,7 +31,7 @@ class LaunchDashboard:
         if self._port is None:
             return
         if self._server is None:
-            self._server = open_dashboard(self._port, folder, "--dashboard")
+            self._server = open_dashboard(self._port, folder, "`--dashboard`")
             self._server.start()
             self._reporter.text(f"page: {self._server.url}\n")
         self._server.folder = folder

@@ -51,19 +51,19 @@ def fetch(settings: Settings, plan: Plan, outcome: Outcome, reporter: Reporter) 
     try:
         fetched = _fetch(settings, plan, hosts)
     except OSError as error:
-        fetched = Fetched((), [f"--fetch: {error.filename or request.working_folder}: {error.strerror}"], {})
+        fetched = Fetched((), [f"`--fetch`: {error.filename or request.working_folder}: {error.strerror}"], {})
     except BaseException:
-        try_line(reporter, f"--fetch was interrupted; results are on {fold(hosts)}, in {place}")
+        try_line(reporter, f"`--fetch` was interrupted; results are on {fold(hosts)}, in {place}")
         raise
     lost = [name for name in plan.placement.hosts.names if name not in hosts]
-    problems = [*fetched.problems, *((f"hosts {fold(lost)}: --fetch: lost with their results",) if lost else ())]
+    problems = [*fetched.problems, *((f"hosts {fold(lost)}: `--fetch`: lost with their results",) if lost else ())]
     if not settings.run.quiet:
         complete = not (problems or any(fetched.left.values()))
         lines = render_fetched(fetched.placed, request, _ranks_of(plan), complete=complete)
         for line in (*lines, *render_left(fetched.left)):
             try_line(reporter, line)
     if problems:
-        problems.append(f"--fetch: what is missing is on the hosts for 14 days, in {place}")
+        problems.append(f"`--fetch`: what is missing is on the hosts for 14 days, in {place}")
         if not outcome.exit_code:
             raise UnreachableError(*problems)
         for problem in problems:
@@ -102,13 +102,13 @@ def remove_interrupted(folder: str, prefix: str) -> None:
 
 def _place(received: Received, placer: ResultPlacer) -> Fetched:
     """Put files in their places, those of rank 0's host first."""
-    problems = [f"host {host}: --fetch: {line}" for host, lines in received.problems.items() for line in lines]
+    problems = [f"host {host}: `--fetch`: {line}" for host, lines in received.problems.items() for line in lines]
     placed = []
     for file in received.files:
         try:
             placed.append(placer.place(file))
         except PlacingError as error:
-            problems.append(f"host {file.host}: --fetch: {printable_line(str(error))}")
+            problems.append(f"host {file.host}: `--fetch`: {printable_line(str(error))}")
     return Fetched(placed, problems, received.left)
 
 

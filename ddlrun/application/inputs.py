@@ -75,7 +75,7 @@ def read_hosts(
 ) -> HostList:
     """Return the hosts of an expression (`@FILE` is a hostfile), else of a hostfile, of the job, or this machine."""
     if expression is not None and hostfile is not None:
-        raise InputError(f"hosts are given twice: {expression!r} and --hostfile {hostfile}; leave one of them out")
+        raise InputError(f"hosts are given twice: {expression!r} and `--hostfile` {hostfile}; leave one of them out")
     if expression is not None and not expression.startswith("@"):
         return parse_hosts(expression, where)
     path = hostfile if expression is None else expression[1:]
@@ -106,7 +106,7 @@ def read_preset(name: str) -> Machine | None:
     if "/" not in name and not name.endswith((".yaml", ".yml")) and not os.path.isfile(name):
         names = ", ".join(sorted({*presets, "local"}))
         raise InputError(
-            f"--machine {name!r}: no such preset{did_you_mean(name, presets)}; there are {names}, or name a file of "
+            f"`--machine` {name!r}: no such preset{did_you_mean(name, presets)}; there are {names}, or name a file of "
             "YAML or lstopo XML"
         )
     text = read_text(name, "machine")
@@ -147,7 +147,7 @@ def load_hosts(folder: str) -> list[str]:
     if "hosts" in saved:
         return list(parse_hostfile(saved["hosts"], f"{folder}/hosts").names)
     if not os.path.isdir(folder):
-        raise InputError(f"--load {folder}: no such folder; ddlrun probe HOSTS --save {folder} writes it")
+        raise InputError(f"`--load` {folder}: no such folder; ddlrun probe HOSTS --save {folder} writes it")
     return sorted(name for name in os.listdir(folder) if os.path.isdir(f"{folder}/{name}"))
 
 
@@ -156,7 +156,7 @@ def load_machines(folder: str, hosts: HostList) -> dict[str, Machine]:
     saved = dict.fromkeys(load_hosts(folder))
     missing = [name for name in hosts.names if name not in saved]
     if missing:
-        raise InputError(f"--load {folder}: nothing saved of {fold(missing)}; saved: {fold(saved) or 'nothing'}")
+        raise InputError(f"`--load` {folder}: nothing saved of {fold(missing)}; saved: {fold(saved) or 'nothing'}")
     kinds: dict[Machine, Machine] = {}
     return {
         name: kinds.setdefault(machine, machine)
@@ -216,7 +216,7 @@ def read_machines(
 ) -> dict[str, Machine]:
     """Return the machine of each host: described (--machine), saved (--load), or probed."""
     if machine and load:
-        raise InputError(f"--machine {machine} and --load {load} exclude each other; give one of them")
+        raise InputError(f"`--machine` {machine} and `--load` {load} exclude each other; give one of them")
     if load:
         return load_machines(load, hosts)
     described = read_preset(machine) if machine else None
@@ -233,7 +233,7 @@ def read_machines(
 def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:
     """Return the arguments of ssh. Raises InputError where the key file does not exist."""
     if identity and not os.path.isfile(identity):
-        raise InputError(f"--ssh-identity-file {identity}: no such file")
+        raise InputError(f"`--ssh-identity-file` {identity}: no such file")
     return (*(("-p", str(port)) if port else ()), *(("-i", identity) if identity else ()))
 
 

@@ -24,7 +24,7 @@ Options = Mapping[str, Any]
 def arrange_hosts(options: Options, allocation: Allocation | None) -> RackLayout:
     """Return the hosts in the order of their racks, and the topology request with the shape of the racks."""
     request = TopologyRequest(
-        topology=parse_topology(options["topology"], "--topology") if options["topology"] else None,
+        topology=parse_topology(options["topology"], "`--topology`") if options["topology"] else None,
         processes=options["processes"],
         accelerators=options["accelerators"],
         nodes=options["nodes"],
@@ -35,10 +35,10 @@ def arrange_hosts(options: Options, allocation: Allocation | None) -> RackLayout
     hosts = apply_job_names(find_hosts(options, allocation), allocation)
     if options["nnodes"] not in (None, len(hosts)):
         present = f"{counted(len(hosts), 'host')} ({hosts.source})"
-        raise InputError(f"--nnodes {options['nnodes']}, but the job has {present}; name the hosts: -H HOST,HOST")
+        raise InputError(f"`--nnodes` {options['nnodes']}, but the job has {present}; name the hosts: `-H` HOST,HOST")
     extra = options.get("spare_hosts") == "extra"
     if extra and request.topology is None:
-        raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")
+        raise InputError("`--spare-hosts` extra: give the `--topology`, which says how many hosts it needs")
     layout = arrange(request, hosts, choose=extra or (allocation is not None and hosts is allocation.hosts))
     if extra:  # the hosts that are left out are the spare hosts
         notes = tuple(note for note in layout.notes if note.code is not RackNoteCode.LEFT_OUT)
@@ -99,7 +99,7 @@ def assign_job_hosts(options: Options, layout: RackLayout, allocation: Allocatio
     least = options.get("min_topology")
     return JobHosts(
         assignment=assign_hosts(layout.hosts, spares, layout.request),
-        min_topology=parse_topology(least, "--min-topology") if least else None,
+        min_topology=parse_topology(least, "`--min-topology`") if least else None,
         local=frozenset(name for name in names if is_local(name, own_name)),
         launcher=read_launcher(options, allocation, layout.hosts),
         allocation=allocation,
@@ -111,8 +111,8 @@ def _read_spares(text: str | None, layout: RackLayout) -> tuple[Host, ...]:
     """Return the hosts that stand by. Raises InputError where one of them is a host of the job."""
     if text == "extra":
         return layout.left_out
-    spares = tuple(read_hosts(text, None, "--spare-hosts")) if text else ()
+    spares = tuple(read_hosts(text, None, "`--spare-hosts`")) if text else ()
     both = {host.name for host in layout.hosts} & {host.name for host in spares}
     if both:
-        raise InputError(f"--spare-hosts: {min(both)} is one of the job's own hosts")
+        raise InputError(f"`--spare-hosts`: {min(both)} is one of the job's own hosts")
     return spares

@@ -22,12 +22,12 @@ def use_locked_environment(
     if not files:
         return options, program
     if len(files) > 1 or "env" in words:
-        raise InputError(f"--ship {options['ship']!r}: several environments; name one")
+        raise InputError(f"`--ship` {options['ship']!r}: several environments; name one")
     if options.get("container"):
-        raise InputError(f"--ship env={files[0]}: ranks in a container have the Python of its image; leave it out")
+        raise InputError(f"`--ship` env={files[0]}: ranks in a container have the Python of its image; leave it out")
     if program[0] != sys.executable:
         raise InputError(
-            f"--ship env={files[0]}: {program[0]} is no script of Python; start a .py file, or a module with -m"
+            f"`--ship` env={files[0]}: {program[0]} is no script of Python; start a .py file, or a module with `-m`"
         )
     from ddlrun.ship.lock_file import make_environment, read_lock  # noqa: PLC0415 - 8 ms, for --ship env alone
 

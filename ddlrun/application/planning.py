@@ -98,7 +98,7 @@ def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
 def _manager_request(settings: Settings) -> ManagerRequest:
     """Return the facts on which the choice of the process manager depends."""
     mpi, hosts = settings.mpi, settings.hosts
-    options = {"--mpi-args": mpi.args, "--spawn-slots": mpi.spawn_slots}
+    options = {"`--mpi-args`": mpi.args, "`--spawn-slots`": mpi.spawn_slots}
     return ManagerRequest(
         manager=mpi.process_manager,
         mpirun=mpi.mpirun,

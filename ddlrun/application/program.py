@@ -14,11 +14,11 @@ NOTEBOOK = r"\.ipynb$"
 # Pattern of a word that is no program -> remedy.
 MISTAKES = {
     r"\s": "a command line is several words: leave the quotes out, as in ddlrun launch {0}",
-    r"^[A-Za-z_]\w*=": "a variable is the value of an option: --env {0} PROGRAM",
+    r"^[A-Za-z_]\w*=": "a variable is the value of an option: `--env` {0} PROGRAM",
     NOTEBOOK: "convert the notebook (jupyter nbconvert --to script {0}), or call ddlrun.run in it",
-    r"^\d+(x\d+){1,3}$": "a topology is an option: --topology {0} SCRIPT",
+    r"^\d+(x\d+){1,3}$": "a topology is an option: `--topology` {0} SCRIPT",
     r"^-$": "ranks read no script from standard input; name a file",
-    r",|\[\d|^@": "hosts are an option: -H {0} SCRIPT",
+    r",|\[\d|^@": "hosts are an option: `-H` {0} SCRIPT",
 }
 # The name of a Python interpreter, whose first argument is a script.
 PYTHON = r"python[0-9.]*"
@@ -81,7 +81,7 @@ def _check_missing(script: str, args: tuple[str, ...]) -> None:
         _check_exists(script, remedy)
     ranks = re.fullmatch(r"(.+\.py):(\d+)", script)
     if ranks is not None and os.path.isfile(ranks[1]):
-        raise InputError(f"script {script!r} does not exist; write -np {ranks[2]} {ranks[1]} for {ranks[2]} ranks")
+        raise InputError(f"script {script!r} does not exist; write `-np` {ranks[2]} {ranks[1]} for {ranks[2]} ranks")
     if script.endswith(PYTHON_FILES):
         _check_script(script)
     if os.path.isdir(script) and not os.path.isfile(f"{script}/__main__.py"):
@@ -95,7 +95,7 @@ def _check_missing(script: str, args: tuple[str, ...]) -> None:
         if re.fullmatch(PYTHON, os.path.basename(script)):
             _check_script(args[0])
         elif os.path.isfile(args[0]) and "/" not in script:
-            _check_exists(script, "if it is a host, hosts are one word: -H HOST,{0}", PROGRAMS)
+            _check_exists(script, "if it is a host, hosts are one word: `-H` HOST,{0}", PROGRAMS)
 
 
 def _check_script(script: str) -> None:
@@ -110,7 +110,7 @@ def _check_module(name: str) -> None:
     """Raise InputError where the name of a module is the path of a file."""
     if "/" in name or (name.endswith(".py") and os.path.isfile(name)):
         module = name.removesuffix(".py").strip("./").replace("/", ".")
-        raise InputError(f"-m {name}: -m takes the name of a module, such as {module}; leave -m out for a file")
+        raise InputError(f"`-m` {name}: `-m` takes the name of a module, such as {module}; leave `-m` out for a file")
 
 
 def _check_exists(program: str, remedy: str, names: Iterable[str] = ()) -> None:

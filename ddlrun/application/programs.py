@@ -8,7 +8,7 @@ from ddlrun.errors import InputError
 from ddlrun.plan.wrappers import Wrapper
 
 COUNTS = ("-n", "--n", "-np", "--np", "-c")
-EXAMPLE = "write -np 2 A : -np 3 B"
+EXAMPLE = "write `-np` 2 A : `-np` 3 B"
 
 
 class Section(NamedTuple):
@@ -67,5 +67,7 @@ def _parse(words: Sequence[str]) -> Section:
     if len(words) < 3:
         raise InputError(f"{text}: the program is missing; {EXAMPLE}")
     if words[2].startswith("-"):
-        raise InputError(f"{text}: {words[2]}: options but -np hold for all programs; write them before the first one")
+        raise InputError(
+            f"{text}: {words[2]}: options but `-np` hold for all programs; write them before the first one"
+        )
     return Section(int(words[1]), tuple(words[2:]))

@@ -17,15 +17,18 @@ def read_container(options: Mapping[str, Any]) -> ContainerRequest | None:
     if not image:
         if args or runtime not in (None, AUTO):
             raise InputError(
-                f"--container-{'args' if args else 'runtime'} has no effect without --container; add --container IMAGE"
+                f"`--container-{'args' if args else 'runtime'}` has no effect without `--container`; add `--container` "
+                "IMAGE"
             )
         return None
     if ENVIRONMENT_WORD in (options.get("ship") or "").split(","):
-        raise InputError("--ship env: ranks in a container have the Python of its image; leave out env or --container")
+        raise InputError(
+            "`--ship` env: ranks in a container have the Python of its image; leave out env or `--container`"
+        )
     try:
         words = tuple(shlex.split(args or ""))
     except ValueError as error:
-        raise InputError(f"--container-args {args!r}: {error}; quote it as for a shell") from error
+        raise InputError(f"`--container-args` {args!r}: {error}; quote it as for a shell") from error
     runtime = choose_runtime(image, runtime or AUTO, shutil.which)
     is_file = image_kind(image) not in ("name", "url")
     return ContainerRequest(runtime, os.path.abspath(image) if is_file else image, words)
@@ -35,7 +38,7 @@ def check_container(container: ContainerRequest) -> None:
     """Raise PreflightError where this machine lacks the runtime, or an image that is a file or a folder."""
     if shutil.which(container.program) is None:
         raise PreflightError(
-            f"no {container.program} on PATH, which --container needs; install it, or --container-runtime"
+            f"no {container.program} on PATH, which `--container` needs; install it, or `--container-runtime`"
         )
     if os.path.isabs(container.image) and not os.path.exists(container.image):
-        raise PreflightError(f"--container {container.image}: no such file or folder")
+        raise PreflightError(f"`--container` {container.image}: no such file or folder")

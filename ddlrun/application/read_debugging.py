@@ -23,7 +23,9 @@ def read_input(options: Mapping[str, Any], program: tuple[str, ...]) -> RankInpu
     chosen, debugged = options["stdin_rank"], options["debug_rank"]
     if debugged is not None:
         if chosen not in (None, debugged):
-            raise InputError(f"--debug-rank {debugged}: rank {debugged} has the terminal; omit --stdin-rank {chosen}")
+            raise InputError(
+                f"`--debug-rank` {debugged}: rank {debugged} has the terminal; omit `--stdin-rank` {chosen}"
+            )
         return RankInput(debugged, InputMode.DEBUGGER)
     if options["pty"] or (chosen is None and options["processes"] == 1 and _is_interactive(program)):
         return RankInput(chosen or 0, InputMode.TERMINAL)
@@ -61,7 +63,7 @@ def parse_wrapper(text: str) -> Wrapper:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise InputError(f"--wrap {text!r}: {error}; {example}") from error
+        raise InputError(f"`--wrap` {text!r}: {error}; {example}") from error
     if not colon or not words:
-        raise InputError(f"--wrap {text!r}: {'no command' if colon else 'no ranks'}; {example}")
-    return Wrapper(None if ranks == "all" else parse_ranks(ranks, "--wrap"), words)
+        raise InputError(f"`--wrap` {text!r}: {'no command' if colon else 'no ranks'}; {example}")
+    return Wrapper(None if ranks == "all" else parse_ranks(ranks, "`--wrap`"), words)

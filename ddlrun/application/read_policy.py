@@ -27,6 +27,6 @@ def _parse_gpu_order(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if any(not (word.isascii() and word.isdigit()) for word in words) or len(set(words)) < len(words):
         raise InputError(
-            f"--gpu-order {text!r} is not a list of different numbers; write each GPU's number once, such as 2,3,0,1"
+            f"`--gpu-order` {text!r} is not a list of different numbers; write each GPU's number once, such as 2,3,0,1"
         )
     return tuple(map(int, words))

@@ -15,20 +15,18 @@ def read_ship(options: Options, program: tuple[str, ...]) -> ShipRequest | None:
     Raises InputError for what does not exist, cannot travel or must not travel in plain text.
     """
     if not options.get("ship"):
-        alone = next(
-            (option for option in ("--ship-dir", "--fetch") if options.get(option[2:].replace("-", "_"))), None
-        )
+        alone = next((option for option in ("ship-dir", "fetch") if options.get(option.replace("-", "_"))), None)
         if alone:
-            raise InputError(f"{alone} has no effect without --ship; add --ship code")
+            raise InputError(f"`--{alone}` has no effect without `--ship`; add `--ship` code")
         return None
 
     if options.get("encrypt"):
-        raise InputError("--ship does not encrypt the files on their way; leave out --encrypt or --ship")
+        raise InputError("`--ship` does not encrypt the files on their way; leave out `--encrypt` or `--ship`")
     code, environment, paths = parse_ship(options["ship"])
     if options.get("fetch") and not code:
-        raise InputError("--fetch: without --ship code, ranks write into the current folder of each host itself")
+        raise InputError("`--fetch`: without `--ship` code, ranks write into the current folder of each host itself")
     if options.get("fetch") and not os.access(os.getcwd(), os.W_OK | os.X_OK):
-        raise InputError(f"--fetch: {os.getcwd()} is not writable, where results come back; start in another folder")
+        raise InputError(f"`--fetch`: {os.getcwd()} is not writable, where results come back; start in another folder")
     sources = _data_sources(paths)
     imports: list[str] = []
     if code:
@@ -56,18 +54,18 @@ def read_folder(folder: str | None) -> str:
     if folder is None:
         return default_folder()
     if not os.path.isabs(folder):
-        raise InputError(f"--ship-dir {folder}: write the whole path, such as /local/scratch/ddlrun")
+        raise InputError(f"`--ship-dir` {folder}: write the whole path, such as /local/scratch/ddlrun")
     return os.path.normpath(folder)
 
 
 def _data_sources(paths: tuple[str, ...]) -> list[ShipSource]:
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
-        raise InputError(*(f"--ship: {path} does not exist{did_you_mean(path, ('code', 'env'))}" for path in missing))
+        raise InputError(*(f"`--ship`: {path} does not exist{did_you_mean(path, ('code', 'env'))}" for path in missing))
     above = [path for path in paths if is_inside(os.getcwd(), os.path.abspath(path))]
     if above:
         raise InputError(
-            f"--ship: {above[0]} contains the current folder; write code for its files, and name data in it"
+            f"`--ship`: {above[0]} contains the current folder; write code for its files, and name data in it"
         )
     return [ShipSource(SourceKind.DATA, os.path.abspath(path)) for path in paths]
 
@@ -83,8 +81,8 @@ def _code_source(program: tuple[str, ...]) -> ShipSource:
         folder = repository
     if folder in barred:
         raise InputError(
-            f"--ship code: the script is directly in {folder}, all of which would travel; put it into a folder of its "
-            "own, or name what travels: --ship PATH,..."
+            f"`--ship` code: the script is directly in {folder}, all of which would travel; put it into a folder of "
+            "its own, or name what travels: `--ship` PATH,..."
         )
     return ShipSource(SourceKind.CODE, folder)
 

@@ -38,8 +38,8 @@ def read_supervision(
         style=OutputStyle(
             tag=options["tag"],
             timestamp=options["timestamp_output"],
-            ranks=parse_ranks(ranks, "--ranks") if ranks else None,
-            local_ranks=parse_ranks(local, "--local-ranks") if local else None,
+            ranks=parse_ranks(ranks, "`--ranks`") if ranks else None,
+            local_ranks=parse_ranks(local, "`--local-ranks`") if local else None,
             folder=requeued(os.path.abspath(folder), allocation) if folder else None,
             rank_logs=options["rank_logs"],
             fold=options["fold_output"],
@@ -84,6 +84,8 @@ def parse_signals(text: str) -> tuple[int, ...]:
     for word in filter(None, (word.strip().upper().removeprefix("SIG") for word in text.split(","))):
         number = int(word) if word.isdigit() else getattr(signal, f"SIG{word}", None)
         if not isinstance(number, int) or not 0 < number < signal.NSIG or number in UNFORWARDED:
-            raise InputError(f"--forward-signals {text!r}: {word!r} cannot be passed on; write names such as USR1,USR2")
+            raise InputError(
+                f"`--forward-signals` {text!r}: {word!r} cannot be passed on; write names such as USR1,USR2"
+            )
         numbers.append(int(number))
     return tuple(dict.fromkeys(numbers))

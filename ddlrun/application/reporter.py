@@ -14,7 +14,7 @@ class Reporter(Protocol):
     """Whether it raises the traceback or the last lines of a rank that failed, so that they are not shown as well."""
 
     def line(self, text: str) -> None:
-        """Show a line, such as a note or a warning."""
+        """Show a line, such as a note or a warning, with options in backticks."""
 
     def text(self, text: str) -> None:
         """Show a text of several lines as it is, such as the plan or the report of a failure."""

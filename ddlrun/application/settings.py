@@ -66,7 +66,7 @@ def read_settings(given: LaunchOptions, program: tuple[str, ...], reporter: Repo
     options = {**_without_hidden(given.sources, options), "config_env": given.assignments}
     environment = _read_environment(options)
     if options["rankfile"] == "-":
-        raise InputError("--rankfile -: standard input belongs to rank 0; write the rank file to a file")
+        raise InputError("`--rankfile` -: standard input belongs to rank 0; write the rank file to a file")
     allocation = find_job(options["scheduler"], named=bool(options["hosts"] or options["hostfile"]))
     layout = arrange_hosts(options, allocation)
     return Settings(
@@ -104,7 +104,7 @@ def _read_environment(options: Options) -> EnvironmentOptions:
     """Return the variables that the user sets, in the order of USER_VARIABLES, and the names that are passed on."""
     passed = tuple(word for word in options["named"] if "=" not in word)
     for name in passed:
-        check_name(name, "-x")
+        check_name(name, "`-x`")
     sources = {
         "Horovod's options and --lms, --lms-frac": {
             **render_horovod_variables(options),
@@ -132,7 +132,7 @@ def _read_job(options: Options, layout: RackLayout, program: tuple[str, ...]) ->
     return JobRequest(
         program=program,
         topology=layout.request,
-        shape_options=" ".join(f"--{name} {options[name]}" for name in ("nodes", "racks", "aisles") if options[name]),
+        shape_options=" ".join(f"`--{name}` {options[name]}" for name in ("nodes", "racks", "aisles") if options[name]),
         rank_order=None if order == "auto" else RankOrder(order),
         mode=options["mode"],
         frameworks=parse_frameworks(options["frameworks"]),
@@ -207,17 +207,17 @@ def _split_command(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise InputError(f"--on-event {text!r}: {error}; quote it as for a shell") from error
+        raise InputError(f"`--on-event` {text!r}: {error}; quote it as for a shell") from error
 
 
 def _read_mpi_args(text: str) -> tuple[str, ...]:
     try:
         args = tuple(shlex.split(text))
     except ValueError as error:
-        raise InputError(f"--mpi-args {text!r}: {error}; quote it as for a shell") from error
+        raise InputError(f"`--mpi-args` {text!r}: {error}; quote it as for a shell") from error
     if args and not args[0].startswith("-"):
-        raise InputError(f"--mpi-args: {args[0]!r} is no option; mpirun would start it instead of the script")
+        raise InputError(f"`--mpi-args`: {args[0]!r} is no option; mpirun would start it instead of the script")
     planned = [word for word in args if word in PLANNED]
     if planned:
-        raise InputError(f"--mpi-args: {planned[0]} is what ddlrun plans; use ddlrun's own options instead")
+        raise InputError(f"`--mpi-args`: {planned[0]} is what ddlrun plans; use ddlrun's own options instead")
     return args

@@ -41,7 +41,7 @@ def ship(settings: Settings, plan: Plan, reporter: Reporter) -> None:
         return
     if not (settings.hosts.launcher.passes_stdin or settings.hosts.all_local):
         raise InputError(
-            f"--ship: {settings.hosts.launcher.reason} does not pass standard input on; use another --launcher"
+            f"`--ship`: {settings.hosts.launcher.reason} does not pass standard input on; use another `--launcher`"
         )
     begin = time.monotonic()
     archives = make_archives(request)

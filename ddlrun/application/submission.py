@@ -29,7 +29,7 @@ def select_scheduler(name: str, reporter: Reporter) -> Scheduler:
         commands = ", ".join(dict.fromkeys(scheduler.command for scheduler in schedulers.values()))
         raise InputError(
             f"no scheduler is installed here (none of {commands} is on PATH); submit from a host that has one, "
-            f"or print a script: --print --scheduler {'|'.join(schedulers)}"
+            f"or print a script: --print `--scheduler` {'|'.join(schedulers)}"
         )
     if len(installed) > 1:
         titles = ", ".join(scheduler.title for scheduler in installed)

@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from ddlrun import __version__
-from ddlrun.errors import EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError, InputError, PreflightError
+from ddlrun.errors import EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError, InputError, PreflightError, spell_options
 from ddlrun.remote.system_limits import explain_limit
 from ddlrun.wording import did_you_mean
 
@@ -168,7 +168,7 @@ def group() -> None:
 
 def print_error(error: DdlrunError) -> None:
     """Print one line per problem."""
-    for problem in error.problems:
+    for problem in map(spell_options, error.problems):
         click.echo(f"ddlrun: error: {problem}", err=True)
 
 
@@ -304,8 +304,12 @@ def _describe(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter) and param is not None:
         return f"{param.metavar or param.human_readable_name} is missing"
     if param is not None:
-        name = ", ".join(param.opts) if isinstance(param, click.Option) else param.human_readable_name.strip("[]")
+        name = (
+            f"`{', '.join(param.opts)}`" if isinstance(param, click.Option) else param.human_readable_name.strip("[]")
+        )
         return f"{name}: {error.message}"
+    if isinstance(error, click.BadOptionUsage):
+        return error.format_message().replace(error.option_name, f"`{error.option_name}`")
     return error.format_message()
 
 

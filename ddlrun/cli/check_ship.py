@@ -40,7 +40,7 @@ def check_ship(hosts: HostList, launcher: AgentLauncher, options: Mapping[str, A
         with reach_privately(launcher, 0) as target:
             result = transfer(plan, run, target)
     except DdlrunError as error:
-        click.echo("".join(f"{problem}\n" for problem in error.problems), nl=False)
+        click.echo(str(error))
         return error.exit_code
     click.echo("".join(_render(hosts, archives, result)), nl=False)
     return 0

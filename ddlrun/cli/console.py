@@ -2,6 +2,7 @@
 
 import click
 
+from ddlrun.errors import spell_options
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import RunOptions
 
@@ -11,9 +12,13 @@ class ConsoleReporter:
 
     raises_cause = False
 
+    def spell(self, names: str) -> str:
+        """Return the names of an option, which are those of the command line."""
+        return names
+
     def line(self, text: str) -> None:
         """Print a line of ddlrun."""
-        click.echo(f"ddlrun: {text}", err=True)
+        click.echo(f"ddlrun: {spell_options(text, self.spell)}", err=True)
 
     def text(self, text: str) -> None:
         """Print a text as it is; colours are left out elsewhere than on a terminal."""

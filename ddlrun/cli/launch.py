@@ -41,7 +41,7 @@ class Launch(Sections):
             typed = ", ".join(translated.origins[name] for name in names if translated.origins.get(name, name) != name)
             if not typed:
                 raise
-            raise click.BadParameter(f"{error.message} (from {typed})", error.ctx, error.param) from error
+            raise click.BadParameter(f"{error.message} (from `{typed}`)", error.ctx, error.param) from error
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the usual options on one screen."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 
 from ddlrun.cli.argv import match_option, options_by_name
-from ddlrun.wording import did_you_mean
+from ddlrun.wording import nearest
 
 # Names of the parameter of -H.
 HOSTS = ("hosts", "named_hosts")
@@ -65,10 +65,11 @@ def naming_unknown_options(
         word = _typed_word(error.option_name, args, options)
         visible = [name for name, option in options.items() if not option.hidden and len(name) > 2]
         synonyms = {typed: name for typed, name in SYNONYMS.items() if name in options}
-        hint = did_you_mean(f"--{word.lstrip('-')}" if len(word) > 2 else word, visible, synonyms)
+        meant = nearest(f"--{word.lstrip('-')}" if len(word) > 2 else word, visible, synonyms)
+        hint = "" if meant is None else f" (did you mean `{meant}`?)"
         if not hint and not ctx.allow_interspersed_args:
             hint = "; options of the script stand after its name"
-        raise click.UsageError(f"no such option {word}{hint}", ctx) from error
+        raise click.UsageError(f"no such option `{word}`{hint}", ctx) from error
     except click.BadOptionUsage as error:  # an option without its value, for which click does not name the command
         error.ctx = error.ctx or ctx
         raise

@@ -19,7 +19,7 @@ from ddlrun.cli.options import (
     scheduler_options,
     ssh_options,
 )
-from ddlrun.errors import InputError, UnreachableError
+from ddlrun.errors import InputError, UnreachableError, spell_options
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.machine.manifest import MANIFEST, render_manifest
@@ -75,7 +75,7 @@ def _probe(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Mac
     if options["save"]:
         _save(options["save"], host_list, probed)
     machines = {name: reply.machine for name, reply in probed.items() if reply.machine}
-    reasons = {name: reply.problem for name, reply in probed.items() if reply.problem}
+    reasons = {name: spell_options(reply.problem) for name, reply in probed.items() if reply.problem}
     return machines, render_failures(reasons, target.ssh)
 
 

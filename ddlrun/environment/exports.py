@@ -48,9 +48,11 @@ def parse_assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(_NAME, name):
         shown = f"{name}={REDACTED}" if equals else repr(name)
-        raise InputError(f"--env {shown}: write NAME=VALUE, the name in letters, digits and _; -x NAME passes one on")
+        raise InputError(
+            f"`--env` {shown}: write NAME=VALUE, the name in letters, digits and _; `-x` NAME passes one on"
+        )
     if "\0" in value:
-        raise InputError(f"--env {name}: the value has a NUL byte, which no environment can carry")
+        raise InputError(f"`--env` {name}: the value has a NUL byte, which no environment can carry")
     return name, value
 
 
@@ -84,11 +86,11 @@ def parse_exports(text: str) -> ExportPolicy:
     words = [word.upper() if word.upper() in ("ALL", "NONE") else word for word in stripped]
     patterns = tuple(dict.fromkeys(word for word in words if word not in ("ALL", "NONE")))
     if not words or ("NONE" in words and len(words) > 1):
-        raise InputError(f"--export {text!r}: write ALL, NONE, or names such as SEED,NCCL_*")
+        raise InputError(f"`--export` {text!r}: write ALL, NONE, or names such as SEED,NCCL_*")
     for pattern in patterns:
         if "=" in pattern:
-            raise InputError(f"--export {pattern.partition('=')[0]}=...: names alone; --env sets a value")
-        check_name(pattern.removesuffix("*") or "_", "--export")
+            raise InputError(f"`--export` {pattern.partition('=')[0]}=...: names alone; `--env` sets a value")
+        check_name(pattern.removesuffix("*") or "_", "`--export`")
     return ExportPolicy("ALL" in words, patterns)
 
 

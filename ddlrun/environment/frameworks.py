@@ -73,7 +73,7 @@ def parse_frameworks(text: str) -> tuple[str, ...]:
     if wrong or not names:
         hint = did_you_mean(wrong[0], FRAMEWORKS, SYNONYMS) if wrong else ""
         raise InputError(
-            f"--framework {text!r}{hint}: there are auto, {', '.join(FRAMEWORKS)}, and lists of them: torch,jax"
+            f"`--framework` {text!r}{hint}: there are auto, {', '.join(FRAMEWORKS)}, and lists of them: torch,jax"
         )
     return () if "auto" in names else tuple(dict.fromkeys(names))
 

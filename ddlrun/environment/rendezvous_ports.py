@@ -42,7 +42,7 @@ def choose_ports(run_id: str, count: int, is_free: Callable[[int], bool]) -> ran
             return range(port - count + 1, port + 1)
     raise PreflightError(
         f"no {count} ports in a row from {FIRST} to {LAST} are free on all hosts; set MASTER_ADDR and MASTER_PORT "
-        "yourself with --framework torch, or none with --framework mpi"
+        "yourself with `--framework` torch, or none with `--framework` mpi"
     )
 
 

@@ -206,5 +206,5 @@ def _cpus(fields: Mapping[str, str], name: str, host: str) -> frozenset[int]:
 
 
 def _fail(host: str, line: int, problem: str, text: str, tool: str = "") -> NoReturn:
-    remedy = f"try {tool} there" if tool else "run it again, or give --machine"
+    remedy = f"try {tool} there" if tool else "run it again, or give `--machine`"
     raise HostError(host, f"lscpu, line {line}: {problem} ({text!r}); {remedy}")

@@ -87,5 +87,5 @@ def _list(text: str, host: str, number: int) -> frozenset[int]:
 
 
 def _fail(host: str, line: int, problem: str, text: str, tool: str = "") -> NoReturn:
-    remedy = f"try {tool} there" if tool else "run it again, or give --machine"
+    remedy = f"try {tool} there" if tool else "run it again, or give `--machine`"
     raise HostError(host, f"numactl -H, line {line}: {problem} ({text[:60]!r}); {remedy}")

@@ -61,16 +61,16 @@ def machine_of(nodes: Mapping[int, frozenset[int]], slots_of_cores: tuple[Slots,
             render_ranges(listed - online) or "none",
         )
         problem = f"CPUs online in ppc64_cpu alone: {only_ppc64_cpu}, in numactl alone: {only_numactl}"
-        raise HostError(host, f"{problem}; give --machine")
+        raise HostError(host, f"{problem}; give `--machine`")
     packages = {cpus for cpus in nodes.values() if cpus}
     threads = [pus for slots in slots_of_cores if (pus := frozenset(cpu for cpu, is_online in slots if is_online))]
     try:
         cores = number_cores(CpuSets(threads, packages, nodes)).cores
     except ValueError as error:
-        raise HostError(host, f"numactl and ppc64_cpu: {error}; give --machine") from error
+        raise HostError(host, f"numactl and ppc64_cpu: {error}; give `--machine`") from error
     source = "numactl + ppc64_cpu"
     return Machine(cores, (), None, source, measured=True, numa_nodes=tuple(sorted(nodes)))
 
 
 def _fail(host: str, line: int, problem: str, text: str) -> NoReturn:
-    raise HostError(host, f"ppc64_cpu --info, line {line}: {problem} ({text[:60]!r}); give --machine")
+    raise HostError(host, f"ppc64_cpu --info, line {line}: {problem} ({text[:60]!r}); give `--machine`")

@@ -116,7 +116,7 @@ def machine_of(sections: Mapping[str, str], host: str, *, complete: bool = True)
     """
     source = next((section for section in _CORES if section in sections), None)
     if source is None:
-        raise HostError(host, f"none of its tools lists its cores ({', '.join(_CORES)}); give --machine")
+        raise HostError(host, f"none of its tools lists its cores ({', '.join(_CORES)}); give `--machine`")
     machine = _CORES[source](sections, host)
     notes = () if complete else tuple(_unchecked(source, sections, machine))
     if "nvidia-topo.txt" in sections or "nvidia-gpus.csv" in sections:
@@ -152,7 +152,7 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
 
 def _numactl(sections: Mapping[str, str], host: str) -> Machine:
     if "ppc64_cpu.txt" not in sections:
-        raise HostError(host, "numactl alone does not list which CPUs share a core; give --machine")
+        raise HostError(host, "numactl alone does not list which CPUs share a core; give `--machine`")
     nodes = numactl.parse_numactl(sections["numactl.txt"], host)
     cores = ppc64_cpu.parse_ppc64_cpu(sections["ppc64_cpu.txt"], host)
     return _with_text_locality(ppc64_cpu.machine_of(nodes, cores, host), sections, host)
@@ -168,7 +168,7 @@ def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
         listed = frozenset(pu.os_index for core in machine.cores for pu in core.pus)
         if listed != online:
             problem = f"lscpu -p lists the CPUs {render_ranges(listed)}, lscpu -J has {render_ranges(online)} online"
-            raise HostError(host, f"{problem}; run both again, or give --machine")
+            raise HostError(host, f"{problem}; run both again, or give `--machine`")
     return _with_text_locality(machine, sections, host)
 
 

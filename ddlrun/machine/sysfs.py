@@ -22,11 +22,11 @@ def parse_sysfs(text: str, host: str) -> Machine:
     """
     output = split_output(text)
     if "ddlrun" not in output.files or not described_cpus(output.files):
-        raise HostError(host, f"its cores could not be read (got {text[-60:]!r}); give --machine")
+        raise HostError(host, f"its cores could not be read (got {text[-60:]!r}); give `--machine`")
     try:
         machine = _machine(output)
     except (ValueError, IndexError) as error:
-        raise HostError(host, f"/sys has unexpected contents ({error}); give --machine") from error
+        raise HostError(host, f"/sys has unexpected contents ({error}); give `--machine`") from error
     if not any(core.usable for core in machine.cores):
         raise HostError(host, "no core is usable (affinity and cpuset exclude each other)")
     return machine

@@ -115,9 +115,9 @@ def _check_own(request: ManagerRequest, environ: Mapping[str, str]) -> ProcessMa
     Raises InputError for an option that it does not have, and PreflightError for a program of Open MPI.
     """
     _check_linked(request, environ)
-    options = (*request.openmpi_options, *(["--mpirun"] if request.mpirun is not None else []))
+    options = (*request.openmpi_options, *(["`--mpirun`"] if request.mpirun is not None else []))
     if options:
-        raise InputError(f"{options[0]} is for Open MPI: leave it out, or take --process-manager openmpi")
+        raise InputError(f"{options[0]} is for Open MPI: leave it out, or take `--process-manager` openmpi")
     return own_manager("--process-manager ddlrun")
 
 
@@ -133,7 +133,7 @@ def _check_linked(request: ManagerRequest, environ: Mapping[str, str]) -> None:
     if library is not None:
         raise PreflightError(
             f"{program[0]} is linked with Open MPI ({library}), which needs an mpirun: without it each process is rank "
-            "0 of 1; use --process-manager openmpi"
+            "0 of 1; use `--process-manager` openmpi"
         )
 
 

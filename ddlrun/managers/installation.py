@@ -15,7 +15,7 @@ from ddlrun.managers.slurm import Srun, query_srun
 from ddlrun.plugins import load_plugin_classes
 from ddlrun.remote.processes import FinishedProcess, start_command
 
-SRUN_REMEDY = "load the site's Slurm module, or leave out --process-manager srun"
+SRUN_REMEDY = "load the site's Slurm module, or leave out `--process-manager` srun"
 # Importing TensorFlow from a slow file system may take minutes.
 BUILD_SECONDS = 300.0
 
@@ -95,7 +95,7 @@ def start_srun_query(named: str | None, environ: Mapping[str, str]) -> PendingVe
     srun = find_mpirun(named or "srun", environ)
     if srun is None:
         problem = f"{named or 'srun'} does not exist or cannot be run"
-        raise PreflightError(f"--process-manager srun: {problem}; {SRUN_REMEDY}")
+        raise PreflightError(f"`--process-manager` srun: {problem}; {SRUN_REMEDY}")
     return PendingVersion(srun.path, "--process-manager srun", environ)
 
 

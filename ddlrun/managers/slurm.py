@@ -105,7 +105,7 @@ class Srun(ProcessManager):
         if not job.step:
             raise PreflightError(
                 "srun starts ranks on the hosts of one Slurm job alone, which ddlrun runs in; use another "
-                "--process-manager"
+                "`--process-manager`"
             )
         nodelist = ",".join(job.rank_hosts)
         if len(nodelist) > MOST_CHARACTERS:

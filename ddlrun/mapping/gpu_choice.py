@@ -36,7 +36,7 @@ def _ordered(machine: Machine, policy: PlacementPolicy) -> list[GPU]:
     missing = [str(number) for number in policy.gpu_order if number not in by_number]
     if missing:
         present = f"its GPUs are {', '.join(map(str, by_number))}" if by_number else "it has none: leave the option out"
-        raise PlacementError(f"has no GPU {', '.join(missing)} of --gpu-order; {present}")
+        raise PlacementError(f"has no GPU {', '.join(missing)} of `--gpu-order`; {present}")
     return [by_number[number] for number in policy.gpu_order]
 
 

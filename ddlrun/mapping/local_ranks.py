@@ -130,9 +130,9 @@ def _too_few_cores(usable: int, ranks: int, policy: PlacementPolicy) -> str:
     if not usable and not per_rank:
         return f"{cores}; reserve fewer"
     if not per_rank:
-        return f"{cores}; use at most {counted(usable, 'rank')} per host, or let ranks share cores: --overload"
+        return f"{cores}; use at most {counted(usable, 'rank')} per host, or let ranks share cores: `--overload`"
     if usable < per_rank:
-        return f"{cores}; make --cores-per-rank at most {usable}"
+        return f"{cores}; make `--cores-per-rank` at most {usable}"
     return (
         f"{cores}, not {ranks} x {per_rank}; use at most {counted(usable // per_rank, 'rank')} per host, "
         f"or --cores-per-rank at most {usable // ranks}"
@@ -162,7 +162,7 @@ def _divide_exactly(packages: Sequence[Cores], gpus: Sequence[GPU | None], count
         most = next(size for size in range(count, 0, -1) if sum(len(cores) // size for cores in packages) >= len(gpus))
         raise PlacementError(
             f"can give no more than {counted(most, 'core')} to a rank inside one package; "
-            f"make --cores-per-rank at most {most}"
+            f"make `--cores-per-rank` at most {most}"
         )
     near_gpus = (_gpu_packages(rooms, gpus) or _near_with_room(rooms, gpus)) if len(rooms) > 1 else {}
     nodes = [None if gpu is None else gpu.numa_node for gpu in gpus]
@@ -240,13 +240,13 @@ def _memory_nodes(machine: Machine, share: _Share, policy: PlacementPolicy) -> t
     if policy.membind is None:
         return ()
     if not machine.measured:
-        remedy = f"take a machine of ddlrun probe or lstopo, or leave --membind {policy.membind} out"
+        remedy = f"take a machine of ddlrun probe or lstopo, or leave `--membind` {policy.membind} out"
         raise PlacementError(f"is only described, so that its NUMA nodes are not known; {remedy}")
     gpu_nodes = {None if share.gpu is None else share.gpu.numa_node}
     nodes = gpu_nodes if policy.membind == "gpu" else {core.numa_node for core in share.allowed}
     if None in nodes:
         of = "its GPUs" if policy.membind == "gpu" else "its cores"
-        raise PlacementError(f"does not report the NUMA nodes of {of}; leave --membind {policy.membind} out")
+        raise PlacementError(f"does not report the NUMA nodes of {of}; leave `--membind` {policy.membind} out")
     return tuple(sorted(node for node in nodes if node is not None))
 
 

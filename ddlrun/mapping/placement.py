@@ -192,7 +192,7 @@ def _check_slots(topology: JobTopology, hosts: HostList) -> None:
             short.setdefault((ranks, host.slots), []).append(host.name)
     if not short:
         return
-    remedy = "give --accelerators a number, or the hosts more slots"
+    remedy = "give `--accelerators` a number, or the hosts more slots"
     if isinstance(topology, Topology):
         remedy = f"{Topology((min(slots for _, slots in short), *topology.dims[1:]))} would fit"
     raise InputError(

@@ -70,12 +70,14 @@ def _shrink(
     """Return an assignment to the largest equal racks of the hosts that are left; None stands for a failed host."""
     lost = [host.name for host in assignment.hosts if host.name in failed]
     if smallest is None:
-        raise InputError(f"nothing takes the place of {fold(lost)}; name --spare-hosts, or allow fewer: --min-topology")
+        raise InputError(
+            f"nothing takes the place of {fold(lost)}; name `--spare-hosts`, or allow fewer: `--min-topology`"
+        )
     size = assignment.per_rack
     racks = [[host for host in hosts[first : first + size] if host is not None] for first in range(0, len(hosts), size)]
     shape = _largest_shape(racks, size, smallest)
     if shape is None:
-        raise InputError(f"without {fold(lost)} there are fewer hosts than --min-topology {smallest} needs")
+        raise InputError(f"without {fold(lost)} there are fewer hosts than `--min-topology` {smallest} needs")
     members = [host for rack in racks if len(rack) >= shape.per_rack for host in rack[: shape.per_rack]]
     left_out = [host for rack in racks for host in rack if host not in members]
     before, after = f"{size}x{assignment.racks}", f"{shape.per_rack}x{shape.racks}"

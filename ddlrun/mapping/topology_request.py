@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ddlrun.errors import InputError
+from ddlrun.errors import InputError, spell_options
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import check_hosts
@@ -92,23 +92,24 @@ def choose_topology(
     check_request(request, hosts)
     claims = _stated(request, hosts)
     if isinstance(request.accelerators, str):
-        reason = f"--accelerators {request.accelerators}"
-        claims.append(_count(request.accelerators, request, hosts, machines, reason))
+        unit = request.accelerators
+        claims.append(_count(unit, request, hosts, machines, f"`--accelerators` {unit}"))
     elif request.processes is not None and not claims:
         claims.append(_by_processes(request.processes, hosts))
     claim = claims[0] if claims else _by_resources(request, hosts, machines)
     _raise([*_contradictions(claims), *_process_contradictions(claim, request, hosts)])
+    reason = TopologyReason(spell_options(claim.reason))
     if len(set(claim.local_sizes)) > 1:
-        return UnequalTopology(claim.local_sizes), TopologyReason(claim.reason)
+        return UnequalTopology(claim.local_sizes), reason
     shape = _hosts_shape(request, hosts) if request.topology is None else request.topology.dims[1:]
-    return Topology((claim.local_sizes[0], *shape)), TopologyReason(claim.reason)
+    return Topology((claim.local_sizes[0], *shape)), reason
 
 
 def unequal_error(options: str, topology: UnequalTopology) -> InputError:
     """Return the error for options that need a topology XxYxZ."""
     return InputError(
         f"{options}: a topology XxYxZ has the same number of ranks on each host, but these hosts have {topology}; "
-        f"give all the same, such as --accelerators {min(topology.local_sizes)}, or leave the option out"
+        f"give all the same, such as `--accelerators` {min(topology.local_sizes)}, or leave the option out"
     )
 
 
@@ -121,9 +122,9 @@ def _stated(request: TopologyRequest, hosts: HostList) -> list[_Claim]:
     """Return the values of X that the options give as numbers, the strongest first."""
     claims: list[_Claim] = []
     if request.topology is not None:
-        claims.append(_Claim((request.topology.accelerators,) * len(hosts), f"--topology {request.topology}"))
+        claims.append(_Claim((request.topology.accelerators,) * len(hosts), f"`--topology` {request.topology}"))
     if isinstance(request.accelerators, int):
-        claims.append(_Claim((request.accelerators,) * len(hosts), f"--accelerators {request.accelerators}"))
+        claims.append(_Claim((request.accelerators,) * len(hosts), f"`--accelerators` {request.accelerators}"))
     return claims
 
 
@@ -142,30 +143,30 @@ def _process_contradictions(claim: _Claim, request: TopologyRequest, hosts: Host
     if processes is None or request.topology is not None or processes == sum(claim.local_sizes):
         return []
     share, left = divmod(processes, len(hosts))
-    number = f"-np {processes} means {counted(processes, 'rank')}"
+    number = f"`-np` {processes} means {counted(processes, 'rank')}"
     if share and not left:
-        number = f"-np {processes} over {counted(len(hosts), 'host')} means X = {share}"
+        number = f"`-np` {processes} over {counted(len(hosts), 'host')} means X = {share}"
     return [f"{claim.reason} means {claim.meaning}, but {number}"]
 
 
 def _by_processes(processes: int, hosts: HostList) -> _Claim:
     """Return the same number of ranks for each host if possible, else as many as the slots of each in turn."""
     share, left = divmod(processes, len(hosts))
-    equal = _Claim((share,) * len(hosts), f"-np {processes} over {counted(len(hosts), 'host')}")
+    equal = _Claim((share,) * len(hosts), f"`-np` {processes} over {counted(len(hosts), 'host')}")
     if divides_equally(processes, hosts):
         return equal
     filled = fill_slots(processes, hosts)
     if filled is not None and all(filled):
-        return _Claim(filled, f"-np {processes} over the slots of {hosts.source}")
+        return _Claim(filled, f"`-np` {processes} over the slots of {hosts.source}")
     if share and not left:  # too few slots, which are named with the topology
         return equal
     slots = sum(host.slots or 0 for host in hosts)
     if all(host.slots for host in hosts) and slots < processes:
         have = f"{hosts} have {counted(slots, 'slot')} ({hosts.source})"
-        raise InputError(f"-np {processes}, but {have}; use -np {slots} or less, more slots, or more hosts")
+        raise InputError(f"`-np` {processes}, but {have}; use `-np` {slots} or less, more slots, or more hosts")
     possible = " or ".join(str(ranks * len(hosts)) for ranks in (share, share + 1) if ranks)
-    remedy = f"use {possible}, other hosts, or give each host its slots: -H HOST:N,HOST:M"
-    raise InputError(f"-np {processes} does not divide equally among {len(hosts)} hosts ({hosts}); {remedy}")
+    remedy = f"use {possible}, other hosts, or give each host its slots: `-H` HOST:N,HOST:M"
+    raise InputError(f"`-np` {processes} does not divide equally among {len(hosts)} hosts ({hosts}); {remedy}")
 
 
 def _by_resources(request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> _Claim:
@@ -186,7 +187,7 @@ def _by_slots(hosts: HostList) -> _Claim | None:
         listed = ", ".join(f"{host.name}:{host.slots or '?'}" for host in list(hosts)[:_MOST_LISTED])
         raise InputError(
             f"{hosts.source}: some hosts have no slots ({listed}); give them all slots, or the number of ranks of each "
-            "host: --accelerators N"
+            "host: `--accelerators` N"
         )
     return _Claim(slots, f"the slots of {hosts.source}")
 
@@ -221,7 +222,7 @@ def _hosts_shape(request: TopologyRequest, hosts: HostList) -> tuple[int, ...]:
     rest, left = divmod(len(hosts), product)
     if left or (request.nodes and request.racks and rest != 1):
         options = (("nodes", request.nodes), ("racks", request.racks), ("aisles", request.aisles))
-        options_text = " ".join(f"--{name} {size}" for name, size in options if size)
+        options_text = " ".join(f"`--{name}` {size}" for name, size in options if size)
         raise InputError(f"{options_text} needs {product} hosts or a multiple, but the job has {len(hosts)} ({hosts})")
     nodes = request.nodes or rest
     return nodes, request.racks or (rest if request.nodes else 1), aisles
@@ -235,13 +236,13 @@ def _topology_contradictions(request: TopologyRequest, topology: Topology) -> li
         ("aisles", request.aisles, "A", aisles),
     )
     contradictions = [
-        f"--topology {topology} means {axis} = {size}, but --{name} {number} means {axis} = {number}"
+        f"`--topology` {topology} means {axis} = {size}, but `--{name}` {number} means {axis} = {number}"
         for name, number, axis, size in options
         if number is not None and number != size
     ]
     if request.processes not in (None, topology.size):
         contradictions.append(
-            f"--topology {topology} means {counted(topology.size, 'rank')}, but -np {request.processes} means "
+            f"`--topology` {topology} means {counted(topology.size, 'rank')}, but `-np` {request.processes} means "
             f"{request.processes}"
         )
     return contradictions

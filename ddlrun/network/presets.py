@@ -83,7 +83,8 @@ def parse_links(text: str, hosts_per_rack: int | None) -> Fabric:
     if ratio is not None:
         if hosts_per_rack is None:
             raise InputError(
-                f"--links {text!r}: the ratio {ratio:g}:1 needs the hosts per rack; give --topology XxYxZ or --racks"
+                f"--links {text!r}: the ratio {ratio:g}:1 needs the hosts per rack; give `--topology` XxYxZ or "
+                "`--racks`"
             )
         nic = between[0]
         uplink = nic._replace(bandwidth=nic.bandwidth * nic.parallel * hosts_per_rack / ratio, parallel=1)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.errors import InputError, PreflightError
+from ddlrun.errors import InputError, PreflightError, spell_options
 from ddlrun.hosts import fold
 from ddlrun.network.addresses import Address
 from ddlrun.units import render_rate
@@ -129,9 +129,9 @@ def _routed_network(
 def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | None, names: Sequence[str]) -> Network:
     within = None if cidr is None else parse_cidr(cidr)
     by_host = {host: list(_matching(own, within, names)) for host, own in addresses.items()}
-    options = [] if cidr is None else [f"--network {cidr}"]
+    options = [] if cidr is None else [f"`--network` {cidr}"]
     if names:
-        options.append(f"--network-interface {','.join(names)}")
+        options.append(f"`--network-interface` {','.join(names)}")
     option = " ".join(options)
     missing = [host for host, matching in by_host.items() if not matching]
     if missing:
@@ -145,7 +145,7 @@ def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | N
         RejectedSubnet(subnet, _local_kind(address) or "not requested", local=_is_local(address))
         for subnet, address in unused.items()
     ]
-    chosen = _network(by_host, option, tuple(rejected))._replace(requested=True)
+    chosen = _network(by_host, spell_options(option), tuple(rejected))._replace(requested=True)
     return chosen if within is None else chosen._replace(subnets=(str(within),))
 
 
@@ -170,7 +170,7 @@ def parse_cidr(text: str) -> "IPv4Network | IPv6Network":
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:
-        raise InputError(f"--network {text!r} is no subnet; write it as in 10.0.0.0/16 or fd00::/64") from error
+        raise InputError(f"`--network` {text!r} is no subnet; write it as in 10.0.0.0/16 or fd00::/64") from error
 
 
 def _network(by_host: Mapping[str, Sequence[Address]], reason: str, rejected: tuple[RejectedSubnet, ...]) -> Network:

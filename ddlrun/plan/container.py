@@ -68,7 +68,7 @@ class ContainerRequest(NamedTuple):
     def remedy(self) -> str:
         """How a host gets the image."""
         command = RUNTIMES[self.runtime].get_image.format(image=self.image) if image_kind(self.image) == "name" else ""
-        return command or "copy it there, or send it along: --ship"
+        return command or "copy it there, or send it along: `--ship`"
 
     def variable(self, user_variables: frozenset[str]) -> str:
         """Return the value of the keepers' variable; the user sets some variables for the ranks."""
@@ -108,12 +108,12 @@ def choose_runtime(image: str, runtime: str, find: Callable[[str], str | None]) 
         if chosen is None:
             programs = ", ".join(RUNTIMES[name].program for name in fitting)
             raise InputError(
-                f"--container {image}: no program for such an image is on PATH here ({programs}); install one, or name "
-                "that of the hosts: --container-runtime"
+                f"`--container` {image}: no program for such an image is on PATH here ({programs}); install one, or "
+                "name that of the hosts: `--container-runtime`"
             )
         return chosen
     if runtime not in fitting:
         raise InputError(
-            f"--container {image}: {runtime} takes no image of this kind ({kind}); take {' or '.join(fitting)}"
+            f"`--container` {image}: {runtime} takes no image of this kind ({kind}); take {' or '.join(fitting)}"
         )
     return runtime

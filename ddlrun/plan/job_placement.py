@@ -101,7 +101,7 @@ def _rankfile_topology(
     local_sizes = [counts[host] for host in hosts.names]
     if not all(local_sizes):
         raise PlacementError(
-            f"{name}: no rank is on {hosts.names[local_sizes.index(0)]}; name the hosts with ranks: -H"
+            f"{name}: no rank is on {hosts.names[local_sizes.index(0)]}; name the hosts with ranks: `-H`"
         )
     if request._replace(gpus=None) == TopologyRequest():
         if len(set(local_sizes)) > 1:
@@ -130,11 +130,11 @@ def _unknown_order(topology: JobTopology, hosts: HostList) -> str:
     if isinstance(topology, UnequalTopology):
         return (
             f"its ranks are not consecutive on each of {hosts}, in this order; name the hosts in the order of their "
-            "ranks (-H), or number the ranks of each host consecutively"
+            "ranks (`-H`), or number the ranks of each host consecutively"
         )
     return (
         f"its ranks are neither contiguous on each host nor round robin over {hosts} as {topology}; name the hosts in "
-        "their order (-H) and the --topology"
+        "their order (`-H`) and the `--topology`"
     )
 
 
@@ -156,7 +156,7 @@ def _crowded(placement: Placement, indexes: list[int], machine: Machine) -> str:
     return (
         f"topology {placement.topology} puts {ranks} ranks on {host}, but {hosts} has "
         f"{counted(gpus, 'GPU')} ({machine.source}); use at most {counted(gpus, 'rank')} per host, let ranks share "
-        "them: --share-gpus, or say that they use none: --framework mpi"
+        "them: `--share-gpus`, or say that they use none: `--framework` mpi"
     )
 
 
@@ -175,8 +175,8 @@ def choose_order(settings: Settings, topology: JobTopology) -> OrderAndReason:
 def _refuse_dimensions(settings: Settings, topology: UnequalTopology) -> None:
     job = settings.job
     options = [job.shape_options] if job.shape_options else []
-    options += ["--rank-order ddl"] if job.rank_order is RankOrder.DDL else []
-    options += [f"--mode {job.mode}"] if job.mode is not None else []
+    options += ["`--rank-order` ddl"] if job.rank_order is RankOrder.DDL else []
+    options += [f"`--mode` {job.mode}"] if job.mode is not None else []
     if options:
         raise unequal_error(", ".join(options), topology)
 

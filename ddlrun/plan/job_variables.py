@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from ddlrun.environment.placement_variables import has_all_cpus, render_rank_variables
-from ddlrun.errors import InputError, PreflightError
+from ddlrun.errors import InputError, PreflightError, spell_options
 from ddlrun.machine.pci import CHOOSING, OF_CONTAINER
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.wrappers import render_wrappers
@@ -81,13 +81,13 @@ def _unbound(job: PlacedJob, variables: Mapping[str, str]) -> Iterator[str]:
     if has_all_cpus(variables):
         return
     invented = sorted({machine.source for machine in job.placement.machines if not machine.measured})
-    reason = f"{', '.join(invented)} has no OS indexes of CPUs; leave out --machine, and ddlrun probes the hosts"
+    reason = f"{', '.join(invented)} has no OS indexes of CPUs; leave out `--machine`, and ddlrun probes the hosts"
     if not invented:
-        reason = "the CPUs of so many different hosts do not fit into a variable; use --process-manager openmpi"
+        reason = "the CPUs of so many different hosts do not fit into a variable; use `--process-manager` openmpi"
     warning = f"ranks are not bound to cores: {reason}"
     if job.settings.placement.strict_binding:
         raise PreflightError(warning)
-    yield warning
+    yield spell_options(warning)
 
 
 def _replaced_options(job: PlacedJob, variables: Mapping[str, str]) -> Iterator[str]:

@@ -65,7 +65,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
     environment = plan_environment(job, transport, ports)
     _check_lengths(environment.variables)
     if settings.mpi.spawn_slots and not job.manager.spawns:
-        raise InputError(f"--spawn-slots: {job.manager.title} has no such option; see --mpi-args")
+        raise InputError(f"`--spawn-slots`: {job.manager.title} has no such option; see `--mpi-args`")
     manager, rankfile = job.manager, settings.placement.rankfile
     warnings = rankfile_warnings(rankfile, survey.machines, manager.rankfile_dialect) if rankfile else []
     spawns = settings.mpi.spawn_slots and len(placed.placement.hosts) > 1

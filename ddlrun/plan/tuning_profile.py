@@ -79,7 +79,7 @@ class Profiles(NamedTuple):
         if self.file and not fitting:
             shapes = ", ".join(str(profile.topology) for profile in self.candidates)
             raise InputError(
-                f"--profile {self.file}: it is for {shapes}, the job is {topology}; tune anew, or take none"
+                f"`--profile` {self.file}: it is for {shapes}, the job is {topology}; tune anew, or take none"
             )
         return next(iter(fitting), None)
 

@@ -39,7 +39,7 @@ def make_debugger(program: tuple[str, ...], rank: int) -> Wrapper:
         position += 1
     target = program[position : position + 2]
     if not target or (target[0].startswith("-") and (target[0] != "-m" or len(target) == 1)):
-        raise InputError(f"--debug-rank: no script in {' '.join(program)!r}; write SCRIPT.py or -m MODULE")
+        raise InputError(f"`--debug-rank`: no script in {' '.join(program)!r}; write SCRIPT.py or `-m` MODULE")
     return Wrapper(frozenset((rank,)), (*program[:position], DEBUGGER), replaced=position)
 
 

@@ -5,6 +5,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ddlrun.errors import spell_options
 from ddlrun.hosts import fold
 
 NO_VALUES: Mapping[str, object] = MappingProxyType({})
@@ -34,11 +35,14 @@ def _warning(message: str, remedy: str = "") -> FindingRule:
     return FindingRule(Level.WARNING, message, remedy)
 
 
+_OPEN_PORTS = (
+    "open TCP ports 1024-65535 between the hosts (firewall, security group), or choose another network: `--network`"
+)
 _HOSTS_FILE = "correct its /etc/hosts or DNS: getent hosts {name}"
 _ONE_NAME = (
     "name each host once; if {host} is another host, correct its address in /etc/hosts or DNS: getent hosts {host}"
 )
-_SAME_MPI = "install the same Open MPI at the same path, or name another: --mpirun"
+_SAME_MPI = "install the same Open MPI at the same path, or name another: `--mpirun`"
 _SHARE = "copy it there, or put it on a file system that all hosts share"
 _COPY = "copy it there: scp {program} {host}:{folder}/"
 _OWN_ADDRESS = "give {name} its own address in its /etc/hosts"
@@ -79,7 +83,8 @@ class FindingCode(Enum):
     NO_DAEMON = _failure("{folder}/{daemon}, which mpirun starts by this path, does not exist", _SAME_MPI)
     NO_MPIRUN = _failure("{mpirun} does not exist or cannot be run", _SAME_MPI)
     OTHER_MPIRUN = _failure(
-        "{mpirun} is {version}, here it is {expected}", "install the same version, or name one that all have: --mpirun"
+        "{mpirun} is {version}, here it is {expected}",
+        "install the same version, or name one that all have: `--mpirun`",
     )
 
     OTHER_MPI4PY = _warning(
@@ -99,17 +104,19 @@ class FindingCode(Enum):
 
     NO_AGENT_PYTHON = _failure(
         "neither {python} nor python3 can be run, one of which ddlrun's agent needs",
-        "install Python 3.8 or later there, or take --process-manager openmpi",
+        "install Python 3.8 or later there, or take `--process-manager` openmpi",
     )
     OLD_AGENT_PYTHON = _failure(
         "its python3 is {version}, and ddlrun's agent needs 3.8 or later", "install a later Python there, at {python}"
     )
 
-    NO_RUNTIME = _failure("no {runtime} on PATH, which --container needs", "install it there, or --container-runtime")
+    NO_RUNTIME = _failure(
+        "no {runtime} on PATH, which `--container` needs", "install it there, or `--container-runtime`"
+    )
     NO_IMAGE = _failure("{runtime} finds no image {image}", "{remedy}")
 
     NO_ENCRYPTION = _failure(
-        "{python} cannot import cryptography from {folder}, which --encrypt needs",
+        "{python} cannot import cryptography from {folder}, which `--encrypt` needs",
         "{python} -m pip install cryptography",
     )
 
@@ -118,7 +125,7 @@ class FindingCode(Enum):
     OTHER_SIZE = _failure("{program} is another file: {size} bytes, here it has {expected}", _COPY)
     OTHER_CONTENT = _failure("{program} has another content than here (checksum {checksum})", _COPY)
 
-    NO_CORES = _warning("its cores could not be read", "describe the hosts: --machine")
+    NO_CORES = _warning("its cores could not be read", "describe the hosts: `--machine`")
     OTHER_MACHINE = _warning("{differences}, as {others}", "leave the host out, or see: ddlrun show placement")
     OTHER_DRIVER = _failure("NVIDIA driver {version}, {others} {expected}", "install the same driver on all hosts")
 
@@ -149,7 +156,7 @@ class FindingCode(Enum):
         "make it writable, or name another folder there: TMPDIR",
     )
     LITTLE_DISK_FOR_RUN = _warning(
-        "this machine has {free} free for the run folder {folder}", "empty it, or name another with --run-dir"
+        "this machine has {free} free for the run folder {folder}", "empty it, or name another with `--run-dir`"
     )
 
     NETWORK = FindingRule(Level.OK, "{summary}")
@@ -157,28 +164,28 @@ class FindingCode(Enum):
     WRONG_NETWORK = _failure("{problem}")
     TWO_ADDRESSES = _warning(
         "{interface} has several addresses ({addresses}), with which Open MPI 4.1 blocks indefinitely over TCP",
-        "remove all but one, use Open MPI 5, or choose another network: --network",
+        "remove all but one, use Open MPI 5, or choose another network: `--network`",
     )
 
-    TCP_SKIPPED = _warning("not tried", "give it more time: --start-timeout")
+    TCP_SKIPPED = _warning("not tried", "give it more time: `--start-timeout`")
     TCP_WITHOUT_PYTHON = _warning("not tried, as there is no Python")
     TCP_WITHOUT_ANSWER = _warning("not tried, as no answer came")
     TCP_MISSED = _warning(
         "not tried with {peers}, as they did not run at the same time: a machine is too busy",
-        "give it more time: --start-timeout",
+        "give it more time: `--start-timeout`",
     )
     TCP_NO_PORT = _failure("cannot listen{network}: its address is gone or its ports are in use")
     TCP_FAILED = _failure(
         "cannot connect to {peers}{network}: {error}",
-        "open TCP ports 1024-65535 between the hosts (firewall, security group), or choose another network: --network",
+        _OPEN_PORTS,
     )
     TCP_FAILED_ONE_WAY = _failure(
         "cannot connect to {peers}{network}: {error} (the other direction works)",
-        "open TCP ports 1024-65535 between the hosts (firewall, security group), or choose another network: --network",
+        _OPEN_PORTS,
     )
     TCP_FAILED_PARTLY_ONE_WAY = _failure(
         "cannot connect to {peers}{network}: {error} (the other direction works from {reachable})",
-        "open TCP ports 1024-65535 between the hosts (firewall, security group), or choose another network: --network",
+        _OPEN_PORTS,
     )
 
 
@@ -201,12 +208,20 @@ class PreflightFinding(NamedTuple):
     @property
     def message(self) -> str:
         """The problem, or "ok"."""
-        return self.code.value.message.format_map({**self.values, "host": self.host})
+        return spell_options(self._fill_in(self.code.value.message))
 
     @property
     def remedy(self) -> str:
         """How to correct it; empty if the check passed."""
-        return self.code.value.remedy.format_map({**self.values, "host": self.host})
+        return spell_options(self._fill_in(self.code.value.remedy))
+
+    @property
+    def problem(self) -> str:
+        """The message and the remedy, as an error has them."""
+        return "; ".join(filter(None, map(self._fill_in, (self.code.value.message, self.code.value.remedy))))
+
+    def _fill_in(self, text: str) -> str:
+        return text.format_map({**self.values, "host": self.host})
 
 
 def group_findings(findings: Iterable[PreflightFinding]) -> list[list[PreflightFinding]]:
@@ -226,5 +241,4 @@ def render_lines(findings: Iterable[PreflightFinding]) -> list[str]:
 def _render_line(group: list[PreflightFinding]) -> str:
     hosts = list(dict.fromkeys(finding.host for finding in group))
     noun = "host" if len(hosts) == 1 else "hosts"
-    texts = filter(None, (group[0].message, group[0].remedy))
-    return f"{noun} {fold(hosts)}: {'; '.join(texts)}"
+    return f"{noun} {fold(hosts)}: {group[0].problem}"

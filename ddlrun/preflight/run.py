@@ -87,7 +87,7 @@ class PreflightReport(NamedTuple):
         """Return each host's machine. Raises UnreachableError if one could not be read."""
         unknown = [host for host, facts in self.facts.items() if facts.machine is None]
         if unknown:
-            raise UnreachableError(f"host {fold(unknown)}: its cores could not be read; give --machine")
+            raise UnreachableError(f"host {fold(unknown)}: its cores could not be read; give `--machine`")
         return {host: facts.machine for host, facts in self.facts.items() if facts.machine}
 
     def raise_failures(self) -> None:
@@ -219,7 +219,7 @@ def _choose_network(
         known = {ip for own in facts.values() for name in own.names.keys() & facts.keys() for ip in own.names[name]}
         network = choose_network(addresses, request.network, request.interfaces, known)
     except PreflightError as error:
-        values = {"problem": str(error)}
+        values = {"problem": "\n".join(error.problems)}
         return None, [PreflightFinding(next(iter(facts)), "network", FindingCode.WRONG_NETWORK, values)]
     if "network" not in request.only:
         return network, []

@@ -44,9 +44,9 @@ class SshProblem(Enum):
     KEY_REJECTED = SshRule(
         r"Permission denied|Too many authentication failures",
         "{line}",
-        "ssh-copy-id {options}{host} (or name the key: -i FILE; a key with a passphrase needs ssh-agent)",
+        "ssh-copy-id {options}{host} (or name the key: `-i` FILE; a key with a passphrase needs ssh-agent)",
     )
-    REFUSED = SshRule(r"Connection refused", "{line}", f"{_TRY} (start sshd there, or name its port: -p)")
+    REFUSED = SshRule(r"Connection refused", "{line}", f"{_TRY} (start sshd there, or name its port: `-p`)")
     NO_ROUTE = SshRule(r"No route to host|Network is unreachable", "{line}", f"{_TRY} (is it up, and on your network?)")
     TIMED_OUT = SshRule(r"timed? ?out", "{line}", f"{_TRY} (is it up, does a firewall drop port {{port}}?)")
     CLOSED = SshRule(

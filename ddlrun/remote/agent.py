@@ -166,7 +166,7 @@ def choose_launcher(
 def _check_request(request: str, job: Allocation | None, hosts: HostList, agent: Sequence[str]) -> None:
     """Raise InputError if a requested launcher does not work for these hosts."""
     if request == "agent" and not agent:
-        raise InputError(f"--launcher agent: {AGENTS[0]}, which names it, is not set")
+        raise InputError(f"`--launcher` agent: {AGENTS[0]}, which names it, is not set")
     owner = OWNERS.get(request)
     if owner is None:
         return
@@ -177,7 +177,7 @@ def _check_request(request: str, job: Allocation | None, hosts: HostList, agent:
         problem = f"{fold(foreign)} is not in {job.title}"
     else:
         return
-    raise InputError(f"--launcher {request}: {problem}, so nothing can be started there by {request}; use ssh")
+    raise InputError(f"`--launcher` {request}: {problem}, so nothing can be started there by {request}; use ssh")
 
 
 def _why_ssh(job: Allocation | None, *, foreign: bool) -> str:

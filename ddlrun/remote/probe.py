@@ -94,7 +94,7 @@ class PendingProbe:
             name: describe_failure(replies[name]) for name in self._names if "ddlrun:end" not in replies[name].out
         }
         if failed:
-            raise UnreachableError(*render_failures(failed, self._reach.ssh, " (or describe the hosts: --machine)"))
+            raise UnreachableError(*render_failures(failed, self._reach.ssh, " (or describe the hosts: `--machine`)"))
         return _parse_machines({name: replies[name].out.strip() for name in self._names})
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddlrun.environment.frameworks import OWN
 from ddlrun.environment.secrets import redact
+from ddlrun.errors import spell_options
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement
@@ -129,7 +130,7 @@ def _groups_of_hosts(topology: JobTopology, hosts: HostList) -> list[tuple[Host,
 def _shape_reason(settings: Settings) -> str:
     if settings.job.topology.topology is not None:
         return "--topology"
-    return settings.job.shape_options or shape_reason(settings.hosts.hosts)
+    return spell_options(settings.job.shape_options) or shape_reason(settings.hosts.hosts)
 
 
 def show_hosts(placement: Placement, settings: Settings) -> View:

@@ -37,7 +37,7 @@ def rank_sources(folder: str, ranks: Iterable[int]) -> list[Source]:
         raise InputError(f"rank {wanted[-1]}: the run has {counted(count, 'rank')}, numbered from 0")
     files = RunDir(folder)
     if os.path.exists(files.stdout) and not os.path.isdir(files.rank_logs):
-        raise InputError(f"run folder {folder}: it has no logs of single ranks, as of --no-rank-logs")
+        raise InputError(f"run folder {folder}: it has no logs of single ranks, as of `--no-rank-logs`")
     return [Source(rank_log(folder, rank, count), 0) for rank in wanted]
 
 

@@ -89,16 +89,16 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     """
     files = plan.run_dir
     if os.path.exists(files.plan):
-        raise InputError(f"run folder {files.path} holds an earlier run; name another with --run-dir")
+        raise InputError(f"run folder {files.path} holds an earlier run; name another with `--run-dir`")
     written = (files.rankfile, files.hostfile, files.command, files.environment, files.check)
     others = [os.path.basename(path) for path in written if os.path.lexists(path)]
     if others:
         problem = f"it has {', '.join(others)}, which a run would overwrite"
-        raise InputError(f"run folder {files.path}: {problem}; name another with --run-dir")
+        raise InputError(f"run folder {files.path}: {problem}; name another with `--run-dir`")
     if _has_files_here(files.path):
         raise InputError(
             f"run folder {files.path}: it holds the current folder, and the run would add its files to yours; name a "
-            "new one, such as --run-dir ./run"
+            "new one, such as `--run-dir` ./run"
         )
     topology = plan.placement.topology
     hosts = (
@@ -116,7 +116,7 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
         write_private(files.plan, [json.dumps({**plan.as_dict(), "written": time.time()}), "\n"])
     except OSError as error:
         remedy = "remove the folders of old runs: ddlrun clean --keep-runs 10, or " if error.errno in DISK_FULL else ""
-        raise InputError(f"run folder {files.path}: {error.strerror}; {remedy}name another with --run-dir") from error
+        raise InputError(f"run folder {files.path}: {error.strerror}; {remedy}name another with `--run-dir`") from error
 
 
 def _has_files_here(folder: str) -> bool:
@@ -149,7 +149,7 @@ def make_output_folder(watch: SupervisionOptions) -> None:
         if folder is not None:
             os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--output-filename {folder}: {error.strerror}; name another folder") from error
+        raise InputError(f"`--output-filename` {folder}: {error.strerror}; name another folder") from error
 
 
 def write_report(plan: Plan, report: str) -> None:

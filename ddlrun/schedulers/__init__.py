@@ -13,7 +13,7 @@ from ddlrun.plugins import load_plugins
 # The entry points of plug-ins; each is a SchedulerReader.
 GROUP = "ddlrun.schedulers"
 # Remedy of every error about a job whose hosts cannot be read.
-NAME_HOSTS = "name the hosts with -H, or ignore the scheduler with --scheduler none"
+NAME_HOSTS = "name the hosts with `-H`, or ignore the scheduler with `--scheduler` none"
 
 
 class SchedulerContext(NamedTuple):
@@ -153,7 +153,7 @@ def read_allocation(context: SchedulerContext, scheduler: str = "auto") -> Alloc
 def _raise_no_job(name: str, reader: SchedulerReader) -> NoReturn:
     variables = " or ".join(", ".join(names) for names in reader.job_variables)
     raise InputError(
-        f"--scheduler {name}: not inside a job of {reader.title} ({variables} is not set); leave the option out"
+        f"`--scheduler` {name}: not inside a job of {reader.title} ({variables} is not set); leave the option out"
     )
 
 

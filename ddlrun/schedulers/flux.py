@@ -31,7 +31,7 @@ def read(context: SchedulerContext) -> Allocation:
     if expected and expected != str(sum(brokers.values())):
         raise InputError(
             f"{source}: {sum(brokers.values())} hosts ({hosts}), but FLUX_JOB_NNODES is {expected}; name the hosts "
-            "with -H"
+            "with `-H`"
         )
     several = [name for name, count in brokers.items() if count > 1]
     note = f"Flux runs several brokers on {fold(several)}: each counts as one host"

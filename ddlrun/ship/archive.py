@@ -97,11 +97,11 @@ def _file_blocks(entry: Entry) -> Iterator[bytes]:
             while left:
                 block = file.read(min(left, BLOCK))
                 if not block:
-                    raise PreflightError(f"--ship: {entry.source} became shorter while it was read; start again")
+                    raise PreflightError(f"`--ship`: {entry.source} became shorter while it was read; start again")
                 left -= len(block)
                 yield block
     except OSError as error:
-        raise InputError(f"--ship: {entry.source}: {error.strerror}") from error
+        raise InputError(f"`--ship`: {entry.source}: {error.strerror}") from error
 
 
 def _hash(entries: Sequence[Entry]) -> str:

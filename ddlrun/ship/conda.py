@@ -29,9 +29,9 @@ def _records(folder: str) -> Iterator[dict[str, Any]]:
             with open(path, encoding="utf-8") as file:
                 record = json.load(file)
         except (OSError, ValueError) as error:
-            raise InputError(f"--ship env: {path}: {error}; reinstall the package") from error
+            raise InputError(f"`--ship` env: {path}: {error}; reinstall the package") from error
         if not isinstance(record, dict) or (record.get("files") and not record.get("paths_data")):
-            raise InputError(f"--ship env: {path} does not list prefixes; reinstall the package with a recent conda")
+            raise InputError(f"`--ship` env: {path} does not list prefixes; reinstall the package with a recent conda")
         yield record
 
 
@@ -59,6 +59,6 @@ def check_prefixes(entries: tuple[Entry, ...], folder: str, digest: str) -> None
         length = len(os.fsencode(place))
         if length > entry.prefix.longest:
             raise InputError(
-                f"--ship env: {entry.path} has room for a path of {entry.prefix.longest} bytes, and the environment's "
-                f"path on the hosts would have {length}: {place}; name a shorter folder: --ship-dir"
+                f"`--ship` env: {entry.path} has room for a path of {entry.prefix.longest} bytes, and the "
+                f"environment's path on the hosts would have {length}: {place}; name a shorter folder: `--ship-dir`"
             )

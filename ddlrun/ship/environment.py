@@ -33,7 +33,7 @@ def find_environment(python: str) -> str:
     if os.path.isfile(f"{folder}/{ENVIRONMENT_MARK}") or is_conda(folder):
         return folder
     raise InputError(
-        f"--ship env: {python} is of no environment that can travel; start ddlrun in one (python -m venv, uv venv, "
+        f"`--ship` env: {python} is of no environment that can travel; start ddlrun in one (python -m venv, uv venv, "
         "conda create), name a lock file (env=FILE), or leave out env"
     )
 

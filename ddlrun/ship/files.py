@@ -70,8 +70,8 @@ def list_code(folder: str) -> list[str]:
                 break
     if len(paths) > MOST_CODE_FILES:
         raise InputError(
-            f"--ship code: {folder} has more than {MOST_CODE_FILES} files; put the script into a folder of its own, or "
-            "name what travels: --ship PATH,..."
+            f"`--ship` code: {folder} has more than {MOST_CODE_FILES} files; put the script into a folder of its own, "
+            "or name what travels: `--ship` PATH,..."
         )
     return paths
 
@@ -109,7 +109,7 @@ def _walk(folder: str, skip: Callable[[str], bool]) -> Iterator[str]:
     except FileNotFoundError:  # it has just been removed
         return
     except OSError as error:
-        raise InputError(f"--ship: {folder}: {error.strerror}") from error
+        raise InputError(f"`--ship`: {folder}: {error.strerror}") from error
     if not entries:
         yield folder
     for entry in entries:
@@ -148,9 +148,9 @@ def _read_entry(path: str, root: str, *, keep_times: bool, writable: bool) -> En
         status = os.stat(path) if path == root else os.lstat(path)  # a source that is a link travels as its target
         target = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
         if stat.S_ISREG(status.st_mode) and not os.access(path, os.R_OK):
-            raise InputError(f"--ship: {path}: Permission denied")
+            raise InputError(f"`--ship`: {path}: Permission denied")
     except OSError as error:
-        raise InputError(f"--ship: {path}: {error.strerror}") from error
+        raise InputError(f"`--ship`: {path}: {error.strerror}") from error
     kinds = {stat.S_IFDIR: FOLDER, stat.S_IFREG: FILE, stat.S_IFLNK: LINK}
     kind = kinds.get(stat.S_IFMT(status.st_mode), "")
     mode = stat.S_IMODE(status.st_mode)

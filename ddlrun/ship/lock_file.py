@@ -54,9 +54,9 @@ def read_lock(path: str) -> LockFile:
         else:
             _check_exact(parts[-1], path)
     except OSError as error:
-        raise InputError(f"--ship env: {error.filename}: {error.strerror}") from error
+        raise InputError(f"`--ship` env: {error.filename}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"--ship env={path}: byte {error.start} is not UTF-8; it is no lock file") from error
+        raise InputError(f"`--ship` env={path}: byte {error.start} is not UTF-8; it is no lock file") from error
     return LockFile(path, os.path.realpath(sys.executable), hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
 
 
@@ -68,7 +68,7 @@ def _check_exact(text: str, path: str) -> None:
     if loose is not None or not requirements:
         what = f"line {loose[0]}, {loose[1].strip()!r}, has no exact version" if loose else "it has no requirements"
         raise InputError(
-            f"--ship env={path}: {what}; name a uv.lock, or the output of uv pip compile, pip-compile or pip freeze"
+            f"`--ship` env={path}: {what}; name a uv.lock, or the output of uv pip compile, pip-compile or pip freeze"
         )
 
 
@@ -99,7 +99,7 @@ def make_environment(lock: LockFile, cache: str, report: Callable[[str], None]) 
                 _remove_unused(cache)
             os.utime(state.fileno())
     except OSError as error:
-        raise InputError(f"--ship env={lock.path}: {error.filename}: {error.strerror}") from error
+        raise InputError(f"`--ship` env={lock.path}: {error.filename}: {error.strerror}") from error
     return folder
 
 
@@ -108,7 +108,7 @@ def _install(lock: LockFile, folder: str, report: Callable[[str], None]) -> None
         done = start_command(argv, timeout=INSTALL_SECONDS)()
         if done.code != 0:
             report(f"{done.out}{done.err}".strip())
-            raise InputError(f"--ship env={lock.path}: {os.path.basename(argv[-1])} was not installed; see above")
+            raise InputError(f"`--ship` env={lock.path}: {os.path.basename(argv[-1])} was not installed; see above")
 
 
 def _installers(lock: LockFile, folder: str) -> Iterator[Sequence[str]]:
@@ -117,7 +117,7 @@ def _installers(lock: LockFile, folder: str) -> Iterator[Sequence[str]]:
     uv = beside if os.access(beside, os.X_OK) else shutil.which("uv")
     if lock.of_uv:
         if uv is None:
-            raise InputError(f"--ship env={lock.path}: this needs uv, which is not on PATH: pip install uv")
+            raise InputError(f"`--ship` env={lock.path}: this needs uv, which is not on PATH: pip install uv")
         target = f"UV_PROJECT_ENVIRONMENT={folder}"
         yield ["env", target, uv, "sync", "--frozen", "--python", lock.python, "--project", os.path.dirname(lock.path)]
     elif uv is not None:
@@ -127,7 +127,7 @@ def _installers(lock: LockFile, folder: str) -> Iterator[Sequence[str]]:
         yield [lock.python, "-m", "venv", "--without-pip", folder]
         yield [sys.executable, "-m", "pip", "--python", f"{folder}/bin/python", "install", "--no-deps", "-r", lock.path]
     else:
-        raise InputError(f"--ship env={lock.path}: this needs uv or pip, neither of which is installed here")
+        raise InputError(f"`--ship` env={lock.path}: this needs uv or pip, neither of which is installed here")
 
 
 def _remove_unused(cache: str) -> None:

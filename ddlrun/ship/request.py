@@ -107,7 +107,7 @@ def arrange_sources(sources: Iterable[ShipSource]) -> tuple[ShipSource, ...]:
     for source in distinct:
         above = [other for other in whole if other is not source and is_inside(source.path, other.path)]
         if above and source.kind is SourceKind.ENVIRONMENT:
-            raise InputError(f"--ship: {above[0].path} contains the environment {source.path}; name other paths")
+            raise InputError(f"`--ship`: {above[0].path} contains the environment {source.path}; name other paths")
         if not above:
             arranged.append(source)
     return tuple(sorted(arranged, key=lambda source: (order.index(source.kind), source.path)))
@@ -123,7 +123,7 @@ def parse_ship(text: str) -> tuple[bool, bool, tuple[str, ...]]:
     """
     words = text.split(",")
     if not all(words):
-        raise InputError(f"--ship {text!r}: an element is empty; write code, env or paths, such as code,data")
+        raise InputError(f"`--ship` {text!r}: an element is empty; write code, env or paths, such as code,data")
     paths = tuple(os.path.normpath(word) for word in words if word not in (CODE_WORD, ENVIRONMENT_WORD))
     return CODE_WORD in words, ENVIRONMENT_WORD in words, paths
 
@@ -139,7 +139,7 @@ def parse_fetch(text: str, folder: str) -> tuple[str, ...]:
         path = os.path.normpath(os.path.join(folder, word))
         if not word or not is_inside(path, folder):
             raise InputError(
-                f"--fetch {text!r}: {word or 'an empty element'!r} is not a path in the current folder, where ranks "
+                f"`--fetch` {text!r}: {word or 'an empty element'!r} is not a path in the current folder, where ranks "
                 "start; write paths such as out, or . for all files"
             )
         paths.append(os.path.relpath(path, folder))

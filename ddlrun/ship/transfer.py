@@ -96,13 +96,14 @@ def judge(greetings: Mapping[str, HostState], plan: TransferPlan, run: ShippedRu
     problems = []
     for host, greeting in greetings.items():
         if greeting.error:
-            problems.append(f"host {host}: --ship: {greeting.error}")
+            problems.append(f"host {host}: `--ship`: {greeting.error}")
             continue
         needed = sum(archive.space for archive in plan.archives if archive.digest in greeting.missing)
         if needed > greeting.free:
             problems.append(
                 f"host {host}: {run.request.folder} has {render_size(greeting.free)} free, and the files need "
-                f"{render_size(needed)}; name another folder: --ship-dir, or remove files: ddlrun clean --shipped-days"
+                f"{render_size(needed)}; name another folder: `--ship-dir`, or remove files: ddlrun clean "
+                "--shipped-days"
             )
         if run.request.environment is not None:
             problems += _judge_python(host, greeting, run.interpreter)
@@ -123,7 +124,7 @@ def _judge_python(host: str, greeting: HostState, interpreter: Interpreter | Non
         remedy = "compiled packages may not load there; make the environment on that host"
     else:
         return []
-    return [f"host {host}: --ship env: {problem}; {remedy}"]
+    return [f"host {host}: `--ship` env: {problem}; {remedy}"]
 
 
 def _render(version: tuple[int, ...]) -> str:
@@ -151,7 +152,7 @@ def raise_failures(failures: Mapping[str, str], greeted: Mapping[str, object]) -
     for host, reason in (silent or failures).items():
         alike.setdefault(reason, []).append(host)
     if alike:
-        raise UnreachableError(*(f"host {fold(hosts)}: --ship: {reason}" for reason, hosts in alike.items()))
+        raise UnreachableError(*(f"host {fold(hosts)}: `--ship`: {reason}" for reason, hosts in alike.items()))
 
 
 def render_size(size: int) -> str:

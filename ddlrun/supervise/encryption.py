@@ -20,7 +20,7 @@ def find_cryptography() -> str:
         load_suite()
     except ImportError as error:
         raise PreflightError(
-            f"--encrypt: {sys.executable} cannot import cryptography ({error}); "
+            f"`--encrypt`: {sys.executable} cannot import cryptography ({error}); "
             f"{sys.executable} -m pip install cryptography"
         ) from error
     return os.path.dirname(os.path.dirname(os.path.abspath(str(sys.modules["cryptography"].__file__))))

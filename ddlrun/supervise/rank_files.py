@@ -39,7 +39,7 @@ class RankFiles:
     def start(self, rank: int) -> None:
         """Create a rank's files of --output-filename."""
         if self._folder is not None:
-            self._make_folder(os.path.dirname(self._path(rank, 0)), "--output-filename")
+            self._make_folder(os.path.dirname(self._path(rank, 0)), "`--output-filename`")
             for stream in range(len(STREAMS)):
                 self._use(self._path(rank, stream)).write(b"")
 

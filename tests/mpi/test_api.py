@@ -81,7 +81,11 @@ def test_the_traceback_of_a_cell_shows_its_lines(tmp_path: Path) -> None:
             "no such option foo_bar; options of the script stand after its name; see ddlrun launch --help",
         ),
         ({"np": 3, "topology": "2x1"}, "topology 2x1x1 means 2 ranks, but np 3 means 3"),
+        ({"hots": "h1"}, "no such option hots (did you mean hosts?)"),
         ({"np": 1, "tag_output": "x"}, "Option 'tag_output=True' does not take a value"),
+        ({"num_proc": 0}, "num_proc: '0' is not a whole number of at least 1"),
+        ({"fetch": "out"}, "fetch has no effect without ship; add ship code"),
+        ({"np": 999, "framework": "mpi", "tag_output": False}, "overload=True"),
     ],
     ids=str,
 )
@@ -90,7 +94,7 @@ def test_an_error_is_raised_in_words_of_python_and_not_printed(
 ) -> None:
     with pytest.raises(ddlrun.DdlrunError) as raised:
         ddlrun.launch("true", **options)
-    assert str(raised.value).startswith(problem)
+    assert problem in str(raised.value)
     assert capsys.readouterr().err == ""
 
 

@@ -20,7 +20,7 @@ from ddlrun.cli.option_names import SYNONYMS
 from ddlrun.cli.option_notes import find_misplaced
 from ddlrun.cli.options import Option
 from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, WholeNumber
-from ddlrun.errors import DdlrunError
+from ddlrun.errors import DdlrunError, spell_options
 from docs.reference.tables import DOCS, read_table
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]
@@ -31,9 +31,9 @@ def answer(*words: str) -> str:
     try:
         group.main(list(words), prog_name="ddlrun", standalone_mode=False)
     except click.ClickException as error:
-        return error.format_message()
+        return spell_options(error.format_message())
     except DdlrunError as error:
-        return "\n".join(error.problems)
+        return str(error)
     raise AssertionError(words)
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ddlrun.cli.argv import options_by_name
+from ddlrun.cli.launch import command as launch
+
 PACKAGE = Path(__file__).parents[2] / "ddlrun"
 TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -18,7 +21,7 @@ VAGUE = re.compile(r"(Say|Tell|Return (what|whether|which|why|how|who|where))\b"
 NO_NAMES = {"one", "found", "said", "told", "asked"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # What runs on hosts, beside each rank, pays for its start once per rank.
-ON_HOSTS = ("__init__.py", "agent/", "ddl/tcp/", "rank/", "ranges.py", "ship/host/", "unauthenticated.py")
+ON_HOSTS = ("__init__.py", "agent/", "ddl/tcp/", "errors.py", "rank/", "ranges.py", "ship/host/", "unauthenticated.py")
 ABOVE_HOSTS = [name for path in TREES if not (name := str(path.relative_to(PACKAGE))).startswith(ON_HOSTS)]
 # Imports that are no ordinary ones at the top, at most, and what each says: the time that it would cost there.
 MOST_LATE = 60
@@ -66,3 +69,18 @@ def test_late_imports_above_hosts_are_few_and_give_their_cost() -> None:
     reasons = [line.partition("PLC0415")[2] for line in lines if "# noqa: PLC0415" in line]
     assert [reason for reason in reasons if not LATE.match(reason)] == []
     assert len(reasons) <= MOST_LATE
+
+
+def test_errors_name_options_of_launch_in_backticks() -> None:
+    names = {name for name in options_by_name(launch.params) if name.startswith("--")}
+    raised = [node for path, tree in TREES.items() for node in raises(path, tree)]
+    texts = [
+        n.value for node in raised for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    ]
+    assert [text for text in texts if names.intersection(re.findall(r"(?<![`\w-])--[a-z][a-z-]*", text))] == []
+
+
+def raises(path: Path, tree: ast.Module) -> list[ast.Raise]:
+    """Return the statements that raise an error in a module that runs in a launch."""
+    in_launch = path.relative_to(PACKAGE).parts[0] not in {"agent", "cli", "ddl", "measure", "monitor", "rank"}
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Raise)] if in_launch else []

@@ -137,9 +137,9 @@ class OpenMpi(ProcessManager):
     def find_obstacle(self, machine: Machine) -> str | None:
         """Return the reason why it cannot count the cores of a machine, and the remedy; None: it can."""
         if machine.cores_uncounted:
-            return f"{MachineNoteCode.CORES_UNCOUNTED.value}; take --process-manager ddlrun"
+            return f"{MachineNoteCode.CORES_UNCOUNTED.value}; take `--process-manager` ddlrun"
         if machine.cores_are_threads and self.needs_cores:
-            return f"{MachineNoteCode.CORES_ARE_THREADS.value}; take Open MPI 4.1 (--mpirun)"
+            return f"{MachineNoteCode.CORES_ARE_THREADS.value}; take Open MPI 4.1 (`--mpirun`)"
         return None
 
     def binds_ranks(self, *, spawns: bool) -> bool:

@@ -111,4 +111,6 @@ def parse_program(text: str, path: str, reason: str) -> OpenMpi:
         raise PreflightError(f"{path} is Open MPI {version}; ddlrun needs 4.x or 5.x: {REMEDY}")
     names = {"IBM Spectrum MPI": "Spectrum MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH", "MPICH": "MPICH"}
     other = next((name for sign, name in names.items() if sign in text), "not an MPI that ddlrun knows")
-    raise PreflightError(f"{path} is {other}, which takes no Open MPI rank file; {REMEDY}, or name one: --mpirun PATH")
+    raise PreflightError(
+        f"{path} is {other}, which takes no Open MPI rank file; {REMEDY}, or name one: `--mpirun` PATH"
+    )
