@@ -3,7 +3,7 @@
 The stages of a launch, each with the value that it returns:
 
     read_settings    Settings    what was asked for; here the options end
-    check_settings   Attempt     mpirun is asked for its version meanwhile
+    check_settings   Attempt     the process manager is asked for its version meanwhile
     start_probe      Attempt     this machine is probed meanwhile
     survey_hosts     Surveyed    machines, network, software
     place_ranks      Placed      host, cores and GPU of every rank

@@ -183,7 +183,7 @@ def reach(
     """Return the target of probes: this host directly, others by the launcher, within a time limit in seconds.
 
     Scripts that wait for each other must run `all_at_once`, however many hosts there are. `variables` are the user's
-    for the ranks. GPUs that are chosen by number here are chosen on the hosts too, as mpirun passes the variable on,
+    for the ranks. GPUs that are chosen by number here are chosen on the hosts too, as the variable is passed on,
     except where Slurm chooses them for each host.
     """
     own_name = os.uname().nodename

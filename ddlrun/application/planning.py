@@ -78,7 +78,7 @@ class Planned(NamedTuple):
 
 
 def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
-    """Check everything that can be checked before any host is queried, while mpirun is asked for its version.
+    """Check everything that can be checked before any host is queried, while a manager is asked for its version.
 
     Raises InputError, PlacementError or PreflightError.
     """
@@ -149,13 +149,15 @@ def start_probe(attempt: Attempt) -> Attempt:
 
 def survey_machines(settings: Settings, manager: PendingManager, probe: PendingProbe | None = None) -> Survey:
     """Return the survey of hosts that need no check: each is this machine, or described."""
-    machines = probe.result() if probe is not None else read_machine_source(settings)  # while mpirun prints its version
+    machines = (
+        probe.result() if probe is not None else read_machine_source(settings)
+    )  # while the process manager prints its version
     installation = inspect_installation(settings, manager.result())
     return Survey(count_as(installation.manager, machines), installation, dict(os.environ))
 
 
 def count_as(manager: ProcessManager, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
-    """Return the machines of hosts with cores numbered as mpirun's hwloc numbers them."""
+    """Return the machines of hosts with cores numbered as the process manager's hwloc numbers them."""
     if not any(machine.openmpi4_cores for machine in machines.values()):
         return machines
     return count_cores(machines, hwloc_2_0=manager.counts_by_hwloc_2_0())

@@ -16,7 +16,7 @@ INTERACTIVE = r"i?python[0-9.]*|ipdb3?|bash|dash|fish|ksh|sh|zsh|julia|R"
 
 
 def read_input(options: Mapping[str, Any], program: tuple[str, ...]) -> RankInput | None:
-    """Return the rank whose standard input is ddlrun's by an option; None: rank 0's, as mpirun passes it on.
+    """Return the rank whose standard input is ddlrun's by an option; None: rank 0's, as it is passed on.
 
     Raises InputError where two options name different ranks.
     """

@@ -31,7 +31,7 @@ class RejectedSubnet(NamedTuple):
 class Network(NamedTuple):
     """The network that a job uses; without subnets the choice is left to MPI.
 
-    `interfaces` and `addresses` are those of each host there; `requested`: the user named it; `daemons`: mpirun's own
+    `interfaces` and `addresses` are those of each host there; `requested`: the user named it; `daemons`: ddlrun's own
     host is on it too, so that its daemons can use it; `own_names_mislead`: a host resolves its own name to a loopback
     address, where Gloo would listen.
     """

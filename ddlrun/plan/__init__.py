@@ -24,14 +24,14 @@ if TYPE_CHECKING:  # for the annotations alone
         PlanRecord,
     )
 
-# The program that mpirun starts for each rank.
+# The program that the process manager starts for each rank.
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "start.py")
 # The variable with the path that rank 0's keeper opens as standard input.
 STDIN = "DDLRUN_STDIN"
 
 
 def pack_word(word: str) -> str:
-    """Return a word of the program's as mpirun can take it: a lone colon would separate two programs."""
+    """Return a word of the program's as the process manager can take it: a lone colon would separate two programs."""
     return f":{word}" if word and not word.strip(":") else word
 
 
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     unsupervised: tuple[tuple[str, str], ...]
     """Variables that are ddlrun's to set while it supervises the job, with their values when it does not."""
     removed: tuple[str, ...]
-    """Variables that are taken out of mpirun's environment."""
+    """Variables that are taken out of the process manager's environment."""
     exports: tuple[str, ...]
     """Names of the variables that ranks get."""
     run_dir: RunDir
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
     network: str
     """The network that the hosts use, and why."""
     launcher: str
-    """What starts mpirun's daemons, and why."""
+    """What starts the process manager's daemons, and why."""
     local_hosts: frozenset[str]
     """Names of hosts that mean this machine."""
     own_address: str | None

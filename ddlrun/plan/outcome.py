@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
     lost_ranks: tuple[str, ...] = ()
     """Ranks whose end was not observed."""
     manager_output: str = ""
-    """The output of mpirun, if the run failed."""
+    """The output of the process manager, if the run failed."""
     until_end: float = 0.0
     """Seconds until the job began to end."""
     requested: bool = False

@@ -182,7 +182,7 @@ class _Exports(NamedTuple):
 
 
 def _exports(job: PlacedJob, variables: Mapping[str, str]) -> _Exports:
-    """Return the names in mpirun's environment that are passed on to ranks, and those that are removed from it.
+    """Return the names in the environment that are passed on to ranks, and those that are removed from it.
 
     `variables` are those that ddlrun sets.
     """

@@ -10,12 +10,12 @@ class RunDir(NamedTuple):
 
     @property
     def rankfile(self) -> str:
-        """The place of every rank, as mpirun reads it."""
+        """The place of every rank, as the process manager reads it."""
         return f"{self.path}/rankfile"
 
     @property
     def hostfile(self) -> str:
-        """The hosts with their slots, as mpirun reads it."""
+        """The hosts with their slots, as the process manager reads it."""
         return f"{self.path}/hostfile"
 
     @property
@@ -45,7 +45,7 @@ class RunDir(NamedTuple):
 
     @property
     def stderr(self) -> str:
-        """The standard error of the ranks and of mpirun."""
+        """The standard error of the ranks and of the process manager."""
         return f"{self.path}/stderr.log"
 
     @property
@@ -55,7 +55,7 @@ class RunDir(NamedTuple):
 
     @property
     def manager_log(self) -> str:
-        """The output of mpirun itself."""
+        """The output of the process manager itself."""
         return f"{self.path}/mpirun.log"
 
     @property

@@ -125,7 +125,7 @@ class EnvironmentOptions(NamedTuple):
 
 
 class MpiOptions(NamedTuple):
-    """Which mpirun starts the job, and its arguments."""
+    """The process manager that starts the job, and its arguments."""
 
     mpirun: str | None
     args: tuple[str, ...]

@@ -96,7 +96,7 @@ class SupervisionOptions(NamedTuple):
     """Folder of the package cryptography, on all hosts; None: the keepers' connections are not encrypted."""
     style: OutputStyle = OutputStyle()
     input: RankInput | None = None
-    """None: rank 0 has standard input, as mpirun passes it on."""
+    """None: rank 0 has standard input, as the process manager passes it on."""
     status_line: bool = False
     colour: bool = False
     on_stall: "Callable[[HangVerdictRecord], None] | None" = None

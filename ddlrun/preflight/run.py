@@ -113,7 +113,7 @@ def preflight(hosts: HostList, request: PreflightRequest, reach: Callable[[float
     seconds = max(TCP_SECONDS, TCP_PER_FACTS * (time.monotonic() - begin))
     name, address = report.here
     network = report.network
-    if name not in hosts.names and address is not None:  # mpirun runs here, and talks to all
+    if name not in hosts.names and address is not None:  # the process manager runs here, and talks to all
         network = network._replace(addresses={**network.addresses, name: address})
         reached.insert(0, name)
     findings = [

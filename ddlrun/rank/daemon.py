@@ -10,7 +10,7 @@ from ddlrun.rank import protocol
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.open_files import close_files
 from ddlrun.rank.process_stat import STOPPED, read_stat
-from ddlrun.rank.processes import LAUNCHERS, kill_run, list_processes, send_signal
+from ddlrun.rank.processes import LAUNCHERS, kill_run, list_processes, plain_name, send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def end_daemon(pid: int) -> None:
     """End the parent of this process if it is mpirun's daemon, which may miss a cut network for minutes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         stat = read_stat(pid)
-        if os.getppid() != pid or stat is None or stat.name not in LAUNCHERS:
+        if os.getppid() != pid or stat is None or plain_name(stat.name) not in LAUNCHERS:
             return
         os.kill(pid, number)
         time.sleep(1)
@@ -72,7 +72,7 @@ def _first_word(path: str) -> str:
 def is_daemon(pid: int) -> bool:
     """Return True if the parent of this process is mpirun's daemon on a host where ddlrun does not run."""
     stat = read_stat(pid)
-    return os.getppid() == pid and stat is not None and stat.name in DAEMONS
+    return os.getppid() == pid and stat is not None and plain_name(stat.name) in DAEMONS
 
 
 def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> None:
@@ -121,7 +121,7 @@ def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
     except (OSError, AttributeError):
         return None
     stat = read_stat(pid)
-    return Daemon(pid, pidfd, stat.name) if stat is not None and stat.name in names else None
+    return Daemon(pid, pidfd, stat.name) if stat is not None and plain_name(stat.name) in names else None
 
 
 def open_outer_daemon(daemon: Daemon) -> Daemon | None:
@@ -222,7 +222,9 @@ class DaemonWatcher:
     def _kill(self) -> None:
         """Kill the daemon, and its session if it is mpirun, as its ssh would outlive it."""
         pid, name = self._daemon.pid, self._daemon.name
-        session = [] if name in DAEMONS else [other for other in list_processes() if _session_of(other) == pid]
+        session = (
+            [] if plain_name(name) in DAEMONS else [other for other in list_processes() if _session_of(other) == pid]
+        )
         signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGKILL)
         for other in session:
             send_signal(other, signal.SIGKILL)

@@ -13,7 +13,14 @@ BUBBLEWRAP = "bwrap"
 LAUNCHERS = frozenset(
     ("mpirun", "orterun", "orterun_wrapper", "prterun", "orted", "prted", "ssh", "ddlrun-root", "ddlrun-agent")
 )
+# Packages of Open MPI may put this before the name of its daemon.
+PREFIX = "ompi-"
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a process without the prefix of a package."""
+    return name[len(PREFIX) :] if name.startswith(PREFIX) else name  # noqa: FURB188 - Python 3.8
 
 
 def is_exiting(pid: int) -> bool:
@@ -107,7 +114,7 @@ def kill_run(run_id: str) -> None:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 names = [word for word in file.read().split(b"\0") if word.startswith(b"DDLRUN_RUN=")]
             belongs = variable in names if names else _has_mark(pid, run_id)
-            if belongs and run_id and stat.name not in LAUNCHERS and START not in read_command(pid):
+            if belongs and run_id and plain_name(stat.name) not in LAUNCHERS and START not in read_command(pid):
                 os.kill(pid, signal.SIGKILL)
         except OSError:
             continue

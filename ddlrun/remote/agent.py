@@ -1,4 +1,4 @@
-"""The launcher of programs on a job's hosts: ssh, or the scheduler's own command; for our scripts and for mpirun."""
+"""The launcher of programs on a job's hosts: ssh, or the scheduler's own command; for our scripts and for daemons."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""mpirun's session: the processes of a job that the launcher's host runs, and their end."""
+"""The process manager's session: the processes of a job that the launcher's host runs, and their end."""
 
 import os
 import shutil
@@ -13,9 +13,9 @@ OVER = b"x"
 
 @contextmanager
 def guard_session(seconds: float, folder: str) -> Iterator[Callable[[int], None]]:
-    """Keep a process that ends mpirun's session, and removes its folder, if this process is killed.
+    """Keep a process that ends the process manager's session, and removes its folder, if this process is killed.
 
-    The keepers end the ranks within their grace then. PR_SET_PDEATHSIG would make mpirun kill the keepers
+    The keepers end the ranks within their grace then. PR_SET_PDEATHSIG would make the process manager kill the keepers
     at once, and no process would be left to end the ranks' own children.
 
     Args:
@@ -23,7 +23,7 @@ def guard_session(seconds: float, folder: str) -> Iterator[Callable[[int], None]
         folder: The folder of the session's files, which need not exist yet, or ever.
 
     Yields:
-        The function that takes the session, once mpirun was started.
+        The function that takes the session, once the process manager was started.
     """
     watched, alive = os.pipe()
     guard = os.fork()

@@ -1,4 +1,4 @@
-"""Files of ended jobs on hosts: shared memory, and temporary folders of ddlrun and Open MPI."""
+"""Files of ended jobs on hosts: shared memory, and temporary folders of ddlrun and process managers."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,8 +9,8 @@ from ddlrun.remote.processes import FinishedProcess
 from ddlrun.wording import printable
 
 LEFT = "@left "
-# Folders are named after the process to which they belong: mpirun, its daemon, or ddlrun. On a file system that hosts
-# share, it may be a process of another host.
+# Folders are named after the process to which they belong: a process manager, its daemon, or ddlrun. On a file system
+# that hosts share, it may be a process of another host.
 FOLDERS = r"""
 remove_dead() {
   [ -d "$2" ] || return 0

@@ -90,7 +90,7 @@ class OrphanProcess(NamedTuple):
     run: str
     """The run's name."""
     rank: int | None
-    """None: mpirun or one of its daemons."""
+    """None: the process manager or one of its daemons."""
     ddlrun: int | None
     """The process of the run's ddlrun; None on other hosts than ddlrun's."""
     command: str
@@ -157,7 +157,7 @@ def omit_guards(processes: Sequence[OrphanProcess]) -> list[OrphanProcess]:
 def orphans(processes: Iterable[OrphanProcess], over: Container[str] = ()) -> dict[str, list[OrphanProcess]]:
     """Return a host's unsupervised processes by run: those of runs without a keeper or a child of ddlrun there.
 
-    A run has no keepers while mpirun starts them, or when it stays after its ranks; it is no orphan then.
+    A run has no keepers while the process manager starts them, or when it stays after its ranks; it is no orphan then.
 
     Args:
         processes: The processes.

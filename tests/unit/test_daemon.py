@@ -1,14 +1,17 @@
 """The process that ends mpirun's daemon when the job is over, without a job: a socket and another program."""
 
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ddlrun.rank import protocol
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
+from ddlrun.rank.daemon import open_daemon
 
 DEADLINE = 300.0
 WATCHER = """
@@ -80,3 +83,15 @@ def test_a_daemon_that_stays_is_killed(watched: Watched) -> None:
 def test_a_daemon_that_stays_is_killed_without_ddlrun(watched: Watched) -> None:
     watched.launcher.close()
     assert watched.daemon.wait() == -9
+
+
+@pytest.mark.parametrize(("name", "known"), [("orted", True), ("prted", True), ("ompi-prted", True), ("sleep", False)])
+def test_a_daemon_is_known_by_its_name(name: str, known: object, tmp_path: Path) -> None:
+    program = tmp_path / name
+    program.symlink_to(shutil.which("sleep") or "")
+    daemon = subprocess.Popen([program, "3600"])
+    try:
+        assert (open_daemon(daemon.pid) is not None) == known
+    finally:
+        daemon.kill()
+        daemon.wait()
