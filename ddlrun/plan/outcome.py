@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     ends: tuple[RankEnd, ...] = ()
     lost_ranks: tuple[str, ...] = ()
     """Ranks whose end was not observed."""
-    manager_output: str = ""
+    mpirun_output: str = ""
     """The output of the process manager, if the run failed."""
     until_end: float = 0.0
     """Seconds until the job began to end."""

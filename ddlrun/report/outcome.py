@@ -82,7 +82,7 @@ def _last_line(outcome: Outcome, plan: Plan) -> str:
 def _hint(outcome: Outcome) -> str | None:
     root = outcome.root
     if root is None:
-        by_output = None if outcome.reason else find_hint(outcome.manager_output, MPI_HINTS)
+        by_output = None if outcome.reason else find_hint(outcome.mpirun_output, MPI_HINTS)
         return by_output or LIMIT_HINTS.get(outcome.exit_code)
     if TOO_LONG in root.tail:
         return "the arguments, or the environment, are too long for that host: put them into a file, or unset variables"

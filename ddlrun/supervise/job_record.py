@@ -147,7 +147,7 @@ class JobRecord:
             root=root,
             ends=tuple(self.ends[rank] for rank in sorted(self.ends)),
             lost_ranks=tuple(self.lost_ranks),
-            manager_output=manager.output if reason.exit_code else "",
+            mpirun_output=manager.output if reason.exit_code else "",
             until_end=until_end,
             requested=reason.requested,
             lost_hosts=tuple(sorted(self.lost_hosts)),
