@@ -8,6 +8,8 @@ from ddlrun.errors import InputError
 # Prefixes of bytes and bits, in lower case: SI, and IEC with "i".
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SI = ("", "k", "M", "G", "T", "P")
+_IEC = ("", "Ki", "Mi", "Gi", "Ti")
 LONGEST = 10**9
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 
@@ -90,7 +92,16 @@ def render_bytes(size: float) -> str:
     >>> render_bytes(102228128), render_bytes(0)
     ('102 MB', '0 B')
     """
-    return _render(size, "B", ("", "k", "M", "G", "T", "P"))
+    return _render(size, "B", _SI)
+
+
+def render_memory(size: float) -> str:
+    """Render bytes of memory or storage with 3 significant digits and an IEC prefix.
+
+    >>> render_memory(3 << 30), render_memory(1536), render_memory(100)
+    ('3 GiB', '1.5 KiB', '100 B')
+    """
+    return _render(size, "B", _IEC, base=1024)
 
 
 def render_size(size: int) -> str:
@@ -111,7 +122,16 @@ def render_rate(rate: float) -> str:
     >>> render_rate(12.5e9)
     '100 Gbit/s'
     """
-    return _render(rate * 8, "bit/s", ("", "k", "M", "G", "T", "P"))
+    return _render(rate * 8, "bit/s", _SI)
+
+
+def render_byte_rate(rate: float) -> str:
+    """Render bytes per second, of storage or of one reduction.
+
+    >>> render_byte_rate(150e9)
+    '150 GB/s'
+    """
+    return f"{render_bytes(rate)}/s"
 
 
 def render_seconds(seconds: float, digits: int = 3) -> str:
@@ -123,9 +143,33 @@ def render_seconds(seconds: float, digits: int = 3) -> str:
     return _render(seconds * 1e6, "s", ("u", "m", ""), digits) if seconds < 1000 else f"{seconds:,.0f} s"
 
 
-def _render(value: float, unit: str, prefixes: tuple[str, ...], digits: int = 3) -> str:
+def render_clock(seconds: float) -> str:
+    """Render a time as H:MM:SS.
+
+    >>> render_clock(5400)
+    '1:30:00'
+    """
+    minutes, second = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+
+
+def render_duration(seconds: float) -> str:
+    """Render a time in its two largest units.
+
+    >>> render_duration(7.25), render_duration(125), render_duration(7260), render_duration(90000)
+    ('7.2 s', '2m05s', '2h01m', '1d01h')
+    """
+    for unit, part, most in (("m", "s", 3600), ("h", "m", 86400), ("d", "h", math.inf)):
+        if 60 <= seconds < most:
+            whole, rest = divmod(int(seconds), int(SECONDS[unit]))
+            return f"{whole}{unit}{rest // int(SECONDS[part]):02}{part}"
+    return f"{seconds:.1f} s"
+
+
+def _render(value: float, unit: str, prefixes: tuple[str, ...], digits: int = 3, base: int = 1000) -> str:
     for prefix in prefixes[:-1]:
-        if float(f"{value:.{digits}g}") < 1000:
-            return f"{value:.{digits}g} {prefix}{unit}"
-        value /= 1000
+        rounded = float(f"{value:.{digits}g}")
+        if max(value, rounded) < base:
+            return f"{rounded:g} {prefix}{unit}"
+        value /= base
     return f"{value:.{digits}g} {prefixes[-1]}{unit}"

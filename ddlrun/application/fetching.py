@@ -19,8 +19,8 @@ from ddlrun.ship.host.results import is_wanted
 from ddlrun.ship.placing import PlacedFile, Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, Received, receive_results
-from ddlrun.ship.transfer import render_size
 from ddlrun.supervise.launch import own_addresses
+from ddlrun.units import render_memory
 from ddlrun.wording import counted, printable_line
 
 # More files than these are counted, and the first of those are named that did not simply get their names.
@@ -136,7 +136,7 @@ def render_fetched(
     news = [file for file in placed if file.placing is not Placing.SAME]
     many = len(news) > MOST_NAMED
     if many:
-        size = render_size(sum(file.result.size for file in news))
+        size = render_memory(sum(file.result.size for file in news))
         yield f"fetched {counted(len(news), 'file')} ({size}) from {fold(_hosts(news))}"
     unusual = [file for file in news if file.other is not None or file.placing is Placing.REPLACED]
     for file in (unusual if many else news)[:MOST_NAMED]:
@@ -159,7 +159,7 @@ def render_left(left: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 def _render(file: PlacedFile, ranks: Mapping[str, Sequence[int]], same: Sequence[str]) -> str:
     """Render the line of a file."""
-    host, size = file.result.host, render_size(file.result.size)
+    host, size = file.result.host, render_memory(file.result.size)
     noun = "rank" if len(ranks[host]) == 1 else "ranks"
     line = f"fetched {printable_line(file.name)} ({size}) from {host} ({noun} {render_spaced(ranks[host])})"
     if same:

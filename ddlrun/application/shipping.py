@@ -23,9 +23,10 @@ from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.record import read_marks, read_record, write_record
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
 from ddlrun.ship.server import TransferPlan
-from ddlrun.ship.transfer import ShippedRun, TransferResult, render_size, transfer
+from ddlrun.ship.transfer import ShippedRun, TransferResult, transfer
 from ddlrun.supervise.launch import own_addresses
 from ddlrun.topology import Topology
+from ddlrun.units import render_memory
 
 LEAST_SECONDS = 60.0
 # The time limit of a transfer as a whole; connections without progress end much earlier.
@@ -145,6 +146,6 @@ def _report(archives: list[Archive], result: TransferResult, seconds: float, rep
     moved = [archive for archive in archives if result.hosts.get(archive.digest)]
     for archive in moved:
         hosts = fold(result.hosts[archive.digest])
-        reporter.line(f"shipped {archive.source.path} ({render_size(archive.size)}) to {hosts}")
+        reporter.line(f"shipped {archive.source.path} ({render_memory(archive.size)}) to {hosts}")
     if moved:
         reporter.line(f"shipped in {seconds:.1f} s")

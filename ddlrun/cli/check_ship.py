@@ -17,8 +17,9 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import is_local
 from ddlrun.ship.archive import Archive
 from ddlrun.ship.server import TransferPlan
-from ddlrun.ship.transfer import TransferResult, render_size, transfer
+from ddlrun.ship.transfer import TransferResult, transfer
 from ddlrun.supervise.launch import own_addresses
+from ddlrun.units import render_memory
 
 
 def check_ship(hosts: HostList, launcher: AgentLauncher, options: Mapping[str, Any], own_address: str | None) -> int:
@@ -50,6 +51,6 @@ def _render(hosts: HostList, archives: list[Archive], result: TransferResult) ->
     """Yield a line for each host."""
     for name in hosts.names:
         lacking = [archive for archive in archives if name in result.hosts[archive.digest]]
-        size = render_size(sum(archive.size for archive in lacking))
+        size = render_memory(sum(archive.size for archive in lacking))
         copied = f"{len(lacking)} of {len(archives)}, {size}" if lacking else "nothing"
-        yield f"{name}: --ship would copy {copied}; {render_size(result.free[name])} free\n"
+        yield f"{name}: --ship would copy {copied}; {render_memory(result.free[name])} free\n"

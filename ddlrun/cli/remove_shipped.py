@@ -10,8 +10,7 @@ from ddlrun.application.read_ship import read_folder
 from ddlrun.errors import UnreachableError
 from ddlrun.remote.probe import ProbeTarget, describe_failure, render_failures, run_scripts
 from ddlrun.ship.script import build_modules, parse_report, task_script
-from ddlrun.ship.transfer import render_size
-from ddlrun.units import parse_bytes
+from ddlrun.units import parse_bytes, render_memory
 from ddlrun.wording import counted
 
 NEVER_DAYS = 1e6
@@ -35,7 +34,7 @@ def remove_shipped(hosts: Sequence[str], options: Mapping[str, Any], reach: Prob
     failures = {host: str(report["error"]) for host, report in reports.items() if "error" in report}
     for host, report in reports.items():
         if host not in failures:
-            left = f", {render_size(report['left'])} left" if most_bytes is not None else ""
+            left = f", {render_memory(report['left'])} left" if most_bytes is not None else ""
             click.echo(f"{host}: removed {counted(report['removed'], 'shipped folder')}{left}")
             for path in report["stuck"]:
                 click.echo(f"{host}: {path} has files of another user, who can remove them", err=True)

@@ -9,9 +9,10 @@ from statistics import mean, median, median_low
 from ddlrun.monitor.findings import Finding, SlownessCause
 from ddlrun.monitor.gpu_diagnosis import find_gpu_causes
 from ddlrun.monitor.history import History
-from ddlrun.monitor.link_rates import MEGABIT, find_slow_links
+from ddlrun.monitor.link_rates import find_slow_links
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.ranges import render_ranges
+from ddlrun.units import render_byte_rate, render_rate
 from ddlrun.wording import kernel_wait
 
 WINDOW = 10
@@ -102,7 +103,9 @@ def find_swapping(samples: Sequence[RankSample], host: Sequence[HostSample]) -> 
     swapped = median(sample.swapped_in for sample in host) if host else 0
     if faults < LEAST_FAULTS or swapped < LEAST_SWAPPED_IN:
         return None
-    details = f"swapping: {faults:.0f} page faults/s wait for storage, the host reads {swapped / 1e6:.0f} MB/s of swap"
+    details = (
+        f"swapping: {faults:.0f} page faults/s wait for storage, the host reads {render_byte_rate(swapped)} of swap"
+    )
     return _finding(SlownessCause.SWAPPING, samples, 1 - min(1.0, mean(sample.cpu for sample in samples)), details)
 
 
@@ -116,7 +119,7 @@ def find_storage_wait(samples: Sequence[RankSample]) -> Finding | None:
     read = mean(sample.read for sample in samples)
     written = mean(sample.written for sample in samples)
     purpose = "storage" if any(sample.blocked for sample in waits) else "data of another process"
-    rates = f"{read / 1e6:.1f} MB/s read, {written / 1e6:.1f} MB/s written"
+    rates = f"{render_byte_rate(read)} read, {render_byte_rate(written)} written"
     details = f"waiting for {purpose} {share:.0%} of the time in {max(functions, key=functions.count)}; {rates}"
     return _finding(SlownessCause.STORAGE, samples, share, details)
 
@@ -141,7 +144,7 @@ def find_leak(samples: Sequence[RankSample], host: Sequence[HostSample], usual_g
     seconds = host[-1].available / (rate * last.size)
     if seconds > (EXHAUSTION_SECONDS if unusual else EXHAUSTION_SECONDS / 2):
         return None
-    growth = f"{rate * last.size / 1e6:.1f} MB/s"
+    growth = render_byte_rate(rate * last.size)
     details = f"memory grows by {growth}; that of the host lasts for another {seconds / 60:.0f} min"
     return _finding(SlownessCause.LEAK, samples, 1 - seconds / EXHAUSTION_SECONDS, details)
 
@@ -193,8 +196,8 @@ def find_slow_nics(hosts: Mapping[str, Sequence[HostSample]]) -> list[Finding]:
     findings = [
         Finding(
             SlownessCause.SLOW_NIC, "", links.host, round(1 - links.rate / links.usual, 3),
-            f"data to and from it travels at {links.rate / MEGABIT:.3g} Mbit/s, "
-            f"between other hosts at {links.usual / MEGABIT:.3g}",
+            f"data to and from it travels at {render_rate(links.rate)}, "
+            f"between other hosts at {render_rate(links.usual)}",
         )
         for links in find_slow_links({host: rows for host, rows in hosts.items() if len(rows) >= LEAST_SAMPLES})
     ]  # fmt: skip

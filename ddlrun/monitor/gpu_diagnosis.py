@@ -12,6 +12,7 @@ from ddlrun.monitor.gpu_samples import MEGAHERTZ, ClockLimit, GpuSample
 from ddlrun.monitor.history import History
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.ranges import parse_ranges, render_ranges
+from ddlrun.units import render_byte_rate
 from ddlrun.wording import kernel_wait
 
 LEAST_SAMPLES = 5
@@ -154,7 +155,7 @@ def find_idle(uses: Sequence[GpuUse], seconds: float, *, active: bool = False) -
 
 def _describe_work(use: GpuUse) -> str:
     if use.reads:
-        return f"reads {use.mean('input') / 1e6:.1f} MB/s"
+        return f"reads {render_byte_rate(use.mean('input'))}"
     if use.mean("cpu") >= LEAST_CPU:
         return f"uses {use.mean('cpu'):.2f} CPUs"
     function = use.ranks[-1].function
@@ -174,7 +175,7 @@ def find_starved(uses: Sequence[GpuUse], most: float) -> list[Finding]:
     for host, own in by_host.items():
         share = mean(mean(use.utilization) for use in own)
         cpus, read = (mean(use.mean(field) for use in own) for field in ("cpu", "input"))
-        work = f"each rank uses {cpus:.2f} CPUs and reads {read / 1e6:.1f} MB/s"
+        work = f"each rank uses {cpus:.2f} CPUs and reads {render_byte_rate(read)}"
         details = f"GPUs compute {share:.0%} of the time, while {work}: the input pipeline is too slow"
         findings.append(_finding(SlownessCause.GPU_STARVED, host, [use.gpu for use in own], 1 - share, details))
     return findings

@@ -15,7 +15,6 @@ LEAST_SLOW_SECONDS = 1.0
 SLOW = 0.7
 # Hosts that are so many times faster than the one with the slowest links do not limit the job; their rates vary.
 MOST_FASTER = 2
-MEGABIT = 125_000
 
 
 class PairTraffic(NamedTuple):

@@ -12,7 +12,7 @@ from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import sample_record
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.ranges import parse_ranges
-from ddlrun.units import render_bytes
+from ddlrun.units import render_byte_rate, render_bytes
 from ddlrun.wording import counted, kernel_wait
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def spark_line(values: Sequence[float]) -> str:
 def _host_lines(host: HostSample) -> Iterator[str]:
     used = host.memory - host.available
     line = f"{host.host}: {host.cpu:.1f} of {host.cores} CPUs, {render_bytes(used)} of {render_bytes(host.memory)}"
-    nics = (f"{nic.name} in {render_bytes(nic.received)}/s out {render_bytes(nic.sent)}/s" for nic in host.nics)
+    nics = (f"{nic.name} in {render_byte_rate(nic.received)} out {render_byte_rate(nic.sent)}" for nic in host.nics)
     yield ", ".join([line, *nics])[:COLUMNS]
     if host.gpus:
         yield f"{host.host}: {_describe_gpus(host.gpus)}"[:COLUMNS]

@@ -11,6 +11,7 @@ from ddlrun.preflight.identity import CHECK as IDENTITY
 from ddlrun.preflight.identity import check_identity
 from ddlrun.preflight.name_resolution import check_names
 from ddlrun.report.machines import differences
+from ddlrun.units import render_memory
 
 SHM = "/dev/shm"  # noqa: S108 - a name
 # In KiB: Docker gives a container 64 MiB, in which Open MPI and DataLoader workers fail.
@@ -174,11 +175,15 @@ def check_limits(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     """Find hosts with too little shared memory, lockable memory for RDMA, or open files."""
     for host, host_facts in facts.hosts.items():
         if host_facts.shm is not None and host_facts.shm < LEAST_SHM:
-            values = {"folder": SHM, "free": _size(host_facts.shm), "needed": _size(LEAST_SHM)}
+            values = {
+                "folder": SHM,
+                "free": render_memory(host_facts.shm << 10),
+                "needed": render_memory(LEAST_SHM << 10),
+            }
             yield PreflightFinding(host, "limits", FindingCode.LITTLE_SHM, values)
         rdma = host_facts.machine.rdma_devices if host_facts.machine else None
         if rdma and host_facts.memlock.isdigit() and int(host_facts.memlock) < LEAST_MEMLOCK:
-            values = {"limit": _size(int(host_facts.memlock)), "device": rdma[0]}
+            values = {"limit": render_memory(int(host_facts.memlock) << 10), "device": rdma[0]}
             yield PreflightFinding(host, "limits", FindingCode.LOCKED_MEMORY, values)
         if host_facts.files.isdigit() and int(host_facts.files) < LEAST_FILES:
             yield PreflightFinding(host, "limits", FindingCode.OPEN_FILES, {"limit": host_facts.files})
@@ -218,18 +223,12 @@ def check_disk(facts: PreflightFacts) -> Iterator[PreflightFinding]:
             continue
         folder, free = host_facts.temporary
         if free is not None and free < LEAST_DISK:
-            values = {"folder": folder, "free": _size(free), "needed": _size(LEAST_DISK)}
+            values = {"folder": folder, "free": render_memory(free << 10), "needed": render_memory(LEAST_DISK << 10)}
             yield PreflightFinding(host, "disk", FindingCode.LITTLE_DISK, values)
     logs = facts.here.logs
     if logs is not None and logs < LEAST_DISK:
-        values = {"folder": facts.request.logs or "", "free": _size(logs)}
+        values = {"folder": facts.request.logs or "", "free": render_memory(logs << 10)}
         yield PreflightFinding(facts.here_name, "disk", FindingCode.LITTLE_DISK_FOR_RUN, values)
-
-
-def _size(kib: int) -> str:
-    if kib < 1 << 10:
-        return f"{kib} KiB"
-    return f"{kib >> 10} MiB" if kib < 1 << 20 else f"{kib >> 20} GiB"
 
 
 def _deviations(values: Mapping[str, T]) -> Iterator[tuple[str, T, T, str]]:

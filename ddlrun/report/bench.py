@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddlrun.report.table import aligned
-from ddlrun.units import render_bytes, render_rate, render_seconds, render_size
+from ddlrun.units import render_byte_rate, render_rate, render_seconds, render_size
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.network.measurements import BenchResult, CollectiveRecord, LinkRates
@@ -56,7 +56,7 @@ def _table(collective: str, measured: Sequence["CollectiveRecord"]) -> Iterator[
         best = min(by_algorithm.values(), key=lambda row: float(row["seconds"]))
         share = f"{100 * best['share']:.3g} %" if best["share"] is not None else ""
         times = [render_seconds(by_algorithm[name]["seconds"]) if name in by_algorithm else "" for name in algorithms]
-        rates = [f"{render_bytes(rate)}/s" for rate in (best["algbw"], best["busbw"])]
+        rates = [render_byte_rate(rate) for rate in (best["algbw"], best["busbw"])]
         rows.append([render_size(size), *times, *rates, share])
     yield from aligned(rows)
 

@@ -9,7 +9,7 @@ from ddlrun.network.forecast import Forecast, OrderPenalties, OrderPenalty, Trai
 from ddlrun.network.unequal_nics import describe_slow_nics
 from ddlrun.report.table import aligned
 from ddlrun.topology import JobTopology, RankOrder, Topology, ddl_topology, describe
-from ddlrun.units import render_bytes, render_rate, render_seconds
+from ddlrun.units import render_byte_rate, render_bytes, render_rate, render_seconds
 from ddlrun.wording import counted
 
 if TYPE_CHECKING:  # for the annotations alone
@@ -76,7 +76,7 @@ def _head(report: ForecastReport) -> Iterator[str]:
 def _render_link(level: str, link: Link) -> str:
     if link.capacity == math.inf:
         return "not given: no limit" + (", no time" if level == "host" else "")
-    rate = f"{link.bandwidth / 1e9:g} GB/s" if level == "host" else render_rate(link.bandwidth)
+    rate = render_byte_rate(link.bandwidth) if level == "host" else render_rate(link.bandwidth)
     parallel = f"{link.parallel} x " if link.parallel > 1 else ""
     payload = f" ({100 * link.payload:.1f} % payload)" if link.payload < 1 else ""
     latency = f", {render_seconds(link.latency)} per message" if link.latency else ""

@@ -11,6 +11,7 @@ from ddlrun.report.table import left_aligned
 from ddlrun.runs.history import PastRun, PastRunState
 from ddlrun.runs.orphans import OrphanProcess
 from ddlrun.runs.registry import Run
+from ddlrun.units import render_duration
 from ddlrun.wording import printable
 
 if TYPE_CHECKING:  # for the annotations alone
@@ -24,7 +25,6 @@ LEAST_PROGRAM = 10
 LONGEST_PROGRAM = 60
 # The program of the ranks of ddlrun.run.
 CALL = "ddlrun.api.call"
-MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 class RunProcesses(NamedTuple):
@@ -134,12 +134,12 @@ def _fit(rows: Sequence[tuple[str, ...]], columns: int) -> Sequence[tuple[str, .
 
 
 def _row(past: PastRun) -> tuple[str, ...]:
-    run = past.run
+    run, seconds = past.run, _duration(past)
     return (
         run.run,
         time.strftime("%m-%d %H:%M", time.localtime(run.started)),
         _describe_end(past),
-        _format_duration(_duration(past)),
+        "-" if seconds is None else render_duration(seconds),
         str(run.ranks),
         _shorten(fold(run.hosts), LONGEST_HOSTS),
         _shorten(printable(_program(run.program)), LONGEST_PROGRAM),
@@ -153,23 +153,6 @@ def _describe_end(past: PastRun) -> str:
 
 def _duration(past: PastRun) -> float | None:
     return time.time() - past.run.started if past.state is PastRunState.RUNNING else past.seconds
-
-
-def _format_duration(seconds: float | None) -> str:
-    """Return a duration in its two largest units.
-
-    >>> _format_duration(7.25), _format_duration(125), _format_duration(7260), _format_duration(90000)
-    ('7.2 s', '2m05s', '2h01m', '1d01h')
-    """
-    if seconds is None:
-        return "-"
-    if seconds < MINUTE:
-        return f"{seconds:.1f} s"
-    if seconds < HOUR:
-        return f"{int(seconds) // MINUTE}m{int(seconds) % MINUTE:02}s"
-    if seconds < DAY:
-        return f"{int(seconds) // HOUR}h{int(seconds) % HOUR // MINUTE:02}m"
-    return f"{int(seconds) // DAY}d{int(seconds) % DAY // HOUR:02}h"
 
 
 def _program(words: Sequence[str]) -> str:

@@ -12,8 +12,7 @@ from ddlrun.ship.environment import Interpreter
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.script import build_modules, parse_report, task_script
 from ddlrun.ship.server import HostState, Problems, TransferPlan, TransferServer
-
-GIB, MIB = 1 << 30, 1 << 20
+from ddlrun.units import render_memory
 
 
 class ShippedRun(NamedTuple):
@@ -101,8 +100,8 @@ def judge(greetings: Mapping[str, HostState], plan: TransferPlan, run: ShippedRu
         needed = sum(archive.space for archive in plan.archives if archive.digest in greeting.missing)
         if needed > greeting.free:
             problems.append(
-                f"host {host}: {run.request.folder} has {render_size(greeting.free)} free, and the files need "
-                f"{render_size(needed)}; name another folder: `--ship-dir`, or remove files: ddlrun clean "
+                f"host {host}: {run.request.folder} has {render_memory(greeting.free)} free, and the files need "
+                f"{render_memory(needed)}; name another folder: `--ship-dir`, or remove files: ddlrun clean "
                 "--shipped-days"
             )
         if run.request.environment is not None:
@@ -153,14 +152,3 @@ def raise_failures(failures: Mapping[str, str], greeted: Mapping[str, object]) -
         alike.setdefault(reason, []).append(host)
     if alike:
         raise UnreachableError(*(f"host {fold(hosts)}: `--ship`: {reason}" for reason, hosts in alike.items()))
-
-
-def render_size(size: int) -> str:
-    """Render a number of bytes.
-
-    >>> render_size(3 << 30), render_size(5 << 20), render_size(100)
-    ('3.0 GiB', '5.0 MiB', '1 KiB')
-    """
-    if size >= GIB:
-        return f"{size / GIB:.1f} GiB"
-    return f"{size / MIB:.1f} MiB" if size >= MIB else f"{-(-size // 1024)} KiB"

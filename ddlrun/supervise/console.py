@@ -15,6 +15,7 @@ from ddlrun.supervise.output import RankOutput
 from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.streams import OutputLog, OutputStream
+from ddlrun.units import render_clock
 
 STATUS_SECONDS = 1.0
 TICK_SECONDS = 0.1
@@ -163,7 +164,5 @@ def status_line(*, seconds: float, running: int, ranks: int, silent: float, stal
     >>> status_line(seconds=3725.5, running=7, ranks=8, silent=61.2, stalled=[3])
     'ddlrun 1:02:05 | 7 of 8 ranks | last output 61 s ago | silent: 3'
     """
-    minutes, second = divmod(int(seconds), 60)
-    line = f"ddlrun {minutes // 60}:{minutes % 60:02}:{second:02} | {running} of {ranks} ranks"
-    line += f" | last output {silent:.0f} s ago"
+    line = f"ddlrun {render_clock(seconds)} | {running} of {ranks} ranks | last output {silent:.0f} s ago"
     return f"{line} | silent: {','.join(map(str, stalled[:8]))}" if stalled else line

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddlrun.ddl.lms import LMS
 from ddlrun.ddl.lms.device import PendingCopy
-from ddlrun.ddl.lms.stats import format_bytes
+from ddlrun.units import render_memory
 from tests.bench.options import bench_parser
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -217,7 +217,7 @@ def device_side(sizes: Sizes) -> None:
     if sizes.gib is not None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, sizes.gib * GIB / total))
     out, back = limits(sizes.rounds)
-    memory = format_bytes(min(total, (sizes.gib or 1e9) * GIB))
+    memory = render_memory(min(total, (sizes.gib or 1e9) * GIB))
     print(f"{torch.cuda.get_device_name()}, {memory}; pinned copies {out / 1e9:.1f} GB/s out, {back / 1e9:.1f} back")
     for net in make_networks():
         print(f"{type(net.module).__name__}, {net.words}:")

@@ -176,7 +176,7 @@ def test_statistics_are_one_line() -> None:
     two = sum_stats(Stats(1, 1, 1 << 20, device_peak=10), Stats(2, 2, 1 << 20, refused=3, capacity=1 << 34))
     assert two == Stats(3, 3, 2 << 20, refused=3, device_peak=10, capacity=1 << 34)
     assert str(two) == (
-        "3 saved, 3 out (2.0 MiB), 0 back (0 B), at most 0 B on the host and 10 B of 16.0 GiB on the device; "
+        "3 saved, 3 out (2 MiB), 0 back (0 B), at most 0 B on the host and 10 B of 16 GiB on the device; "
         "backward waited 0 times (0 not foreseen), forward 0, 3 stayed for lack of pinned memory"
     )
     assert sum_stats() == Stats()

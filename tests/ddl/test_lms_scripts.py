@@ -112,7 +112,7 @@ def run_script(options: str) -> str:
 
 def test_dbg_level_adds_a_line_at_the_end() -> None:
     (line,) = run_script("-dbg_level 1").splitlines()
-    assert line.startswith("ddlrun.ddl.lms: 4 saved, 2 out (32.0 KiB), ")
+    assert line.startswith("ddlrun.ddl.lms: 4 saved, 2 out (32 KiB), ")
 
 
 @pytest.mark.parametrize("options", ["", "-mode r"])

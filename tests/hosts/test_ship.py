@@ -86,7 +86,7 @@ def test_code_travels_once_and_the_output_names_the_users_own_paths(apart: Apart
     (apart.project / "same.txt").unlink()
     second = apart.launch(manager, "--ship", "code", "--fetch", "same.txt", "train.py", "fail", runs="2")
     assert second.returncode == 1
-    assert "ddlrun: fetched same.txt (1 KiB) from h" in second.stderr
+    assert "ddlrun: fetched same.txt (4 B) from h" in second.stderr
     assert "ddlrun: shipped" not in second.stderr  # nothing has changed
     assert f'File "{apart.project}/parts/model.py", line 3, in fail' in second.stderr
     assert str(apart.cache) not in second.stdout + second.stderr
@@ -103,8 +103,8 @@ def _check_fetched(apart: Apart, errors: str) -> None:
     assert [(apart.project / f"same.txt{end}").read_text() for end in ("", "~")] == ["same", "former"]
     assert {path.name for path in apart.project.glob("*.*")} >= {f"result.{rank}" for rank in range(4)}
     assert not [*apart.project.glob(".ddlrun-fetch-*"), *apart.project.glob("same.h*")]
-    assert "fetched log.h2.txt (1 KiB) from h2 (rank 1); log.txt is h1's" in errors
-    assert "fetched same.txt (1 KiB) from h1 (rank 0); the same on h[2-4]; the former one is same.txt~" in errors
+    assert "fetched log.h2.txt (2 B) from h2 (rank 1); log.txt is h1's" in errors
+    assert "fetched same.txt (4 B) from h1 (rank 0); the same on h[2-4]; the former one is same.txt~" in errors
 
 
 @pytest.mark.extra
@@ -137,7 +137,7 @@ def test_clean_removes_what_no_run_uses(apart: Apart) -> None:
     shipped = [line for line in kept.stdout.splitlines() if "shipped" in line]
     assert shipped == ["h1: removed 0 shipped folders", "h2: removed 0 shipped folders"]
     removed = apart.cluster.run("h1", [*clean, "2", "--shipped-size", "1MB"])
-    assert "h2: removed 1 shipped folder, 0 KiB left" in removed.stdout
+    assert "h2: removed 1 shipped folder, 0 B left" in removed.stdout
     assert apart.shell("h2", "ls objects") == ""
 
 
@@ -160,11 +160,11 @@ def test_problems_of_hosts_are_named_before_anything_moves(apart: Apart) -> None
     done = apart.cluster.run("h1", [*check, "--ship", "code,large"], cwd=apart.project)
     assert done.returncode == 5
     assert f"host h2: --ship: {apart.cache} is not a folder that this user alone can write to" in done.stdout
-    assert f"host h3: {apart.cache} has 2.0 MiB free, and the files need 4." in done.stdout
+    assert f"host h3: {apart.cache} has 2 MiB free, and the files need 4" in done.stdout
     apart.cluster.administer("h2", ["chmod", "700", str(apart.cache)])
     fine = apart.cluster.run("h1", [*check, "--ship", "data"], cwd=apart.project)
     assert fine.returncode == 0
-    assert "h2: --ship would copy 1 of 1, 1 KiB; " in fine.stdout
+    assert "h2: --ship would copy 1 of 1, 228 B; " in fine.stdout
     assert apart.shell("h1", "ls objects") == ""
 
 

@@ -134,7 +134,7 @@ def traffic(host: int, rates: dict[int, float], busy: float = 0.5) -> list[Sampl
 def test_a_host_whose_links_are_slow_both_ways_is_named() -> None:
     ring = [*traffic(1, {4: 5.0}), *traffic(2, {1: 5.2}), *traffic(3, {2: 2.5}), *traffic(4, {3: 2.4})]
     (finding,) = diagnose(history_of(ring))
-    assert finding.text == "n3: data to and from it travels at 19.6 Mbit/s, between other hosts at 40.8"
+    assert finding.text == "n3: data to and from it travels at 19.6 Mbit/s, between other hosts at 40.8 Mbit/s"
 
 
 def test_the_neighbours_of_a_slow_host_are_not_named() -> None:

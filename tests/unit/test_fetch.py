@@ -407,8 +407,8 @@ def test_the_first_host_has_the_name_that_two_have_written(working: Working) -> 
     lines = render_fetched(placed, ShipRequest((), "", "", fetched=("out", "no")), {"h1": [0], "h2": [1, 2]})
     assert list(lines) == [
         "--fetch: no rank has written 'no'",
-        "fetched out/log.txt (1 KiB) from h1 (rank 0); the same on h3",
-        "fetched out/log.h2.txt (1 KiB) from h2 (ranks 1-2); out/log.txt is h1's",
+        "fetched out/log.txt (3 B) from h1 (rank 0); the same on h3",
+        "fetched out/log.h2.txt (3 B) from h2 (ranks 1-2); out/log.txt is h1's",
     ]
 
 
@@ -419,7 +419,7 @@ def test_a_file_from_before_the_run_is_kept_under_another_name(working: Working)
     again = ResultPlacer(str(working.folder), LATER).place(working.receive("h1", "log", "newer"))  # after a restart
     assert (again.former, working.names()) == ("log~2", {"log": "newer", "log~": "former", "log~2": "new"})
     (line,) = render_fetched([again], ShipRequest((), "", ""), {"h1": [0]})
-    assert line == "fetched log (1 KiB) from h1 (rank 0); the former one is log~2"
+    assert line == "fetched log (5 B) from h1 (rank 0); the former one is log~2"
 
 
 def test_no_name_of_a_file_forges_a_line(working: Working) -> None:
@@ -428,7 +428,7 @@ def test_no_name_of_a_file_forges_a_line(working: Working) -> None:
     placed = [ResultPlacer(str(working.folder), LATER).place(working.receive(host, name, host)) for host in ("a", "b")]
     lines = list(render_fetched(placed, ShipRequest((), "", ""), {"a": [0], "b": [1]}))
     assert lines[0] == (
-        r"fetched x\nddlrun: error: forged (1 KiB) from a (rank 0); the former one is x\nddlrun: error: forged~"
+        r"fetched x\nddlrun: error: forged (1 B) from a (rank 0); the former one is x\nddlrun: error: forged~"
     )
     assert "\n" not in "".join(lines)
 
@@ -525,7 +525,7 @@ def test_of_very_many_files_those_to_look_at_are_named(working: Working) -> None
     placed = [placer.place(working.receive("h1", str(number), "new")) for number in range(30)]
     lines = list(render_fetched(placed, ShipRequest((), "", "", fetched=(".",)), {"h1": [0]}))
     assert lines == [
-        "fetched 30 files (1 KiB) from h1", "fetched 7 (1 KiB) from h1 (rank 0); the former one is 7~",
+        "fetched 30 files (90 B) from h1", "fetched 7 (3 B) from h1 (rank 0); the former one is 7~",
     ]  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_throttled_gpus_of_a_host_are_one_finding() -> None:
 def test_an_idle_gpu_is_named_while_others_compute() -> None:
     history = history_of([{}] * 5 + [IDLE] + [{}] * 2, [{}] * 5 + [READS])
     assert texts_of(history) == [
-        "rank 5 on h2: GPU 1 is idle, 0% for 30 s, while the rank reads 40.0 MB/s; 7 of 8 GPUs compute"
+        "rank 5 on h2: GPU 1 is idle, 0% for 30 s, while the rank reads 40 MB/s; 7 of 8 GPUs compute"
     ]
 
 
@@ -114,7 +114,7 @@ def test_of_two_gpus_the_idle_one_is_named_if_its_rank_reads() -> None:
 def test_gpus_that_all_wait_for_data_are_named() -> None:
     gpus = [{"utilization": lambda second: 0.3 * (second % 10 == 0)}] * 2
     (text,) = texts_of(history_of(gpus, [{**READS, "cpu": 1.5}] * 2))
-    work = "each rank uses 1.50 CPUs and reads 40.0 MB/s"
+    work = "each rank uses 1.50 CPUs and reads 40 MB/s"
     assert text == f"ranks 0-1 on h1: GPUs compute 3% of the time, while {work}: the input pipeline is too slow"
 
 

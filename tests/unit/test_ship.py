@@ -592,7 +592,7 @@ def greeting(**values: object) -> HostState:
     ("values", "problem"),
     [
         ({}, None),
-        ({"free": 10, "missing": frozenset(["DIGEST"])}, "has 1 KiB free, and the files need"),
+        ({"free": 10, "missing": frozenset(["DIGEST"])}, "has 10 B free, and the files need"),
         ({"python": "/usr/bin/python3.9"}, "no /usr/bin/python3, on which"),
         ({"version": (3, 12)}, "is Python 3.12, here 3.11"),
         ({"glibc": (1, 0)}, "glibc 1.0 is older than"),

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
-from ddlrun.schedulers.submit import BatchJob, JobState, Scheduler, clock
+from ddlrun.schedulers.submit import BatchJob, JobState, Scheduler
 from ddlrun.schedulers.submit.kubernetes import parse_job
 from ddlrun.schedulers.submit.lsf import minutes, parse_bjobs
 from ddlrun.schedulers.submit.pbs import parse_qstat
@@ -21,7 +21,7 @@ from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import quote, render, scalar
 from ddlrun.schedulers.submit.sge import parse_accounting
 from ddlrun.schedulers.submit.slurm import parse_sacct, parse_scontrol
-from ddlrun.units import parse_memory, parse_time_limit
+from ddlrun.units import parse_memory, parse_time_limit, render_clock
 from tests.goldens.__main__ import JOBS, PLAIN, TEMPLATES, job, job_file, job_text
 
 SCHEMA = yaml.safe_load((Path(__file__).parents[1] / "support" / "schemas" / "mpijob-v2beta1.yaml").read_text())
@@ -178,7 +178,7 @@ def test_errors_in_templates_have_their_place() -> None:
 @given(st.integers(1, 10**9 - 1))
 def test_times(seconds: int) -> None:
     if seconds < 360_000_000:
-        assert parse_time_limit(clock(seconds)) == seconds
+        assert parse_time_limit(render_clock(seconds)) == seconds
     assert parse_time_limit(f"{seconds}s") == seconds
     hours, _, rest = minutes(seconds).partition(":")
     assert 0 <= int(hours) * 3600 + int(rest) * 60 - seconds < 60

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ddlrun.units import render_memory
+
 
 class Stats(NamedTuple):
     """Counts, and bytes, since the start.
@@ -38,9 +40,9 @@ class Stats(NamedTuple):
     """Bytes of the device's memory."""
 
     def __str__(self) -> str:
-        copies = f"{self.out} out ({format_bytes(self.bytes_out)}), {self.back} back ({format_bytes(self.bytes_in)})"
-        device = f"{format_bytes(self.device_peak)} of {format_bytes(self.capacity)} on the device"
-        peaks = f"{format_bytes(self.host_peak)} on the host and {device}"
+        copies = f"{self.out} out ({render_memory(self.bytes_out)}), {self.back} back ({render_memory(self.bytes_in)})"
+        device = f"{render_memory(self.device_peak)} of {render_memory(self.capacity)} on the device"
+        peaks = f"{render_memory(self.host_peak)} on the host and {device}"
         waits = f"backward waited {self.waits} times ({self.missed} not foreseen), forward {self.throttled}"
         refused = f", {self.refused} stayed for lack of pinned memory" if self.refused else ""
         return f"{self.saved} saved, {copies}, at most {peaks}; {waits}{refused}"
@@ -49,16 +51,3 @@ class Stats(NamedTuple):
 def sum_stats(*parts: Stats) -> Stats:
     """Return the sums of all fields; of several devices the peaks and capacities are added too."""
     return Stats(*map(sum, zip(*parts, strict=True))) if parts else Stats()
-
-
-def format_bytes(nbytes: float) -> str:
-    """Return a number of bytes with a suitable unit.
-
-    >>> format_bytes(1536), format_bytes(3 << 30)
-    ('1.5 KiB', '3.0 GiB')
-    """
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while nbytes >= 1024 and len(units) > 1:
-        nbytes /= 1024
-        units.pop(0)
-    return f"{nbytes:.0f} B" if units[0] == "B" else f"{nbytes:.1f} {units[0]}"

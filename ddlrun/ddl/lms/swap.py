@@ -18,7 +18,8 @@ from ddlrun.ddl.lms.block import Block, InFlightCopy, SavedTensor
 from ddlrun.ddl.lms.block_table import BlockTable
 from ddlrun.ddl.lms.order import MemoryLocation
 from ddlrun.ddl.lms.policy import MemoryLoad
-from ddlrun.ddl.lms.stats import Stats, format_bytes
+from ddlrun.ddl.lms.stats import Stats
+from ddlrun.units import render_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,7 +235,7 @@ class Swap:
 
     def _note_refusal(self, nbytes: int, error: RuntimeError) -> None:
         if not self._counts["refused"]:
-            sys.stderr.write(f"ddlrun.ddl.lms: no {format_bytes(nbytes)} of pinned memory, so tensors stay: {error}\n")
+            sys.stderr.write(f"ddlrun.ddl.lms: no {render_memory(nbytes)} of pinned memory, so tensors stay: {error}\n")
         self._refused_at = max(1, self._order.on_host())
         self._counts["refused"] += 1
 

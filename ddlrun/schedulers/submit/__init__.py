@@ -115,15 +115,6 @@ class Scheduler(NamedTuple):
     """Pattern that no word of the command may contain."""
 
 
-def clock(seconds: int) -> str:
-    """Render a time as H:MM:SS.
-
-    >>> clock(5400)
-    '1:30:00'
-    """
-    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
 def insert_job_id(argv: tuple[str, ...], job_id: str) -> tuple[str, ...]:
     """Return a command with `{id}` replaced by the job's id."""
     return tuple(word.replace("{id}", job_id) for word in argv)

@@ -4,6 +4,7 @@ import re
 
 from ddlrun.errors import EXIT_TIMED_OUT
 from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery
+from ddlrun.units import render_clock
 
 
 def minutes(seconds: int) -> str:
@@ -12,8 +13,7 @@ def minutes(seconds: int) -> str:
     >>> minutes(5401)
     '1:31'
     """
-    whole = -(-seconds // 60)
-    return f"{whole // 60}:{whole % 60:02}"
+    return render_clock(seconds + 59)[: -len(":00")]
 
 
 def parse_bjobs(text: str) -> JobState | None:

@@ -3,7 +3,8 @@
 import re
 
 from ddlrun.errors import EXIT_SIGNAL, EXIT_TERMINATED, EXIT_TIMED_OUT
-from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery, clock
+from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery
+from ddlrun.units import render_clock
 
 WALLTIME_STATUS = -29  # JOB_EXEC_KILL_WALLTIME
 SIGNAL_STATUS = 256  # plus the signal's number
@@ -47,7 +48,7 @@ PBS = Scheduler(
     status=("qstat", "-x", "-f", "{id}"),
     cancel=("qdel", "{id}"),
     unknown_job="Unknown Job",
-    format_time=clock,
+    format_time=render_clock,
     gpu_query=(("pbsnodes", "-a"), r"resources_available\.ngpus = [1-9]"),
     unsupported={"warn": "PBS sends no signal before the limit; use launch's --timeout, which ends the job itself"},
 )

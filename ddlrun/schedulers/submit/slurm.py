@@ -3,7 +3,8 @@
 import re
 
 from ddlrun.errors import EXIT_KILLED, EXIT_SIGNAL, EXIT_TERMINATED, EXIT_TIMED_OUT, EXIT_UNREACHABLE
-from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery, clock
+from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery
+from ddlrun.units import render_clock
 
 # State of an ended job -> exit code; None: that of the job itself.
 ENDED = {
@@ -71,7 +72,7 @@ SLURM = Scheduler(
     status=("squeue", "-j", "{id}"),
     cancel=("scancel", "{id}"),
     unknown_job="Invalid job id",
-    format_time=clock,
+    format_time=render_clock,
     log="ddlrun-%j.out",
     log_id=("%j", "%J", "%A"),
     gpu_query=(("sinfo", "-h", "-o", "%G"), r"\bgpu\b"),

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ddlrun.hosts import parse_hostfile
 from ddlrun.schedulers import Allocation, SchedulerContext, SchedulerReader
-from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery, clock
+from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery
+from ddlrun.units import render_clock
 
 
 def read(context: SchedulerContext) -> Allocation:
@@ -34,7 +35,7 @@ SUBMISSION = Scheduler(
     status=("toystat", "{id}"),
     cancel=("toycancel", "{id}"),
     unknown_job="no such job",
-    format_time=clock,
+    format_time=render_clock,
     log="ddlrun-%j.out",
     log_id=("%j",),
 )
