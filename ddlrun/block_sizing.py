@@ -16,8 +16,9 @@ the Entire AllReduce", arXiv 2606.01680, 2026.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 HALVINGS = 100
 
 
-class JobLinks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class JobLinks:
     """The links of a job, in bytes/s, one direction.
 
     nics: the rate of each host, rack by rack. racks: the number of hosts of each rack. uplinks: the rate of each rack;
@@ -38,7 +40,8 @@ class JobLinks(NamedTuple):
     uplinks: tuple[float, ...] = ()
 
 
-class BlockShares(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BlockShares:
     """The shares of racks, and of the hosts of each rack; each list adds up to 1.
 
     seconds: the transfer time per byte of the buffer on the busiest link.
@@ -60,7 +63,7 @@ def divide_blocks(links: JobLinks) -> BlockShares:
         return by_rack
     flat = _divide_by_rack(JobLinks(links.nics, (len(links.nics),)))
     across = max(load / rate for load, rate in zip(_flat_uplink_loads(flat, links.racks), links.uplinks, strict=True))
-    flat = flat._replace(seconds=max(flat.seconds, across))
+    flat = replace(flat, seconds=max(flat.seconds, across))
     return min(by_rack, flat, key=lambda shares: shares.seconds)
 
 

@@ -8,8 +8,9 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import CodeType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ddlrun.api.call import FUNCTION, find_pickler, result_name
 from ddlrun.api.launch import LaunchedJob, launch_job
@@ -130,7 +131,8 @@ def _call_folder(run_dir: OptionValue, pickled: bytes) -> Iterator[str]:
         yield folder
 
 
-class _RankResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _RankResult:
     """The file of a rank: its pickled result, or else the text of its traceback and the pickled exception."""
 
     result: bytes | None = None

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.api.options import OptionValue, render_environment, render_options
 from ddlrun.errors import DdlrunError, InputError, PlacementError, PreflightError, UnreachableError
@@ -18,7 +18,8 @@ CHILD = "ddlrun.api.child"
 ERRORS = {error.exit_code: error for error in (InputError, UnreachableError, PlacementError, PreflightError)}
 
 
-class LaunchedJob(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LaunchedJob:
     """A job that has ended."""
 
     outcome: Outcome

@@ -60,7 +60,12 @@ def racks(comm: MPI.Intracomm) -> None:
     traffic.end()
     result: RacksResult = {
         "levels": [
-            {"groups": level.groups, "inside": level.inside, "across": level.across, "doubts": level.doubts}
+            {
+                "groups": level.groups,
+                "inside": level.inside,
+                "across": level.across,
+                "doubts": [(doubt.reason, doubt.hosts) for doubt in level.doubts],
+            }
             for level in hierarchy.levels
         ],
         "rounds": hierarchy.rounds,

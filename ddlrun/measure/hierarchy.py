@@ -8,7 +8,7 @@ grouped; then the groups are tested: all pairs inside them at once, and all pair
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,14 +31,16 @@ LEAST_UNITS = 4
 TESTS = 4
 
 
-class Doubt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Doubt:
     """A reason why a level is not certain, and the numbers of the hosts that it concerns."""
 
     reason: str
     hosts: tuple[int, ...]
 
 
-class HierarchyLevel(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HierarchyLevel:
     """Groups of units (racks of hosts, aisles of racks), the rates that show them, and doubts.
 
     `inside` and `across`: bytes/s of a pair of hosts, one direction, while all pairs inside groups, or across groups,
@@ -51,7 +53,8 @@ class HierarchyLevel(NamedTuple):
     doubts: tuple[Doubt, ...] = ()
 
 
-class HierarchyResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HierarchyResult:
     """Levels from the racks upwards, none where the network is flat; and the number of rounds."""
 
     levels: tuple[HierarchyLevel, ...]

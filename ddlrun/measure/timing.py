@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from mpi4py import MPI
@@ -21,12 +21,18 @@ EXPLORING = 40
 LARGE = 1 << 18
 
 
-class Cell(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cell:
     """A measurement to make: a collective, an algorithm, and bytes."""
 
     collective: str
     algorithm: str
     size: int
+
+    @property
+    def run(self) -> tuple[str, str]:
+        """The collective and the algorithm."""
+        return self.collective, self.algorithm
 
 
 def cells_of(collectives: Collectives, sizes: Sequence[int]) -> list[Cell]:
@@ -68,12 +74,12 @@ class Timer:
 
         From LARGE on, where bytes and not messages take the time, the time grows with the size.
         """
-        size, seconds = self._last.get(cell[:2], (cell.size, 0.0))
+        size, seconds = self._last.get(cell.run, (cell.size, 0.0))
         scaled = seconds * cell.size / size if size >= LARGE else seconds
         return max(scaled, self._least(cell.collective, cell.size))
 
     def _time(self, cell: Cell, share: float) -> SampleRecord:
-        run = self._collectives.runs[cell[:2]]
+        run = self._collectives.runs[cell.run]
         x = self._collectives.array(cell.collective, cell.size)
         end = self._now() + share
         # The first run opens connections and takes longer.
@@ -90,7 +96,7 @@ class Timer:
         while not samples or (len(samples) < MOST_SAMPLES and self._now() < end and not is_stable(samples)):
             samples.append(self._sample(run, x, row))
         low, median, high = (float(part) for part in np.quantile(samples, (0.25, 0.5, 0.75)))
-        self._last[cell[:2]] = cell.size, median
+        self._last[cell.run] = cell.size, median
         return {
             "bytes": x.nbytes, "seconds": median, "quartiles": [low, high], "samples": len(samples), "correct": correct,
         }  # fmt: skip

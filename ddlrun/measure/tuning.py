@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -92,7 +93,8 @@ class CandidateTimer(Protocol):
         """Free a candidate that will not be measured again."""
 
 
-class TuningResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TuningResult:
     """All measurements (seconds, in their order), the best candidate, and whether the time was enough."""
 
     samples: dict[Candidate, list[float]]

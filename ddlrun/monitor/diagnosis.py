@@ -4,6 +4,7 @@ Each rule is a function of samples alone. It looks at the last WINDOW samples: a
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean, median, median_low
 
 from ddlrun.monitor.findings import Finding, SlownessCause
@@ -229,7 +230,7 @@ def _merge(findings: "filter[Finding]") -> list[Finding]:
     for group in by_cause.values():
         worst = max(group, key=lambda finding: finding.severity)
         ranks = [finding.ranks for finding in group]  # sums over the ranks of a host are a single one
-        merged.append(worst._replace(ranks=render_ranges(map(int, ranks)) if len(ranks) > 1 else ranks[0]))
+        merged.append(replace(worst, ranks=render_ranges(map(int, ranks)) if len(ranks) > 1 else ranks[0]))
     return merged
 
 

@@ -1,7 +1,7 @@
 """Findings: causes of slowness, with the ranks or the host that they concern."""
 
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 
 class SlownessCause(Enum):
@@ -29,7 +29,8 @@ class SlownessCause(Enum):
     """All GPUs are mostly idle while the ranks use CPUs."""
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Finding:
     """A cause of slowness."""
 
     cause: SlownessCause

@@ -1,7 +1,7 @@
 """Gauges: the metrics of ranks and hosts, and their values in the latest samples of a run."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.monitor.diagnosis import diagnose
 from ddlrun.monitor.gpu_samples import ClockLimit, GpuSample
@@ -11,7 +11,8 @@ from ddlrun.monitor.samples import HostSample, NicSample, RankSample
 Labels = Mapping[str, str]
 
 
-class Gauge(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Gauge:
     """A metric, and the field of a sample that is its value."""
 
     name: str
@@ -64,7 +65,8 @@ FINDING = Gauge("ddlrun_finding_severity_ratio", "ratio", "severity", "Share of 
 GAUGES = (*RANK_GAUGES, *HOST_GAUGES, *NIC_GAUGES, *GPU_GAUGES, GPU_LIMIT, FINDING)
 
 
-class GaugeValue(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GaugeValue:
     """The value of a gauge for a rank, a host, a network interface or a finding."""
 
     gauge: Gauge

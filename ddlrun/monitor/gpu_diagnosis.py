@@ -4,8 +4,8 @@ GPUs on which no rank computes, or of which that is unknown, are left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean
-from typing import NamedTuple
 
 from ddlrun.monitor.findings import Finding, SlownessCause
 from ddlrun.monitor.gpu_samples import MEGAHERTZ, ClockLimit, GpuSample
@@ -43,7 +43,8 @@ MOST_WRITTEN = 1e6
 LEAST_MEMORY = 100 << 20
 
 
-class GpuUse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GpuUse:
     """A GPU in the last seconds, with the ranks that compute on it."""
 
     host: str
@@ -102,7 +103,7 @@ def find_throttled(host: str, samples: Sequence[HostSample]) -> Iterator[Finding
         highest = gpus[-1].highest_clock
         often = len(slowed) >= MAJORITY * WINDOW
         if often and clocks and highest and mean(clocks) <= MOST_CLOCK * highest:
-            slow.append((1 - mean(clocks) / highest, slowed[-1]._replace(clock=mean(clocks))))
+            slow.append((1 - mean(clocks) / highest, replace(slowed[-1], clock=mean(clocks))))
     if slow:
         severity, slowest = max(slow, key=lambda pair: pair[0])
         more = f"; the slowest of {len(slow)} such GPUs" if len(slow) > 1 else ""

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from statistics import mean
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.rank.gpu_usage import GPU_FIELDS
@@ -34,7 +35,8 @@ class ClockLimit(Enum):
 LIMIT_BITS = {ClockLimit.HEAT: 0x60, ClockLimit.POWER_BRAKE: 0x80, ClockLimit.HARDWARE: 0x8, ClockLimit.POWER_CAP: 0x4}
 
 
-class GpuSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GpuSample:
     """The use of a GPU by all processes; null where the driver reports none."""
 
     number: int

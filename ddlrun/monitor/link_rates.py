@@ -1,8 +1,8 @@
 """Rates of the links between hosts, from the traffic that the hosts report, and the hosts whose links are slower."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 from ddlrun.monitor.samples import HostSample
 
@@ -17,7 +17,8 @@ SLOW = 0.7
 MOST_FASTER = 2
 
 
-class PairTraffic(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PairTraffic:
     """The bytes from one host to another, and the seconds in which data was on its way."""
 
     sent: float = 0.0
@@ -29,7 +30,8 @@ class PairTraffic(NamedTuple):
         return self.sent / max(self.busy, SHORTEST_BUSY_SECONDS)
 
 
-class SlowLinks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SlowLinks:
     """A host whose links are all slower than those between other hosts; rates in bytes per second and direction."""
 
     host: str
@@ -62,6 +64,7 @@ def add_traffic(hosts: Mapping[str, Sequence[HostSample]]) -> dict[tuple[str, st
     for host, samples in hosts.items():
         for seconds, peer in ((sample.seconds, peer) for sample in samples for peer in sample.peers):
             pair = host, owners.get(peer.peer, host)
-            sent, busy = pairs.get(pair, PairTraffic())
-            pairs[pair] = PairTraffic(sent + peer.sent * seconds, busy + peer.busy * seconds)
+            earlier = pairs.get(pair, PairTraffic())
+            sent, busy = peer.sent * seconds, peer.busy * seconds
+            pairs[pair] = PairTraffic(earlier.sent + sent, earlier.busy + busy)
     return {pair: traffic for pair, traffic in pairs.items() if pair[0] != pair[1] and traffic.sent >= LEAST_BYTES}

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from typing import IO, Any, TypeAlias
 
 from ddlrun.monitor.gpu_samples import GpuSample
@@ -34,7 +35,7 @@ class MetricsFile:
         """Append the samples of a time."""
         if self._failed or not samples:
             return
-        block = "".join(render_line(sample._replace(time=time)) for sample in samples).encode()
+        block = "".join(render_line(replace(sample, time=time)) for sample in samples).encode()
         try:
             with open(self._path, "ab", buffering=0, opener=_open_private) as file:
                 file.write(block)
@@ -73,30 +74,30 @@ def render_line(sample: Sample) -> str:
 
 def sample_record(sample: Sample) -> dict[str, Any]:
     """Return the JSON object of a sample."""
-    fields = sample._asdict()
-    if isinstance(sample, HostSample):
-        fields |= {name: [part._asdict() for part in fields[name]] for name in ("nics", "peers", "gpus")}
-    return fields
+    return asdict(sample)
 
 
 def parse_line(line: bytes) -> Sample:
     """Parse a line. Raises ValueError, TypeError or KeyError where it is no sample."""
-    fields: Mapping[str, Any] = json.loads(line)
-    if "ranks" in fields:
-        return RankSample(**{name: fields[name] for name in RankSample._fields})
+    record: Mapping[str, Any] = json.loads(line)
+    if "ranks" in record:
+        return RankSample(**_fields_of(RankSample, record))
     # Samples of older versions have neither peers nor GPUs.
     parts: dict[str, Any] = {
-        "nics": tuple(NicSample(**{name: nic[name] for name in NicSample._fields}) for nic in fields["nics"]),
-        "peers": tuple(
-            PeerSample(**{name: peer[name] for name in PeerSample._fields}) for peer in fields.get("peers", ())
-        ),
-        "gpus": tuple(map(_parse_gpu, fields.get("gpus", ()))),
+        "nics": tuple(NicSample(**_fields_of(NicSample, nic)) for nic in record["nics"]),
+        "peers": tuple(PeerSample(**_fields_of(PeerSample, peer)) for peer in record.get("peers", ())),
+        "gpus": tuple(map(_parse_gpu, record.get("gpus", ()))),
     }
-    return HostSample(**{name: parts[name] if name in parts else fields[name] for name in HostSample._fields})
+    return HostSample(**_fields_of(HostSample, {**record, **parts}))
 
 
-def _parse_gpu(fields: Mapping[str, Any]) -> GpuSample:
-    return GpuSample(**{**{name: fields[name] for name in GpuSample._fields}, "limits": tuple(fields["limits"])})
+def _parse_gpu(record: Mapping[str, Any]) -> GpuSample:
+    return GpuSample(**_fields_of(GpuSample, {**record, "limits": tuple(record["limits"])}))
+
+
+def _fields_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a record's fields; newer versions may have more. Raises KeyError where one is missing."""
+    return {field.name: values[field.name] for field in fields(kind)}
 
 
 class MetricsReader:

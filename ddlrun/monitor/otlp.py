@@ -30,7 +30,7 @@ class OtlpExporter:
         now = round(time * 1e9)
         metrics = []
         for gauge, group in groupby(sorted(values, key=_gauge_name), key=lambda value: value.gauge):
-            points = [export.NumberDataPoint(dict(labels), now, now, value) for _, labels, value in group]
+            points = [export.NumberDataPoint(dict(value.labels), now, now, value.value) for value in group]
             metrics.append(export.Metric(gauge.name, gauge.help, UNITS[gauge.unit], export.Gauge(points)))
         scopes = [export.ScopeMetrics(self._scope, metrics, "")]
         data = export.MetricsData([export.ResourceMetrics(self._resource, scopes, "")])

@@ -1,7 +1,8 @@
 """Samples: the use of resources by ranks and hosts in a short time, parsed from the reports of keepers."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ddlrun.monitor.gpu_samples import GpuSample, parse_gpu_sample
 from ddlrun.rank.gpu_usage import MOST_GPUS
@@ -15,7 +16,8 @@ MOST = 1 << 63
 MOST_NICS = 64
 
 
-class RankSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RankSample:
     """The use of resources by a rank, or the sums over several ranks of a host."""
 
     time: float
@@ -65,7 +67,8 @@ class RankSample(NamedTuple):
     """The kernel function in which the main thread waited; - if it ran, or this is not known."""
 
 
-class NicSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NicSample:
     """The use of a network interface."""
 
     name: str
@@ -79,7 +82,8 @@ class NicSample(NamedTuple):
     """Errors and dropped packets per second."""
 
 
-class PeerSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PeerSample:
     """The traffic over TCP to another host to which much was sent."""
 
     address: str
@@ -92,7 +96,8 @@ class PeerSample(NamedTuple):
     """The share of the time in which data was on its way."""
 
 
-class HostSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HostSample:
     """The use of a host by all its processes."""
 
     time: float
@@ -215,13 +220,8 @@ def add_samples(samples: Sequence[RankSample], ranks: str) -> RankSample:
         ranks: The list of these ranks.
     """
     least = min(samples, key=lambda sample: sample.cpu)
-    fields = least._asdict()
-    for name in SUMMED:
-        total = sum(getattr(sample, name) for sample in samples)
-        fields[name] = _round(total) if isinstance(total, float) else total
-    fields["ranks"] = ranks
-    fields["throttled"] = max(sample.throttled for sample in samples)
-    return RankSample(**fields)
+    sums: dict[str, Any] = {name: _round(sum(getattr(sample, name) for sample in samples)) for name in SUMMED}
+    return replace(least, **sums, ranks=ranks, throttled=max(sample.throttled for sample in samples))
 
 
 SUMMED = (

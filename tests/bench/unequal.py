@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class UnequalCell(NamedTuple):
     @property
     def _saved(self) -> float:
         links = self.links
-        busiest_is_nic = least_seconds(links) == least_seconds(links._replace(uplinks=()))
+        busiest_is_nic = least_seconds(links) == least_seconds(replace(links, uplinks=()))
         rate = min(links.nics) if busiest_is_nic else min(links.uplinks)
         return PAYLOAD * (NIC_BUCKET if busiest_is_nic else UPLINK_BUCKET) / rate
 

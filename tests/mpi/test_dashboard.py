@@ -9,6 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -242,9 +243,9 @@ def test_the_page_shows_gpus_where_there_are_any(tmp_path: Path) -> None:
             wait_for(lambda: page.evaluate(ROWS) == ["1", "0"])
             assert not page.evaluate(SHOWN)
             for number, sample in enumerate(samples):
-                later = sample._replace(time=sample.time + 100)
+                later = replace(sample, time=sample.time + 100)
                 if isinstance(later, HostSample):
-                    later = later._replace(gpus=(gpu._replace(utilization=0.25 + 0.5 * (number % 2)),))
+                    later = replace(later, gpus=(replace(gpu, utilization=0.25 + 0.5 * (number % 2)),))
                 file.write(render_line(later))
             file.flush()
             wait_for(lambda: page.evaluate(GPU_CELLS)[0] == "" and page.evaluate(GPU_CELLS)[1] in ("25", "75"))

@@ -1,6 +1,7 @@
 """The diagnosis of slow ranks: rules on recorded samples of real runs, and on samples made for them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def ten(sample: Sample, **changes: Any) -> list[Sample]:
     rows = [
         {name: value(number) if callable(value) else value for name, value in changes.items()} for number in range(10)
     ]
-    return [sample._replace(**{"time": float(number), **row}) for number, row in enumerate(rows)]
+    return [replace(sample, **{"time": float(number), **row}) for number, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_the_sums_over_the_ranks_of_a_host_are_judged_per_rank() -> None:
 
 def test_ranks_without_new_samples_have_ended() -> None:
     history = history_of(ten(RANK))
-    history.add(sample._replace(time=sample.time + 20) for sample in ten(RANK, ranks="1"))
+    history.add(replace(sample, time=sample.time + 20) for sample in ten(RANK, ranks="1"))
     assert list(history.ranks()) == ["1"]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -52,13 +53,13 @@ def add_second(history: History, second: int, gpus: Sequence[dict[str, Any]], ra
     """Add the samples of a second."""
     time = float(second)
     shown = [
-        GPU._replace(**{"number": rank % 4, "uuid": f"GPU-{rank}", "ranks": str(rank), **row})
+        replace(GPU, **{"number": rank % 4, "uuid": f"GPU-{rank}", "ranks": str(rank), **row})
         for rank, row in enumerate(gpus)
     ]
     for first in range(0, len(gpus), 4):
-        history.add([HOST._replace(time=time, host=f"h{first // 4 + 1}", gpus=tuple(shown[first : first + 4]))])
+        history.add([replace(HOST, time=time, host=f"h{first // 4 + 1}", gpus=tuple(shown[first : first + 4]))])
     for rank, row in enumerate(ranks):
-        history.add([RANK._replace(**{"time": time, "ranks": str(rank), "host": f"h{rank // 4 + 1}", **row})])
+        history.add([replace(RANK, **{"time": time, "ranks": str(rank), "host": f"h{rank // 4 + 1}", **row})])
 
 
 def _at(second: int, changes: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +262,7 @@ def test_the_metrics_have_the_gpus() -> None:
 
 
 def test_a_line_with_gpus_is_valid_and_read_again() -> None:
-    sample = HOST._replace(gpus=(GPU._replace(**HOT), GPU._replace(utilization=None)))
+    sample = replace(HOST, gpus=(replace(GPU, **HOT), replace(GPU, utilization=None)))
     line = render_line(sample)
     assert parse_line(line.encode()) == sample
     validate(json.loads(line), "run-metrics")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -233,7 +234,7 @@ def test_the_files_of_amd_gpus_are_reported(tmp_path: Path, monkeypatch: pytest.
         (0, "0000:43:00.0", "0"),
         (1, "0001:65:00.0", "1"),
     ]
-    assert samples[1] == GPU._replace(ranks="1", limits=())
+    assert samples[1] == replace(GPU, ranks="1", limits=())
 
 
 def test_what_the_driver_of_amd_does_not_report_is_left_out(tmp_path: Path) -> None:

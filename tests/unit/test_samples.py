@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ def test_samples_are_stored_and_read_as_they_arrive(tmp_path: Path) -> None:
     file.append(6.0, [RANK])
     with path.open("ab") as other:
         other.write(b'{"time": 7.0}\n{"unfinished')
-    assert list(reader.read()) == [RANK._replace(time=6.0)]
+    assert list(reader.read()) == [replace(RANK, time=6.0)]
     reader.close()
 
 

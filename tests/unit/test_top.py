@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_the_table_has_ranks_in_trouble_first_and_80_columns(history: History) -
 def test_many_ranks_are_cut(history: History) -> None:
     samples = history.ranks()["0"]
     for rank in range(2, 50):
-        history.add(sample._replace(ranks=str(rank)) for sample in samples)
+        history.add(replace(sample, ranks=str(rank)) for sample in samples)
     lines = render_table(history, diagnose(history), 5)
     assert "... and 45 more" in lines
     assert sort_by_trouble(history.ranks(), diagnose(history))[:3] == ["1", "0", "2"]
