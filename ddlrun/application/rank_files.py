@@ -1,0 +1,104 @@
+"""The rank file of ddlrun gen-rankfile: hosts and machines as they are named, and the notes on what is assumed."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddlrun import __version__
+from ddlrun.application.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
+from ddlrun.application.read_policy import read_policy
+from ddlrun.application.reporter import Reporter
+from ddlrun.errors import InputError
+from ddlrun.hosts import HostList
+from ddlrun.machine import Machine
+from ddlrun.mapping.placement import Placement, place
+from ddlrun.mapping.placement_notes import placement_notes
+from ddlrun.mapping.rack_layout import arrange
+from ddlrun.mapping.rankfile import render
+from ddlrun.mapping.slot_notation import BOTH_MAJORS
+from ddlrun.mapping.topology_request import TopologyRequest
+from ddlrun.remote.probe import check_distinct, is_local, probe
+from ddlrun.topology import RankOrder, Topology
+
+ASSUMED_PRESET = "s822lc"
+# Options that state the machine.
+SOURCES = ("machine", "packages", "probe", "load")
+
+
+def generate_rankfile(
+    topology: Topology, hosts: str | None, options: dict[str, Any], reporter: Reporter
+) -> Iterator[str]:
+    """Return the blocks of the rank file that the options of ddlrun gen-rankfile describe; report what is assumed."""
+    host_list = _read_hosts(topology, hosts, options["hostfile"], reporter)
+    check_distinct(host_list, os.uname().nodename)
+    policy = read_policy(options)
+    stated = any(options[name] for name in SOURCES)
+    if not stated and all(is_local(name, os.uname().nodename) for name in host_list.names):
+        options["machine"] = "local"
+    machines = _read_machines(host_list, options)
+    placement = place(topology, host_list, machines, RankOrder(options["rank_order"]), policy)
+    majors = (int(options["open_mpi"]),) if options["open_mpi"] else BOTH_MAJORS
+    assumed = "" if stated or options["machine"] else f", assuming {machines[host_list.names[0]]}"
+    title = f"by ddlrun {__version__}: ddlrun gen-rankfile {topology}, ranks in {options['rank_order']} order{assumed}"
+    blocks = render(placement, title, majors)
+    for note in (*_assumptions(placement, stated=stated, preset=options["machine"]), *_notes(placement)):
+        reporter.line(f"note: {note}")
+    return blocks
+
+
+def _read_hosts(topology: Topology, hosts: str | None, hostfile: str | None, reporter: Reporter) -> HostList:
+    """Return the hosts in the order of their racks, and report notes."""
+    job = None if hosts or hostfile else find_job("auto")
+    host_list = read_hosts(hosts, hostfile, job=job)
+    layout = arrange(TopologyRequest(topology=topology), host_list, choose=job is not None)
+    for note in layout.notes:
+        reporter.line(f"note: {note}")
+    return layout.hosts
+
+
+def _assumptions(placement: Placement, *, stated: bool, preset: str | None) -> Iterator[str]:
+    """Yield the notes on the machine; where it is not `stated`, the preset is `local` or None: the assumed one."""
+    machine = placement.machines[0]
+    if stated or preset is not None:
+        yield from placement_notes(placement)
+    if not stated and preset is not None:
+        yield f"the host is this machine: {machine} ({machine.source}); describe another one with --machine PRESET|FILE"
+    elif not stated:
+        yield (
+            f"each host is assumed to be {machine} (preset {ASSUMED_PRESET}); "
+            "describe it with --machine PRESET|FILE, or probe it with --probe"
+        )
+
+
+def _notes(placement: Placement) -> Iterator[str]:
+    """Yield the limits of the rank file."""
+    if placement.shares_cores:
+        yield "ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed"
+    if placement.policy.threads_per_core:
+        yield "--threads-per-core: a rank file names whole cores; ddlrun launch binds ranks to some of their threads"
+    if any("." in name for name in placement.hosts.names):
+        yield (
+            "mpirun cuts host names at the first dot, unless it gets --mca orte_keep_fqdn_hostnames 1 (Open MPI 4) "
+            "or --prtemca prte_keep_fqdn_hostnames 1 (Open MPI 5); ddlrun launch sets these itself"
+        )
+
+
+def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]:
+    """Return the machine of each host. Raises InputError where the options contradict each other."""
+    packages, cores = options["packages"], options["cores_per_package"]
+    sources = [options["machine"], packages is not None or cores is not None, options["probe"], options["load"]]
+    if len([source for source in sources if source]) > 1:
+        raise InputError(
+            "--machine, --packages with --cores-per-package, --probe and --load exclude each other; give one of them"
+        )
+    if (packages is None) != (cores is None):
+        raise InputError("--packages and --cores-per-package go together; give both, or use --machine")
+    if packages is not None:
+        from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - 8 ms, and 16 of YAML: for these options alone
+
+        from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - msgspec, 15 ms
+
+        return dict.fromkeys(hosts.names, simple_machine(packages, cores))
+    if options["probe"]:
+        return probe(hosts, reach(ssh_launcher(options)))
+    return read_machines(hosts, options["machine"] or (None if options["load"] else ASSUMED_PRESET), options["load"])
