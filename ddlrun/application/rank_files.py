@@ -96,8 +96,6 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
     if packages is not None:
         from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - 8 ms, and 16 of YAML: for these options alone
 
-        from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - msgspec, 15 ms
-
         return dict.fromkeys(hosts.names, simple_machine(packages, cores))
     if options["probe"]:
         return probe(hosts, reach(ssh_launcher(options)))

@@ -10,6 +10,7 @@ import click
 from ddlrun.application.check import checks_of, run_checks
 from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.read_container import read_container
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.container_options import container_options
 from ddlrun.cli.options import (
     Sections,
@@ -83,6 +84,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     click.echo(text, nl=False)
     if report.unreachable or not options["ship"]:
         return report.exit_code
-    from ddlrun.cli.check_ship import check_ship  # noqa: PLC0415 - 40 ms, for --ship alone
+    from ddlrun.application.check_ship import check_ship  # noqa: PLC0415 - 40 ms, for --ship alone
 
-    return check_ship(host_list, launcher, options, report.here[1]) or report.exit_code
+    shipping = check_ship(host_list, launcher, options, report.here[1], ConsoleReporter())
+    click.echo("".join(f"{line}\n" for line in shipping.lines), nl=False)
+    return shipping.exit_code or report.exit_code

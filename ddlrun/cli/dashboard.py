@@ -1,11 +1,14 @@
 """ddlrun dashboard: the web page of a run."""
 
+import os
+
 import click
 
 from ddlrun.application.dashboard import open_dashboard
-from ddlrun.cli.named_run import find_run_folder, run_name
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.value_types import WholeNumber
+from ddlrun.runs.history import find_run_folder, run_name
+from ddlrun.runs.store import state_folder
 
 MOST_PORT = 65535
 
@@ -24,7 +27,7 @@ def command(run: str | None, port: int) -> None:
     The page shows a running job as it goes on, and an ended one as it was. Only browsers on this computer reach it,
     with the printed address, which has a password. Ctrl-C ends ddlrun dashboard.
     """
-    folder = find_run_folder(run)
+    folder = find_run_folder(run, state_folder(os.environ))
     server = open_dashboard(port, folder, "--port")
     click.echo(f"page of {run_name(folder)}: {server.url}", err=True)
     with server:

@@ -1,27 +1,24 @@
 """ddlrun metrics: the samples of a run for Prometheus and other programs."""
 
+import os
 import sys
-import time
-from collections.abc import Iterator
 from contextlib import closing
-from itertools import groupby
 
 import click
 
-from ddlrun.cli.named_run import find_run_folder, may_run, run_name
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.value_types import WholeNumber
 from ddlrun.errors import InputError
-from ddlrun.monitor.gauges import GaugeValue, list_values
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
 from ddlrun.monitor.openmetrics import render_openmetrics
 from ddlrun.plan.run_dir import RunDir
+from ddlrun.runs.history import find_run_folder, may_run, run_name
+from ddlrun.runs.store import state_folder
 
 # What --to otlp needs.
 PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 MOST_PORT = 65535
-POLL_SECONDS = 1.0
 
 
 @click.command("metrics", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,7 +42,7 @@ def command(run: str | None, listen: int | None, to: str | None) -> None:
     """
     if listen is not None and to is not None:
         raise InputError("--listen and --to exclude each other; start ddlrun metrics once for each")
-    folder = find_run_folder(run)
+    folder = find_run_folder(run, state_folder(os.environ))
     name, history = run_name(folder), History()
     if to is not None:
         _export(folder, name)
@@ -75,25 +72,12 @@ def command(run: str | None, listen: int | None, to: str | None) -> None:
 def _export(folder: str, name: str) -> None:
     """Export the samples of a run, those of the past first, until it ends."""
     try:
-        from ddlrun.monitor.otlp import OtlpExporter  # noqa: PLC0415 - 90 ms, and it need not be installed
+        from ddlrun.monitor.otlp import OtlpExporter, follow_values  # noqa: PLC0415 - 90 ms, and it may be missing
     except ImportError as error:
         raise InputError(f"--to otlp: {error}; {sys.executable} -m pip install {PACKAGE}") from error
     count = 0
     with closing(OtlpExporter()) as exporter:
-        for moment, values in _follow(folder, name):
+        for moment, values in follow_values(RunDir(folder).metrics, name, lambda: may_run(folder)):
             exporter.export(moment, values)
             count += 1
     click.echo(f"metrics of {name}: exported {count} samples to otlp", err=True)
-
-
-def _follow(folder: str, name: str) -> Iterator[tuple[float, list[GaugeValue]]]:
-    """Yield each time of samples with the values of gauges, until the run ends."""
-    history, runs = History(), True
-    with closing(MetricsReader(RunDir(folder).metrics, tail=sys.maxsize)) as reader:
-        while runs:
-            runs = may_run(folder)
-            for moment, samples in groupby(reader.read(), key=lambda sample: sample.time):
-                if moment > history.time:  # a file that was thinned out is read again
-                    history.add(samples)
-                    yield moment, list_values(history, name)
-            time.sleep(POLL_SECONDS if runs else 0)

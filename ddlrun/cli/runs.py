@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ddlrun.application.inputs import reach, read_hosts, ssh_launcher
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import (
     GRACE_HELP,
     Sections,
@@ -214,9 +215,10 @@ def _remove_shipped(hosts: Sequence[str], options: Options) -> None:
     """Remove files of launch --ship on hosts, where an option asks for it."""
     if options["shipped_days"] is None and options["shipped_size"] is None:
         return
-    from ddlrun.cli.remove_shipped import remove_shipped  # noqa: PLC0415 - 20 ms, for these options alone
+    from ddlrun.application.remove_shipped import remove_shipped  # noqa: PLC0415 - 20 ms, for these options alone
 
-    remove_shipped(hosts, options, _target(options, REMOVAL_SECONDS))
+    for line in remove_shipped(hosts, options, _target(options, REMOVAL_SECONDS), ConsoleReporter()):
+        click.echo(line)
 
 
 def _print_leftovers(leftovers: Mapping[str, Mapping[str, Sequence[OrphanProcess]]]) -> None:

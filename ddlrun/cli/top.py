@@ -11,13 +11,13 @@ from contextlib import closing, contextmanager
 
 import click
 
-from ddlrun.cli.named_run import find_run_folder, may_run
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
 from ddlrun.monitor.table import COLUMNS, render_top, render_top_json
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.runs.history import read_past_run
+from ddlrun.runs.history import find_run_folder, may_run, read_past_run
+from ddlrun.runs.store import state_folder
 
 REFRESH_SECONDS = 1.0
 MOST_KEYS = 64
@@ -42,7 +42,7 @@ def command(run: str | None, *, once: bool, as_json: bool) -> None:
 
     The ranks in trouble come first. q or Ctrl-C ends ddlrun top, and so does the end of the run.
     """
-    folder = find_run_folder(run)
+    folder = find_run_folder(run, state_folder(os.environ))
     history = History()
     with closing(MetricsReader(RunDir(folder).metrics)) as reader:
         history.add(reader.read())

@@ -1,6 +1,9 @@
 """Export of a run's samples to OpenTelemetry, by its own library, which need not be installed."""
 
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import groupby
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -9,10 +12,13 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from ddlrun.errors import UnreachableError
-from ddlrun.monitor.gauges import GaugeValue
+from ddlrun.monitor.gauges import GaugeValue, list_values
+from ddlrun.monitor.history import History
+from ddlrun.monitor.metrics_file import MetricsReader
 
 # Unit of OpenMetrics -> that of OpenTelemetry.
 UNITS = {"": "", "bytes": "By", "ratio": "1", "watts": "W", "celsius": "Cel", "hertz": "Hz"}
+POLL_SECONDS = 1.0
 
 
 class OtlpExporter:
@@ -44,3 +50,22 @@ class OtlpExporter:
 
 def _gauge_name(value: GaugeValue) -> str:
     return value.gauge.name
+
+
+def follow_values(path: str, name: str, may_run: Callable[[], bool]) -> Iterator[tuple[float, list[GaugeValue]]]:
+    """Yield each time of samples in a file with the values of gauges, those of the past first, until the run ends.
+
+    Args:
+        path: The file.
+        name: The run's name.
+        may_run: Returns False once the run has ended.
+    """
+    history, runs = History(), True
+    with closing(MetricsReader(path, tail=sys.maxsize)) as reader:
+        while runs:
+            runs = may_run()
+            for moment, samples in groupby(reader.read(), key=lambda sample: sample.time):
+                if moment > history.time:  # a file that was thinned out is read again
+                    history.add(samples)
+                    yield moment, list_values(history, name)
+            time.sleep(POLL_SECONDS if runs else 0)

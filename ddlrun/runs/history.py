@@ -30,6 +30,11 @@ class PastRunState(Enum):
     UNKNOWN = "unknown"
     """Started on another host, without an outcome so far."""
 
+    @property
+    def may_run(self) -> bool:
+        """False once the run has ended."""
+        return self in (PastRunState.RUNNING, PastRunState.UNKNOWN)
+
 
 class PastRun(NamedTuple):
     """A run with its start, and its end if it has ended."""
@@ -97,6 +102,26 @@ def find_run(text: str | None, state: str) -> str:
     if folder is None:
         raise InputError(f"run {text!r}: no run of this name was started here; ddlrun runs lists them")
     return folder
+
+
+def find_run_folder(text: str | None, state: str) -> str:
+    """Return the folder of the run that a user means, which has a plan. Raises InputError where there is none."""
+    folder = find_run(text, state)
+    if not os.path.exists(RunDir(folder).plan):
+        raise InputError(f"run folder {folder}: there is no plan.json in it; ddlrun runs lists the runs")
+    return folder
+
+
+def may_run(folder: str) -> bool:
+    """Return False once the run in a folder has ended."""
+    past = read_past_run(folder)
+    return past is None or past.state.may_run
+
+
+def run_name(folder: str) -> str:
+    """Return the name of the run in a folder."""
+    past = read_past_run(folder)
+    return os.path.basename(folder) if past is None else past.run.run
 
 
 def find_folder(text: str, state: str) -> str | None:

@@ -1,16 +1,19 @@
-"""Log files of a run: which ones there are, and their bytes as they grow."""
+"""Log files of a run and its restarts: which ones there are, and their bytes as they grow."""
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import IO, NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir, rank_log
+from ddlrun.runs.history import PastRunState, read_past_run, restart_folder
 from ddlrun.wording import counted
 
 BLOCK_BYTES = 1 << 20
+POLL_SECONDS = 0.2
 
 
 class Source(NamedTuple):
@@ -50,6 +53,65 @@ def _count_ranks(folder: str) -> int:
         raise InputError(f"run folder {folder}: plan.json cannot be read") from error
 
 
+def read_logs(
+    folder: str, ranks: Iterable[int] | None, lines: int | None, *, follow: bool
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the blocks of a run's logs, each with its stream.
+
+    Args:
+        folder: The run folder.
+        ranks: The ranks; None: all of them.
+        lines: The number of lines, at the end of each log, to begin with; None: all lines.
+        follow: Go on until the run and its restarts end.
+    """
+    following: str | None = folder
+    while following is not None:
+        with closing(LogReader(_sources(following, ranks), lines)) as reader:
+            yield from reader.read()
+            if not follow:
+                return
+            yield from _follow(reader, following)
+        _sources(following, ranks)  # ranks that were not known while the run was starting
+        following, lines = _await_restart(following), None
+
+
+def _sources(folder: str, ranks: Iterable[int] | None) -> list[Source]:
+    return run_sources(folder) if ranks is None else rank_sources(folder, ranks)
+
+
+def _follow(reader: "LogReader", folder: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the blocks of logs as they grow, until the run has ended."""
+    while True:
+        ended, grown = _has_ended(folder), False  # before reading: all that it wrote is read afterwards
+        for block in reader.read():
+            grown = True
+            yield block
+        if not grown:
+            if ended:
+                return
+            time.sleep(POLL_SECONDS)
+
+
+def _await_restart(folder: str) -> str | None:
+    """Return the folder of a failed run's restart; None where its ddlrun ends without one."""
+    past, restart = read_past_run(folder), restart_folder(folder)
+    while past is not None and past.state is PastRunState.FAILED:
+        alive = past.run.alive()  # before looking: a restart that it wrote is seen afterwards
+        if os.path.exists(RunDir(restart).plan):
+            return restart
+        if not alive:
+            return None
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _has_ended(folder: str) -> bool:
+    past = read_past_run(folder)
+    if past is None:  # it is not yet written, or the folder is gone
+        return os.path.exists(RunDir(folder).outcome) or not os.path.exists(RunDir(folder).plan)
+    return not past.state.may_run
+
+
 class LogReader:
     """The bytes of several log files, each from the place that was read last; a missing file is one without bytes."""
 
@@ -73,11 +135,11 @@ class LogReader:
             file.close()
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what the files have got since the last call, each block with the index of its source."""
+        """Yield what the files have got since the last call, each block with its stream."""
         self._open_files()
         for index, file in sorted(self._files.items()):
             while block := file.read(BLOCK_BYTES):
-                yield index, block
+                yield self._sources[index].stream, block
 
     def _open_files(self) -> None:
         for index, source in enumerate(self._sources):

@@ -1,12 +1,11 @@
 """The removal of files of `launch --ship` from hosts, as `ddlrun clean` does it."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
-
 from ddlrun.application.read_ship import read_folder
+from ddlrun.application.reporter import Reporter
 from ddlrun.errors import UnreachableError
 from ddlrun.remote.probe import ProbeTarget, describe_failure, render_failures, run_scripts
 from ddlrun.ship.script import build_modules, parse_report, task_script
@@ -16,8 +15,10 @@ from ddlrun.wording import counted
 NEVER_DAYS = 1e6
 
 
-def remove_shipped(hosts: Sequence[str], options: Mapping[str, Any], reach: ProbeTarget) -> None:
-    """Remove files that no run has used, by the options of `ddlrun clean`, and print how many.
+def remove_shipped(
+    hosts: Sequence[str], options: Mapping[str, Any], reach: ProbeTarget, reporter: Reporter
+) -> Iterator[str]:
+    """Remove files that no run has used, by the options of `ddlrun clean`; yield a line for each host with how many.
 
     Raises InputError, and UnreachableError with the hosts that failed.
     """
@@ -35,8 +36,8 @@ def remove_shipped(hosts: Sequence[str], options: Mapping[str, Any], reach: Prob
     for host, report in reports.items():
         if host not in failures:
             left = f", {render_memory(report['left'])} left" if most_bytes is not None else ""
-            click.echo(f"{host}: removed {counted(report['removed'], 'shipped folder')}{left}")
+            yield f"{host}: removed {counted(report['removed'], 'shipped folder')}{left}"
             for path in report["stuck"]:
-                click.echo(f"{host}: {path} has files of another user, who can remove them", err=True)
+                reporter.text(f"{host}: {path} has files of another user, who can remove them\n")
     if failures:
         raise UnreachableError(*render_failures(failures, reach.ssh))

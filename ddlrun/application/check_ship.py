@@ -3,14 +3,13 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-import click
 
 from ddlrun.application.locked_environment import use_locked_environment
 from ddlrun.application.read_ship import read_ship
+from ddlrun.application.reporter import Reporter
 from ddlrun.application.shipping import make_archives, reach_privately, shipped_run
-from ddlrun.cli.console import ConsoleReporter
 from ddlrun.errors import DdlrunError
 from ddlrun.hosts import HostList
 from ddlrun.remote.agent import AgentLauncher
@@ -22,13 +21,23 @@ from ddlrun.supervise.launch import own_addresses
 from ddlrun.units import render_memory
 
 
-def check_ship(hosts: HostList, launcher: AgentLauncher, options: Mapping[str, Any], own_address: str | None) -> int:
-    """Print what launch --ship would copy to each host, or the problems; return the exit code. Raises InputError."""
+@dataclass(frozen=True, slots=True)
+class ShipCheck:
+    """What launch --ship would copy to each host, or the problems; one line each."""
+
+    lines: tuple[str, ...] = ()
+    exit_code: int = 0
+
+
+def check_ship(
+    hosts: HostList, launcher: AgentLauncher, options: Mapping[str, Any], own_address: str | None, reporter: Reporter
+) -> ShipCheck:
+    """Check that hosts can take the files. Raises InputError where there are no such files."""
     program: tuple[str, ...] = (sys.executable, *filter(None, (options["script"],)))
-    options, program = use_locked_environment(options, program, ConsoleReporter())
+    options, program = use_locked_environment(options, program, reporter)
     request = read_ship(options, program)
     if request is None:
-        return 0
+        return ShipCheck()
     archives = make_archives(request)
     own_name = os.uname().nodename
     others = [name for name in hosts.names if not is_local(name, own_name)]
@@ -41,10 +50,8 @@ def check_ship(hosts: HostList, launcher: AgentLauncher, options: Mapping[str, A
         with reach_privately(launcher, 0) as target:
             result = transfer(plan, run, target)
     except DdlrunError as error:
-        click.echo(str(error))
-        return error.exit_code
-    click.echo("".join(_render(hosts, archives, result)), nl=False)
-    return 0
+        return ShipCheck(tuple(str(error).splitlines()), error.exit_code)
+    return ShipCheck(tuple(_render(hosts, archives, result)))
 
 
 def _render(hosts: HostList, archives: list[Archive], result: TransferResult) -> Iterator[str]:
@@ -53,4 +60,4 @@ def _render(hosts: HostList, archives: list[Archive], result: TransferResult) ->
         lacking = [archive for archive in archives if name in result.hosts[archive.digest]]
         size = render_memory(sum(archive.size for archive in lacking))
         copied = f"{len(lacking)} of {len(archives)}, {size}" if lacking else "nothing"
-        yield f"{name}: --ship would copy {copied}; {render_memory(result.free[name])} free\n"
+        yield f"{name}: --ship would copy {copied}; {render_memory(result.free[name])} free"
