@@ -33,14 +33,14 @@ HOROVOD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class TuningOutcome:
     """All measurements, and the exit code: that of Horovod's job where it was requested and failed."""
 
     record: "TuneRecord"
     exit_code: int
 
 
-def tune(expression: str | None, options: dict[str, Any], reporter: Reporter) -> Tuning:
+def tune(expression: str | None, options: dict[str, Any], reporter: Reporter) -> TuningOutcome:
     """Measure the settings on the hosts, by the options of ddlrun tune. Raises InputError and MeasurementError."""
     budget = measurement_job.read_budget(options["budget"], LEAST_BUDGET)
     gradient, _ = read_gradient(options)
@@ -73,8 +73,8 @@ def tune(expression: str | None, options: dict[str, Any], reporter: Reporter) ->
             record["horovod"] = _search_fusion(hosts, options, gradient, horovod_budget, reporter)
         except measurement_job.MeasurementError as error:
             reporter.line("note: Horovod was not tuned, for the reason above; the other results stand")
-            return Tuning(record, error.exit_code if options["horovod"] else 0)
-    return Tuning(record, 0)
+            return TuningOutcome(record, error.exit_code if options["horovod"] else 0)
+    return TuningOutcome(record, 0)
 
 
 def _search_fusion(

@@ -66,14 +66,14 @@ ALLOWED = {
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology", "units"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "application": {
-        "dashboard", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping", "network",
-        "plan", "preflight", "ranges", "remote", "report", "runs", "schedulers", "ship", "supervise",
+        "block_sizing", "dashboard", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping",
+        "network", "plan", "preflight", "ranges", "remote", "report", "runs", "schedulers", "ship", "supervise",
         "topology", "units", "wording",
     },
     "cli": {
-        "allreduce_algorithms", "application", "block_sizing", "doctor", "environment", "errors", "hosts", "machine",
+        "allreduce_algorithms", "application", "doctor", "environment", "errors", "hosts", "machine",
         "mapping", "monitor", "network", "plan", "plugins", "preflight", "managers", "remote", "report", "runs",
-        "schedulers", "ship", "supervise", "topology", "units", "wording",
+        "schedulers", "ship", "topology", "units", "wording",
     },
     "api": {"cli", "environment", "errors", "plan", "remote", "runs", "wording"},
     "__main__": {"cli", "rank"},
