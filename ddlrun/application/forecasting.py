@@ -117,7 +117,7 @@ def _cluster(options: Mapping[str, Any], per_rack: int | None, reporter: Reporte
     topology, topology_reason = choose_topology(arranged.request, arranged.hosts, machines)
     reason = str(topology_reason)
     if isinstance(topology, UnequalTopology) and request.racks:
-        raise unequal_error(f"--racks {request.racks}", topology)
+        raise unequal_error(f"`--racks` {request.racks}", topology)
     if isinstance(topology, Topology) and shape is None:
         racks_reason = f"--racks {request.racks}" if request.racks else shape_reason(arranged.hosts)
         reason = f"X: {reason}; Y, Z: {racks_reason}"
@@ -142,7 +142,7 @@ def _on_paper(shape: Topology | None, options: Mapping[str, Any], per_rack: int 
     y, left = divmod(count, racks) if racks else (per_rack or 1, count % (per_rack or 1))
     if left or not y:
         raise InputError(
-            f"--host-count {count} cannot be divided evenly: {reason}; give a multiple, or the shape: --topology XxYxZ"
+            f"--host-count {count} cannot be divided evenly: {reason}; give a multiple, or the shape: `--topology` XxYxZ"
         )
     return ClusterTopology(Topology((x, y, count // y)), reason)
 
