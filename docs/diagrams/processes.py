@@ -12,10 +12,10 @@ def draw_pipeline() -> Drawing:
         720, 464,
     )  # fmt: skip
     stages = [
-        ("Settings, HostList, TopologyRequest", "", "cli, plan/settings, schedulers"),
-        ("Machine of each host, MPI, frameworks", "", "remote/probe, preflight"),
+        ("Settings, HostList, TopologyRequest", "", "cli, application/settings, schedulers"),
+        ("Machine of each host, MPI, frameworks", "", "application/planning, remote, preflight"),
         ("Placement", "host, cores, GPU, NIC, threads per rank", "mapping/placement"),
-        ("Plan", "complete, frozen, printable", "mapping/rankfile, environment, managers"),
+        ("Plan", "complete, frozen, printable", "plan, environment, managers"),
         ("Outcome", "exit code, end of each rank", "supervise"),
         ("terminal, run folder, HTML", "", "report"),
     ]

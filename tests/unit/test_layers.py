@@ -162,6 +162,14 @@ def test_the_table_of_imports_is_exact() -> None:
     assert used == ALLOWED
 
 
+def test_the_page_on_the_design_lists_every_folder() -> None:
+    page = (PACKAGE.parent / "docs" / "explanation" / "design.md").read_text()
+    listed = re.findall(r"`(\w+/?)`", "".join(re.findall(r"(?m)^\| (.*?) \|", page.partition("## Folders")[2])))
+    folders = {f"{path.name}/" for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    modules = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
+    assert sorted(listed) == sorted(folders | modules)
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     for what, where in ALONE.items():
