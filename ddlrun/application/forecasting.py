@@ -142,7 +142,8 @@ def _on_paper(shape: Topology | None, options: Mapping[str, Any], per_rack: int 
     y, left = divmod(count, racks) if racks else (per_rack or 1, count % (per_rack or 1))
     if left or not y:
         raise InputError(
-            f"--host-count {count} cannot be divided evenly: {reason}; give a multiple, or the shape: `--topology` XxYxZ"
+            f"--host-count {count} cannot be divided evenly: {reason}; "
+            "give a multiple, or the shape: `--topology` XxYxZ"
         )
     return ClusterTopology(Topology((x, y, count // y)), reason)
 

@@ -89,7 +89,8 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
     sources = [options["machine"], packages is not None or cores is not None, options["probe"], options["load"]]
     if len([source for source in sources if source]) > 1:
         raise InputError(
-            "`--machine`, --packages with --cores-per-package, --probe and `--load` exclude each other; give one of them"
+            "`--machine`, --packages with --cores-per-package, --probe and `--load` exclude each other; give one of "
+            "them"
         )
     if (packages is None) != (cores is None):
         raise InputError("--packages and --cores-per-package go together; give both, or use `--machine`")
