@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -35,7 +36,7 @@ def run_checks(
     if request.network is not None:
         parse_cidr(request.network)
     only = request.only if launcher.needs_names else request.only - {"names"}
-    request = request._replace(only=only, ssh=launcher.shown)
+    request = replace(request, only=only, ssh=launcher.shown)
     return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left, variables=variables))
 
 

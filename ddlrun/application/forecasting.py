@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddlrun.application.inputs import find_job, read_hosts, read_launcher, read_machines, read_text
@@ -41,7 +41,7 @@ def forecast(options: Mapping[str, Any], reporter: Reporter) -> ForecastReport:
         fabric = parse_links(options["links"], per_rack if racks_known else None)
     else:
         fabric = described
-    fabric = fabric._replace(hosts_per_rack=fabric.hosts_per_rack or cluster.per_rack)
+    fabric = replace(fabric, hosts_per_rack=fabric.hosts_per_rack or cluster.per_rack)
     gradient, source = read_gradient(options)
     compute = parse_seconds(options["compute"], "--compute") if options["compute"] else None
     work = TrainingStep(gradient, options["mode"], compute, options["overlap"])

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ddlrun.ddl.nic_rates import pair_hosts, round_rates
 from ddlrun.measure.pair_rates import Pair
@@ -84,9 +85,9 @@ def with_nics(fabric: Fabric, rates: Sequence[float], names: Sequence[str]) -> F
     usual = statistics.median(rates)
     at_nic = LEVELS.index("nic")
     links = list(fabric.links)
-    links[at_nic] = links[at_nic]._replace(bandwidth=usual)
+    links[at_nic] = replace(links[at_nic], bandwidth=usual)
     nics = tuple((name, rate) for name, rate in zip(names, rates, strict=True) if rate != usual)
-    return fabric._replace(links=tuple(links), nics=nics)
+    return replace(fabric, links=tuple(links), nics=nics)
 
 
 def fabric_of(links: dict[str, LinkRates], topology: Topology, source: str, rack_numbers: Sequence[int] = ()) -> Fabric:

@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 # The digits of a speed are fewer than this.
 LONGEST_SPEED = 10
@@ -45,7 +45,8 @@ fi 2>/dev/null
 _ROUTE, _INET6 = r"[0-9A-F]{8} 0+ (?!0+$)[0-9A-F]{8}", r"[0-9a-f]{32} [0-9a-f]{2}"
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Address:
     """An address of a host with the state, speed (Mbit/s, -1: unknown) and kind of its interface."""
 
     interface: str

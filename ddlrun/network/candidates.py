@@ -1,7 +1,7 @@
 """Candidates of `ddlrun tune`: decompositions, modes of DDL, sizes of chunks and buckets, and their predicted time."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
 
 from ddlrun.allreduce_algorithms import CHUNKS, DEPTHS, KIB, MIB, AllreduceAlgorithm, Tuning, dimension_algorithm
 from ddlrun.network.cost import CostModel
@@ -20,7 +20,8 @@ MOST = 12
 SETTINGS = ("chunk", "depth", "bucket")
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Candidate:
     """Settings for averaging a step's gradients; `chunk` 0: mode p chooses chunk and depth. Sizes in bytes."""
 
     topology: Topology
@@ -40,7 +41,8 @@ class Candidate(NamedTuple):
         return f"{sizes}bucket={self.bucket // MIB}M"
 
 
-class TuningSpace(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TuningSpace:
     """A job to tune: its topology, its wiring (learners per host, hosts per rack, racks), links, bytes of gradients."""
 
     topology: Topology
@@ -92,7 +94,7 @@ class TuningSpace(NamedTuple):
     def near(self, candidate: Candidate, setting: str) -> Iterator[Candidate]:
         """Yield the candidates that differ in one of SETTINGS alone."""
         if candidate.chunk or setting == "bucket":
-            values = candidate._asdict()
+            values = asdict(candidate)
             sizes = (size for size in self._values(setting) if size != values[setting])
             yield from (Candidate(**values | {setting: size}) for size in sizes)
 

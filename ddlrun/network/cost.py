@@ -7,8 +7,8 @@ docs/explanation/network.md derives the model and compares it with measurements.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
 
 from ddlrun.allreduce_algorithms import (
     BETWEEN_HOSTS,
@@ -25,7 +25,8 @@ from ddlrun.network.message_counts import MESSAGES, GridAxis, blocks_of, halving
 from ddlrun.topology import Topology
 
 
-class CostStage(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CostStage:
     """Equal steps: their number, and what each of them carries.
 
     `loads`: bytes through the busiest link of each level, one direction, per byte of the buffer; `furthest`: the
@@ -37,7 +38,8 @@ class CostStage(NamedTuple):
     furthest: int
 
 
-class Cost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cost:
     """The cost of one allreduce.
 
     `volumes`: data bytes through the busiest link of each of LEVELS, one direction. `busiest`: the level whose link
@@ -51,7 +53,8 @@ class Cost(NamedTuple):
     steps: int
 
 
-class ChunkPipeline(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChunkPipeline:
     """A buffer that is reduced in chunks: its bytes, the bytes of a chunk, and the chunks in flight."""
 
     size: int
@@ -81,7 +84,8 @@ def stages(axes: Sequence[GridAxis], algorithms: Sequence[str], blocks: Sequence
     return result
 
 
-class CostModel(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CostModel:
     """The dimensions of a grid on the links of a cluster; `wiring`: learners per host, hosts per rack, racks."""
 
     axes: Sequence[GridAxis]
@@ -123,14 +127,14 @@ class CostModel(NamedTuple):
         halves = stages([world], ["halving"], blocks)
         shares = [step.share for step in halving(world, 1, total)]
         doubling = [
-            stage._replace(loads=tuple(load / share for load in stage.loads))
+            replace(stage, loads=tuple(load / share for load in stage.loads))
             for stage, share in zip(halves, shares, strict=True)
         ]
         yield self._cost(algorithm, doubling, whole)
 
     def _cost(self, algorithm: AllreduceAlgorithm, steps: Sequence[CostStage], pipeline: ChunkPipeline) -> Cost:
         """Add up: the first chunk travels alone; the others follow at the rate of the busiest link, or of the depth."""
-        size, chunk, depth = pipeline
+        size, chunk, depth = pipeline.size, pipeline.chunk, pipeline.depth
         per_byte = [sum(stage.steps * stage.loads[level] for stage in steps) for level in range(len(LEVELS))]
         volumes = tuple(size * load for load in per_byte)
         links = self.fabric.links
@@ -159,4 +163,4 @@ class CostModel(NamedTuple):
 
 def _twice(halves: Sequence[CostStage]) -> list[CostStage]:
     """Return the stages of a reduce-scatter and of the allgather that undoes it."""
-    return [stage._replace(steps=2 * stage.steps) for stage in halves]
+    return [replace(stage, steps=2 * stage.steps) for stage in halves]

@@ -22,7 +22,8 @@ Only `nic.bandwidth` is required. `burst: 512 KiB`: the bytes that a shaper lets
 """
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:  # for the annotations alone; it imports msgspec
 LEVELS = ("host", "nic", "uplink", "aisle")
 
 
-class Link(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Link:
     """The links of a level, one direction.
 
     Args:
@@ -58,7 +60,8 @@ class Link(NamedTuple):
         return self.bandwidth * self.payload * self.parallel
 
 
-class Fabric(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Fabric:
     """The links of each of LEVELS, the hosts that share an uplink, and the racks of an aisle (None: not given).
 
     `nics` has the bytes/s of data of hosts whose NIC has another rate.

@@ -1,7 +1,7 @@
 """Forecast of a job on a network: every decomposition, the time of a step, the penalty of a wrong order."""
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.block_sizing import JobLinks
@@ -12,7 +12,8 @@ from ddlrun.network.unequal_nics import unequal_cost
 from ddlrun.topology import JobTopology, Topology, UnequalTopology, ddl_topology
 
 
-class TrainingStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
     """A step of training: bytes of gradients, the mode of DDL, seconds of computing (None: not given).
 
     `overlap`: the share of the computing time during which gradients travel; 0: they travel after it.
@@ -24,7 +25,8 @@ class TrainingStep(NamedTuple):
     overlap: float = 0.0
 
 
-class Forecast(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Forecast:
     """A decomposition: the cost of its allreduce, the seconds of a step, and computing as a share of the step."""
 
     topology: JobTopology
@@ -33,21 +35,24 @@ class Forecast(NamedTuple):
     efficiency: float | None
 
 
-class UnevenData(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class UnevenData:
     """Data that learners cannot share evenly: the steps of an epoch, and the best efficiency that they allow."""
 
     steps: int
     ceiling: float
 
 
-class OrderPenalty(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OrderPenalty:
     """The level whose busiest link carries more bytes, and by what factor."""
 
     level: str
     factor: float
 
 
-class OrderPenalties(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OrderPenalties:
     """Penalties of a wrong order; None where it changes nothing.
 
     `hosts`: hosts are listed across racks; `ranks`: a flat collective (MPI_Allreduce) with ranks in ddl order instead

@@ -1,7 +1,8 @@
 """Search for Horovod's fusion threshold and cycle time."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import MIB
 
@@ -14,7 +15,8 @@ CYCLES = (1.0, 3.5, 10.0)
 BETTER = 0.98
 
 
-class FusionSetting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FusionSetting:
     """Fusion threshold in bytes and cycle time in milliseconds; None: Horovod's default."""
 
     fusion: int | None = None
@@ -52,7 +54,7 @@ def search_fusion(
 
     whole = next((fusion for fusion in sorted(FUSIONS) if fusion >= gradient), max(FUSIONS))
     complete = measure_all(FusionSetting(fusion) for fusion in FUSIONS if fusion <= whole)
-    complete = measure_all([best()._replace(cycle=cycle) for cycle in CYCLES]) and complete
+    complete = measure_all([replace(best(), cycle=cycle) for cycle in CYCLES]) and complete
     complete = measure_all(dict.fromkeys((default, best()))) and complete  # measured twice, as one result may be lucky
     chosen = best() if times[best()] <= BETTER * times[default] else default
     rows: list[HorovodSettingRecord] = [

@@ -1,7 +1,7 @@
 """Messages that leave a block of learners, per step of an algorithm in one dimension of the grid."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.topology import Topology
 
@@ -9,14 +9,16 @@ from ddlrun.topology import Topology
 MOST_LINKS = 64
 
 
-class GridAxis(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GridAxis:
     """A dimension of the grid: its number of learners, and the distance of neighbours in the order of the wiring."""
 
     size: int
     stride: int
 
 
-class MessageStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MessageStep:
     """Equal steps of one algorithm in one dimension.
 
     `share`: the size of a message as a share of the dimension's data; `leaving`: the most messages that leave a block
@@ -66,7 +68,7 @@ def ring(axis: GridAxis, block: int, total: int) -> Iterator[MessageStep]:
         block: the learners below a link.
         total: the learners of the grid.
     """
-    size, stride = axis
+    size, stride = axis.size, axis.stride
     period = size * stride
 
     def last_in_axis(below: int) -> int:
@@ -84,7 +86,7 @@ def ring(axis: GridAxis, block: int, total: int) -> Iterator[MessageStep]:
 
 def direct(axis: GridAxis, block: int, total: int) -> Iterator[MessageStep]:
     """Yield the one step in which each learner sends to all others of its group; arguments as for `ring`."""
-    size, stride = axis
+    size, stride = axis.size, axis.stride
     period = size * stride
 
     def cut(length: int) -> int:

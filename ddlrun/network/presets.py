@@ -5,6 +5,7 @@ src/graph/tuning.cc: 3.4 us over NVLink, 14 us over a network). Measured figures
 """
 
 import re
+from dataclasses import replace
 
 from ddlrun.errors import InputError
 from ddlrun.network.fabric import Fabric, Link
@@ -72,7 +73,7 @@ def parse_links(text: str, hosts_per_rack: int | None) -> Fabric:
         if match and match[2] in INSIDE and not match[1] and inside == Link():
             inside = INSIDE[match[2]]
         elif match and match[2] in BETWEEN and room:
-            between.append(BETWEEN[match[2]]._replace(parallel=int(match[1] or 1)))
+            between.append(replace(BETWEEN[match[2]], parallel=int(match[1] or 1)))
         elif oversubscribed and ratio is None and len(between) == 1:
             ratio = float(oversubscribed[1])
         else:
@@ -87,7 +88,7 @@ def parse_links(text: str, hosts_per_rack: int | None) -> Fabric:
                 "`--racks`"
             )
         nic = between[0]
-        uplink = nic._replace(bandwidth=nic.bandwidth * nic.parallel * hosts_per_rack / ratio, parallel=1)
+        uplink = replace(nic, bandwidth=nic.bandwidth * nic.parallel * hosts_per_rack / ratio, parallel=1)
     return Fabric(
         (inside, between[0], uplink, Link()),
         name=f"presets {text}",

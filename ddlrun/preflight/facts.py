@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.environment.rendezvous_ports import parse_ports
 from ddlrun.errors import HostError
@@ -21,7 +21,8 @@ MPI_LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi_cray.so.12")
 NAMESPACES = 4
 
 
-class FactsRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FactsRequest:
     """The subjects of a host's facts: paths as on this host, the names that it must resolve, and the program.
 
     `folder` is the working folder. `path` is the PATH on which ranks look for the program; None: the host's own.
@@ -44,14 +45,16 @@ class FactsRequest(NamedTuple):
     library: str = ""
 
 
-class FileDigest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FileDigest:
     """A file's size in bytes and its checksum (cksum)."""
 
     size: int
     checksum: int
 
 
-class LeftoverProcess(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LeftoverProcess:
     """A process of a run that may be over."""
 
     pid: int
@@ -64,7 +67,8 @@ class LeftoverProcess(NamedTuple):
         return any(part in self.command for part in KEEPERS)
 
 
-class KernelInstance(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KernelInstance:
     """The running kernel of a host, and the part of it that the host is: more containers than one may share it."""
 
     boot_id: str
@@ -72,7 +76,8 @@ class KernelInstance(NamedTuple):
     """Those of the network, process ids, the host name and IPC, as in net:[4026531833]."""
 
 
-class HostFacts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HostFacts:
     """The facts of a host; None: it could not find out."""
 
     noise: tuple[str, ...]

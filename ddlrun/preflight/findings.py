@@ -1,14 +1,11 @@
 """Findings of the checks before a job: their codes, their texts, and the record."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
-from typing import NamedTuple
 
 from ddlrun.errors import spell_options
 from ddlrun.hosts import fold
-
-NO_VALUES: Mapping[str, object] = MappingProxyType({})
 
 
 class Level(Enum):
@@ -19,7 +16,8 @@ class Level(Enum):
     FAILURE = "failure"
 
 
-class FindingRule(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FindingRule:
     """The level and the texts of one code, with {fields} for a finding's values and {host} for its host."""
 
     level: Level
@@ -189,7 +187,8 @@ class FindingCode(Enum):
     )
 
 
-class PreflightFinding(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PreflightFinding:
     """The result of one check of one host.
 
     `values` fill in the code's texts. They are what the texts show, no more: equal ones share a row of the table.
@@ -198,7 +197,7 @@ class PreflightFinding(NamedTuple):
     host: str
     check: str
     code: FindingCode
-    values: Mapping[str, object] = NO_VALUES
+    values: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def level(self) -> Level:

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ddlrun.hosts import fold
 from ddlrun.preflight.facts import FactsRequest, FileDigest, HostFacts, LeftoverProcess
@@ -25,7 +26,8 @@ MOST_SHOWN = 60
 T = TypeVar("T", bound=Hashable)
 
 
-class PreflightFacts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PreflightFacts:
     """The facts of all hosts and of this machine, the request, and the time of the probe.
 
     `here_name` is this machine's name. `interval` is when the hosts were
@@ -40,7 +42,7 @@ class PreflightFacts(NamedTuple):
 
     def without(self, names: Container[str]) -> "PreflightFacts":
         """Return the facts without some hosts."""
-        return self._replace(hosts={host: own for host, own in self.hosts.items() if host not in names})
+        return replace(self, hosts={host: own for host, own in self.hosts.items() if host not in names})
 
 
 Check = Callable[[PreflightFacts], Iterator[PreflightFinding]]

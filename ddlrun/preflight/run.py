@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from ddlrun.errors import HostError, PreflightError, UnreachableError
 from ddlrun.hosts import HostList, fold
@@ -29,7 +29,8 @@ MOST_NAMES = 8
 TCP_SECONDS, TCP_PER_FACTS = 8.0, 4.0
 
 
-class PreflightRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PreflightRequest:
     """The settings of the checks, beyond the hosts.
 
     `only` are the checks to run, `ssh` is the command line without the host, `seconds` the time limit of all, `path`
@@ -49,7 +50,8 @@ class PreflightRequest(NamedTuple):
     container: ContainerRequest | None = None
 
 
-class PreflightReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PreflightReport:
     """The findings of all checks, each host's facts, and the network that the hosts share.
 
     `here` is this machine's name among the hosts, or its own, and its address on the network, None if it has
@@ -114,12 +116,12 @@ def preflight(hosts: HostList, request: PreflightRequest, reach: Callable[[float
     name, address = report.here
     network = report.network
     if name not in hosts.names and address is not None:  # the process manager runs here, and talks to all
-        network = network._replace(addresses={**network.addresses, name: address})
+        network = replace(network, addresses={**network.addresses, name: address})
         reached.insert(0, name)
     findings = [
         finding for batch in batches(reached) for finding in _connect(batch, network, reach, end=end, seconds=seconds)
     ]
-    return report._replace(findings=(*report.findings, *findings))
+    return replace(report, findings=(*report.findings, *findings))
 
 
 def _connect(
@@ -134,7 +136,8 @@ def _connect(
     return judge_tcp(hosts, replies, network)
 
 
-class _Replies(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Replies:
     """The facts of all hosts, and the replies of those that have none."""
 
     facts: PreflightFacts
@@ -152,9 +155,9 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
     own_addresses = (address for address in facts.here.addresses if network and is_on(address, network.subnets))
     own = next((address.ip for address in own_addresses), None)
     if network and any(finding.code is FindingCode.OWN_NAME_LOOPBACK for finding in findings):
-        network = network._replace(own_names_mislead=True)
+        network = replace(network, own_names_mislead=True)
     if network and facts.here_name not in hosts.names:
-        network = network._replace(daemons=own is not None)
+        network = replace(network, daemons=own is not None)
     return PreflightReport((*findings, *network_findings), facts.hosts, network, (facts.here_name, own))
 
 
@@ -174,9 +177,9 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
         library=manager.mpi_library,
     )
     names = names_to_resolve(hosts.names, reach.own_name)
-    scripts = {host: facts_script(base._replace(names=names[host], logs=None)) for host in hosts.names}
+    scripts = {host: facts_script(replace(base, names=names[host], logs=None)) for host in hosts.names}
     begin = time.time()
-    read_here = reach.here(facts_script(base._replace(names=hosts.names[: 4 * MOST_NAMES])))
+    read_here = reach.here(facts_script(replace(base, names=hosts.names[: 4 * MOST_NAMES])))
     replies = run_scripts(scripts, reach)
     end = time.time()
     machines: dict[str, Machine] = {}
@@ -193,7 +196,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
         hosts=facts,
         here=here,
         here_name=next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name),
-        request=base._replace(names=all_names),
+        request=replace(base, names=all_names),
         interval=(begin, end),
     )
     return _Replies(everything, failed)

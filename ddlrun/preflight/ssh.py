@@ -3,13 +3,14 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 from ddlrun.remote.processes import FinishedProcess
 
 
-class SshRule(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SshRule:
     """The texts of one problem, with {fields} for its values.
 
     `pattern` matches ssh's own message; None: the problem is recognised otherwise. {line} is that message.
@@ -65,7 +66,8 @@ class SshProblem(Enum):
     NO_CLIENT = SshRule(None, "ssh is not on this machine's PATH", "install openssh-client on this machine")
 
 
-class SshFailure(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SshFailure:
     """ssh's failure on one host; `values` fill in the texts of its problem."""
 
     problem: SshProblem

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddlrun.hosts import fold
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings
@@ -15,7 +16,8 @@ if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.preflight.records import CheckRecord, FindingGroupRecord, FindingRecord, NetworkRecord, RunCheckRecord
 
 
-class _Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Row:
     """A row of the table: equal findings of several hosts."""
 
     check: str
@@ -28,10 +30,11 @@ class _Row(NamedTuple):
 def render_report(report: PreflightReport, *, everything: bool) -> str:
     """Write a row per problem with its remedy, and with `everything` also a row per check that passed."""
     rows = [row for name in NAMES for row in _rows(report, name, everything=everything)]
-    widths = [max(map(len, column)) for column in zip(*(row[:3] for row in rows), strict=True)]
+    cells = [(row.check, row.hosts, row.level) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
-    for row in rows:
-        start = "  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True))
+    for row, words in zip(rows, cells, strict=True):
+        start = "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True))
         lines.append(f"{start}  {row.message}".rstrip())
         if row.remedy:
             lines.append(f"{' ' * len(start)}  remedy: {row.remedy}")

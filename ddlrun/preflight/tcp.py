@@ -4,7 +4,8 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ddlrun.hosts import fold
 from ddlrun.network.subnet_selection import Network
@@ -20,7 +21,8 @@ LOWEST, HIGHEST, TRIES = 28000, 29900, 3
 MOST_ERROR = 200
 
 
-class _PeerReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _PeerReport:
     """The reply of one host: whether it could listen, and per target the error, None if it was reached.
 
     It took part in the check from `since` until `until`, by its own clock.

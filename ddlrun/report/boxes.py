@@ -1,7 +1,7 @@
 """Boxes of a machine: packages with their cores and devices, and the marks of local ranks on cores."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.machine import GPU, NIC, Core, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
@@ -12,7 +12,8 @@ ROW = 32
 MARKS = "the local rank on it (0-9a-zA-Z, then +); . none, * several, x not usable"
 
 
-class PackageBox(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PackageBox:
     """A package: its number, its cores by NUMA node, and its devices; `labelled`: NUMA nodes are named."""
 
     package: int
@@ -22,7 +23,8 @@ class PackageBox(NamedTuple):
     nics: tuple[NIC, ...]
 
 
-class MachineBoxes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MachineBoxes:
     """The packages of a machine, and the GPUs and NICs whose package is unknown."""
 
     packages: tuple[PackageBox, ...]

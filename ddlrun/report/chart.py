@@ -3,12 +3,13 @@
 import math
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 MOST_POINTS, MOST_LINES = 400, 32
 
 
-class ChartFrame(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChartFrame:
     """The size of a chart, and the edges of its plot area, in pixels."""
 
     width: int = 440
@@ -22,7 +23,8 @@ class ChartFrame(NamedTuple):
 FRAME = ChartFrame()
 
 
-class ChartLine(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChartLine:
     """A series: its name, its value at each iteration (None: unknown), and its rank if it is that of one rank."""
 
     name: str
@@ -30,7 +32,8 @@ class ChartLine(NamedTuple):
     rank: int | None = None
 
 
-class RenderedLine(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RenderedLine:
     """A line for the template: the points of an SVG polyline, the number of its style, its median as text."""
 
     name: str
@@ -40,7 +43,8 @@ class RenderedLine(NamedTuple):
     median: str
 
 
-class Chart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chart:
     """A chart; ticks are (pixels, text). `note`: the lines and points that are left out; empty if none are."""
 
     title: str
@@ -52,7 +56,8 @@ class Chart(NamedTuple):
     frame: ChartFrame = FRAME
 
 
-class ChartText(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChartText:
     """The title of a chart, its caption, and the unit of its values."""
 
     title: str
@@ -92,7 +97,8 @@ def draw_chart(text: ChartText, iterations: Sequence[int], lines: Sequence[Chart
     )
 
 
-class _Scale(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Scale:
     """The iterations and the ticks that the plot area spans."""
 
     first: int

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.network.forecast import Forecast, OrderPenalties, OrderPenalty, TrainingStep, UnevenData
@@ -30,7 +31,8 @@ HEADS = {"nic": "out of a host", "uplink": "out of a rack", "aisle": "out of an 
 SHARED = {"nic": "NICs", "uplink": "uplinks", "aisle": "aisles' uplinks"}
 
 
-class Epoch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Epoch:
     """The images of an epoch, those per learner and step, and their division among the learners."""
 
     images: int
@@ -38,7 +40,8 @@ class Epoch(NamedTuple):
     data: UnevenData
 
 
-class ForecastReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ForecastReport:
     """The result of `ddlrun plan`: the topology that launch takes and why, the network, all decompositions."""
 
     topology: JobTopology
@@ -123,7 +126,7 @@ def _foot(report: ForecastReport) -> Iterator[str]:
         yield f"dimensions of ddlrun.ddl: {ddl_topology(report.topology)}"
     yield f"algorithm: {own.cost.algorithm}"
     yield f"rank order: {ORDER}{WITH_MODE if isinstance(report.topology, Topology) else ''}"
-    hosts, ranks = report.penalties
+    hosts, ranks = report.penalties.hosts, report.penalties.ranks
     if hosts is not None:
         yield f"hosts listed across racks, not rack by rack: {hosts.factor:.3g}x the bytes on the {SHARED[hosts.level]}"
     if ranks is not None:
@@ -153,16 +156,16 @@ def forecast_dict(report: ForecastReport) -> "ForecastRecord":
         "wiring": str(report.wiring),
         "network": report.fabric.name,
         "links": {
-            level: link._asdict() | {"bandwidth": link.bandwidth if link.bandwidth < math.inf else None}
+            level: asdict(link) | {"bandwidth": link.bandwidth if link.bandwidth < math.inf else None}
             for level, link in zip(LEVELS, report.fabric.links, strict=True)
         },
-        "workload": report.work._asdict(),
+        "workload": asdict(report.work),
         "decompositions": [_decomposition_dict(entry) for entry in report.forecasts],
         "wrong_order": {
             "hosts": _penalty_dict(report.penalties.hosts),
             "ranks": _penalty_dict(report.penalties.ranks),
         },
-        "data": None if epoch is None else {"images": epoch.images, **epoch.data._asdict()},
+        "data": None if epoch is None else {"images": epoch.images, **asdict(epoch.data)},
     }
 
 

@@ -3,7 +3,8 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jinja2
 
@@ -21,7 +22,8 @@ CAUSES = {"queue": "others run on its CPUs"}
 FINDINGS = {"slow": "slow", "better": "faster after the move", "not better": "no gain by the move"}
 
 
-class RankRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RankRow:
     """A rank in the table; `level` is ok, dim or failure; `slow`: a check found the rank slow."""
 
     rank: RankRecord

@@ -1,7 +1,7 @@
 """Placement as a picture for a terminal: machines as boxes, one drawing for hosts that are alike."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Machine
@@ -12,7 +12,8 @@ from ddlrun.report.boxes import MARKS, ROW, PackageBox, boxes_of, gpu_label, nic
 LEGEND = f"one character per core: {MARKS}"
 
 
-class BoxStyle(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BoxStyle:
     """The characters of a box: top and bottom with their corners, sides, and the arrow from a GPU to its rank."""
 
     top: str = "┌─┐"
@@ -25,7 +26,8 @@ UNICODE = BoxStyle()
 ASCII = BoxStyle("+-+", "+-+", "|", "->")
 
 
-class _TextDrawing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _TextDrawing:
     """The local ranks of a host, those on each core, and the style of its boxes."""
 
     local_ranks: Sequence[LocalRankPlacement]

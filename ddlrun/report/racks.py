@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.mapping.rack_layout import by_rack
@@ -15,14 +16,16 @@ if TYPE_CHECKING:  # for the annotations alone
 NAMES = ("rack", "aisle", "hall")
 
 
-class RackComparison(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RackComparison:
     """The source that declares racks (a scheduler, a hostfile), and whether the measured racks are the same."""
 
     source: str
     same: bool
 
 
-class MeasuredHierarchy(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MeasuredHierarchy:
     """Hosts, with their declared racks where there are any, and the JSON result of ddlrun.measure for them."""
 
     hosts: HostList

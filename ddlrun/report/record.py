@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold
@@ -13,7 +14,8 @@ from ddlrun.plan.outcome import RankEnd
 Fields = Mapping[str, Any]
 
 
-class HostGroup(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HostGroup:
     """Equal hosts: their names folded, their machine, and the placement of each local rank."""
 
     names: str
@@ -21,7 +23,8 @@ class HostGroup(NamedTuple):
     local_ranks: tuple[LocalRankPlacement, ...]
 
 
-class RankRecord(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RankRecord:
     """A rank: `planned` as in plan.json, the number of its host's group, `bound` as in binding.json, and its end."""
 
     number: int
@@ -31,7 +34,8 @@ class RankRecord(NamedTuple):
     end: RankEnd | None
 
 
-class RecordedRun(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
     """A run as recorded in its folder.
 
     Attributes:

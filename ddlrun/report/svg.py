@@ -1,13 +1,14 @@
 """Placement as an SVG picture: machines as boxes, one occupancy for hosts that are alike."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 from ddlrun.report.boxes import ROW, PackageBox, boxes_of, gpu_label, nic_label, owners_of, sign
+from ddlrun.report.record import HostGroup
 
 # Pixels.
 _CELL, _GAP, _TEXT = 14, 3, 13
@@ -21,7 +22,8 @@ _COLOURS = tuple(COLOURS)
 _FREE, _UNUSABLE = "#e6e6e6", "#ffffff"
 
 
-class _Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Part:
     """Elements of SVG, and the size that they take, in pixels."""
 
     elements: list[str]
@@ -29,7 +31,8 @@ class _Part(NamedTuple):
     height: float
 
 
-class _Occupancy(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Occupancy:
     """The local ranks of a host, and those on each core."""
 
     local_ranks: Sequence[LocalRankPlacement]
@@ -40,21 +43,21 @@ def render_svg(placement: Placement) -> str:
     """Draw the local ranks on their cores as one SVG picture, machines one below the other."""
     names = placement.hosts.names
     return render_groups(
-        (fold(names[index] for index in indexes), machine, local_ranks)
+        HostGroup(fold(names[index] for index in indexes), machine, tuple(local_ranks))
         for indexes, machine, local_ranks in placement.groups()
     )
 
 
-def render_groups(groups: Iterable[tuple[str, Machine, Sequence[LocalRankPlacement]]]) -> str:
-    """Draw groups of equal hosts (names, machine and local ranks) as one SVG picture.
+def render_groups(groups: Iterable[HostGroup]) -> str:
+    """Draw groups of equal hosts as one SVG picture.
 
     Elements that a page may recolour or fade have a class; a core has its local ranks in `data-local`.
     """
     elements: list[str] = []
     top, width = 0.0, 0.0
-    for names, machine, local_ranks in groups:
-        title = f"{names}: {machine} ({machine.source})"
-        drawn = _machine(machine, local_ranks, top + 30)
+    for group in groups:
+        title = f"{group.names}: {group.machine} ({group.machine.source})"
+        drawn = _machine(group.machine, group.local_ranks, top + 30)
         elements += ["<g>", _text(10, top + 20, title, bold=True), *drawn.elements, "</g>"]
         top += 30 + drawn.height + 20
         width = max(width, drawn.width, 10.0 + 8 * len(title))

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.ship.files import Entry
@@ -21,7 +21,8 @@ RECENT_SECONDS = 2.0
 FILE_OVERHEAD = 4096
 
 
-class Archive(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Archive:
     """A source that is ready to travel."""
 
     source: ShipSource

@@ -4,6 +4,7 @@ import glob
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ddlrun.errors import InputError
@@ -19,7 +20,7 @@ def read_conda(folder: str) -> list[Entry]:
     others = frozenset(f"{folder}/{name}" for name in OF_BASE)
     prefixes = {path: prefix for record in _records(folder) for path, prefix in _prefixes(folder, record)}
     entries = read_entries(list_tree(folder, others), folder, keep_times=True, writable=True)
-    return [entry._replace(prefix=prefixes.get(entry.path)) for entry in entries]
+    return [replace(entry, prefix=prefixes.get(entry.path)) for entry in entries]
 
 
 def _records(folder: str) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from ddlrun.errors import InputError
 from ddlrun.ship.conda import read_conda
@@ -19,7 +19,8 @@ MOST_LINKS = 40
 RELOCATABLE = b'#!/bin/sh\n\'\'\'exec\' "$(dirname -- "$(realpath -- "$0")")/%b" "$0" "$@"\n\' \'\'\'\n'
 
 
-class Interpreter(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Interpreter:
     """The interpreter on which a virtual environment is based; it does not travel."""
 
     path: str
@@ -81,7 +82,7 @@ def _relocate_script(entry: Entry, folder: str) -> Entry:
     with open(entry.source, "rb") as file:
         content = file.read()
     moved = relocate_script(content, folder)
-    return entry if moved == content else entry._replace(content=moved, size=len(moved))
+    return entry if moved == content else replace(entry, content=moved, size=len(moved))
 
 
 def relocate_script(content: bytes, folder: str) -> bytes:

@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
@@ -22,7 +22,8 @@ GIT_SECONDS = 120.0
 READ_ONLY = ~0o222
 
 
-class EmbeddedPrefix(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class EmbeddedPrefix:
     """The path of a conda environment in one of its files, which the host replaces by the one there."""
 
     path: str
@@ -30,7 +31,8 @@ class EmbeddedPrefix(NamedTuple):
     """The bytes that a binary file has for it; None: the file is a text."""
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """A file, folder or symbolic link of an archive."""
 
     kind: str

@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
@@ -26,7 +26,8 @@ REQUIREMENT = re.compile(r"\s*([A-Za-z0-9./$]|-[rce]|--(requirement|constraint|e
 EXACT = re.compile(r"\s*[A-Za-z0-9][^#;]*(===?\s*[^\s*,;]+\s*(;.*)?$|\s@\s)")
 
 
-class LockFile(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LockFile:
     """A lock file, and all that its environment depends on."""
 
     path: str

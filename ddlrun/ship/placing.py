@@ -5,7 +5,7 @@ import filecmp
 import itertools
 import os
 import stat
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.ship.request import is_inside
 from ddlrun.ship.results import ResultFile
@@ -28,7 +28,8 @@ class Placing(enum.Enum):
     """The former file has another name."""
 
 
-class PlacedFile(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlacedFile:
     """A file that came back."""
 
     result: ResultFile

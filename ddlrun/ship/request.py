@@ -4,7 +4,7 @@ import enum
 import json
 import os
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.errors import InputError
 
@@ -20,7 +20,8 @@ class SourceKind(enum.Enum):
     ENVIRONMENT = "environment"
 
 
-class ShipSource(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ShipSource:
     """A folder or file that travels."""
 
     kind: SourceKind
@@ -33,7 +34,8 @@ class ShipSource(NamedTuple):
         return self.kind in (SourceKind.DATA, SourceKind.ENVIRONMENT)
 
 
-class ShipRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ShipRequest:
     """The sources of a job, and the folder of each host to which they travel."""
 
     sources: tuple[ShipSource, ...]

@@ -6,7 +6,8 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
 from ddlrun.ship.host.link import LinkError, MessageError, receive_exactly, receive_message, send_message
@@ -34,7 +35,8 @@ class ResultError(Exception):
     """A host sent what is not accepted; the text says what."""
 
 
-class ResultFile(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ResultFile:
     """A file of a host, as it was received."""
 
     host: str
@@ -48,7 +50,8 @@ class ResultFile(NamedTuple):
     """The path of the file that has its content."""
 
 
-class Received(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Received:
     """What hosts have sent."""
 
     files: Sequence[ResultFile]
@@ -58,7 +61,8 @@ class Received(NamedTuple):
     """Host -> files that are never copied back, such as links, and why."""
 
 
-class FetchTask(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FetchTask:
     """The run whose results come back."""
 
     request: ShipRequest

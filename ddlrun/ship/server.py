@@ -4,7 +4,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ddlrun.errors import DdlrunError
 from ddlrun.ship.archive import Archive
@@ -19,7 +20,8 @@ Problems = Sequence[str]
 LEAST_COMPRESSED = 1 << 20
 
 
-class HostState(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HostState:
     """The state of a host before the transfer."""
 
     address: str
@@ -56,7 +58,8 @@ def parse_state(body: Mapping[str, Any], address: str) -> HostState:
     )
 
 
-class TransferPlan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
     """The archives of a transfer, and the hosts in the order in which they pass them on."""
 
     archives: Sequence[Archive]

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.hosts import fold
@@ -15,7 +16,8 @@ from ddlrun.ship.server import HostState, Problems, TransferPlan, TransferServer
 from ddlrun.units import render_memory
 
 
-class ShippedRun(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ShippedRun:
     """The run whose files travel."""
 
     request: ShipRequest
@@ -28,7 +30,8 @@ class ShippedRun(NamedTuple):
     """The time in which hosts must answer."""
 
 
-class TransferResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TransferResult:
     """The hosts that got each archive, or would get it; the others have it."""
 
     hosts: Mapping[str, list[str]]

@@ -1,4 +1,4 @@
-"""Records of ddlrun as types that msgspec has schemas for: the JSON objects of TypedDicts and NamedTuples."""
+"""Records of ddlrun as types that msgspec has schemas for: JSON objects of TypedDicts and of records in Python."""
 
 import ast
 import inspect
@@ -11,13 +11,15 @@ from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_orig
 
 import msgspec
 
+# The attributes that TypedDicts, dataclasses and NamedTuples have.
+RECORD_MARKS = ("__optional_keys__", "__dataclass_fields__", "_fields")
 SCHEMA_KEY = "Name and version of this schema, which is its $id."
 
 
 class RecordTypes:
     """Converts types to types for msgspec, in which each record is a TypedDict with described fields.
 
-    - A NamedTuple stands for the object of its fields (`_asdict`).
+    - A dataclass or a NamedTuple stands for the object of its fields.
     - Annotated[dict[str, Any], A, B] is the object with the fields of all these records; B wins over A.
     - Annotated[str, E] is the value of an Enum.
 
@@ -71,8 +73,8 @@ class RecordTypes:
 
 
 def is_record(kind: Any) -> bool:  # noqa: ANN401 - a type
-    """Return True for a TypedDict or a NamedTuple."""
-    return isinstance(kind, type) and (hasattr(kind, "__optional_keys__") or hasattr(kind, "_fields"))
+    """Return True for a TypedDict, a dataclass or a NamedTuple."""
+    return isinstance(kind, type) and any(hasattr(kind, name) for name in RECORD_MARKS)
 
 
 def field_docstrings(cls: type) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def test_candidates_are_tried_in_the_order_of_the_model() -> None:
     assert str(first[0].topology) == "4x4x4"  # the shape of the racks
     near = list(job.near(first[0], "bucket"))
     assert {candidate.bucket for candidate in near} == {*BUCKETS[:3]} - {first[0].bucket}
-    assert all(candidate._replace(bucket=first[0].bucket) == first[0] for candidate in near)
+    assert all(replace(candidate, bucket=first[0].bucket) == first[0] for candidate in near)
 
 
 class SimulatedTimer:
@@ -64,13 +65,13 @@ class SimulatedTimer:
     def __init__(self, job: TuningSpace, default: Candidate, disturbance: float = 1.0) -> None:
         self.job, self.default, self.disturbance = job, default, disturbance
         self.noise = random.Random(str(job.topology))  # noqa: S311 - a test's
-        self.factors: list[dict[object, float]] = [{} for _ in default]
+        self.factors: list[dict[object, float]] = [{} for _ in fields(default)]
         self.forgotten: set[Candidate] = set()
 
     def undisturbed(self, candidate: Candidate) -> float:
         factors = (
             by_value.setdefault(value, self.noise.uniform(1, 1.3))
-            for value, by_value in zip(candidate, self.factors, strict=True)
+            for value, by_value in zip(astuple(candidate), self.factors, strict=True)
         )
         return self.job.predict(candidate) * math.prod(factors)
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,14 +62,14 @@ def test_files_of_an_environment_are_looked_at_again_if_its_packages_have_change
     assert request is not None
     (first,) = make_archives(request)
     assert first.files == len(first.entries or ()) > 0
-    assert make_archives(request) == [first._replace(entries=None)]
+    assert make_archives(request) == [replace(first, entries=None)]
     assert make_archives(request, whole=True) == [first]
-    assert make_archives(request._replace(locked=False)) == [first]
+    assert make_archives(replace(request, locked=False)) == [first]
     site = next(Path(program[0]).parents[1].glob("lib/python3*/site-packages"))
     (site / "demo.py").rename(site / "other.py")
     (other,) = make_archives(request)
     assert other.digest != first.digest
-    assert make_archives(request) == [other._replace(entries=None)]
+    assert make_archives(request) == [replace(other, entries=None)]
 
 
 @pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")

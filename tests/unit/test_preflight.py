@@ -4,6 +4,7 @@ import json
 import string
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,11 @@ WANTED = FactsRequest(
 
 
 def facts(number: int = 1, **changes: object) -> HostFacts:
-    good = parse_facts(TEXT, "h1")._replace(noise=(), leftovers=(), program=None, hostname=f"h{number}")
-    good = good._replace(
-        names={f"h{n}": (f"10.0.0.{n}",) for n in (1, 2, 3)}, addresses=(Address("eth0", f"10.0.0.{number}", 16),)
+    good = replace(parse_facts(TEXT, "h1"), noise=(), leftovers=(), program=None, hostname=f"h{number}")
+    good = replace(
+        good, names={f"h{n}": (f"10.0.0.{n}",) for n in (1, 2, 3)}, addresses=(Address("eth0", f"10.0.0.{number}", 16),)
     )
-    return good._replace(**changes)  # type: ignore[arg-type]
+    return replace(good, **changes)  # type: ignore[arg-type]
 
 
 def bad(here: HostFacts | None = None, wanted: FactsRequest = WANTED, **changes: object) -> list[PreflightFinding]:
@@ -149,7 +150,7 @@ def test_a_clock_may_differ_by_the_round_trip() -> None:
 
 
 def test_hosts_without_cryptography_fail_where_it_is_needed() -> None:
-    wanted = WANTED._replace(encryption="/opt/py/lib")
+    wanted = replace(WANTED, encryption="/opt/py/lib")
     assert bad(encryption=False) == []
     findings = [finding for finding in bad(wanted=wanted, encryption=False) if finding.host == "h2"]
     assert [finding.message for finding in findings] == [
@@ -169,7 +170,7 @@ def test_hosts_without_cryptography_fail_where_it_is_needed() -> None:
     ],
 )
 def test_hosts_without_a_python_for_agents_fail_where_they_are_used(version: str, messages: list[str]) -> None:
-    wanted = WANTED._replace(agents=True)
+    wanted = replace(WANTED, agents=True)
     findings = [finding for finding in bad(wanted=wanted, agent_python=version) if finding.host == "h2"]
     assert [finding.message for finding in findings] == messages
     assert bad(agent_python=version) == []
@@ -219,14 +220,14 @@ def test_versions_are_compared() -> None:
 
 
 def test_a_script_is_compared_with_the_one_on_this_machine() -> None:
-    wanted = WANTED._replace(program="train.py")
+    wanted = replace(WANTED, program="train.py")
     here = facts(program=FileDigest(9, 1))
     hosts = {name: facts(number, program=FileDigest(9, 1)) for number, name in enumerate(("h1", "h2"), 1)}
     facts_of_all = PreflightFacts(hosts, here, "h1", wanted, (1700000000.0, 1700000000.5))
     assert {finding.level for finding in judge(facts_of_all)} == {Level.OK}
-    lost = facts_of_all._replace(hosts={**hosts, "h2": hosts["h2"]._replace(program=None)})
+    lost = replace(facts_of_all, hosts={**hosts, "h2": replace(hosts["h2"], program=None)})
     assert [finding.code for finding in judge(lost) if finding.level is not Level.OK] == [FindingCode.NO_PROGRAM]
-    program = facts_of_all._replace(here=facts(program="/bin/x"), hosts={"h1": facts(program="/bin/x"), "h2": facts(2)})
+    program = replace(facts_of_all, here=facts(program="/bin/x"), hosts={"h1": facts(program="/bin/x"), "h2": facts(2)})
     assert [finding.host for finding in judge(program) if finding.level is not Level.OK] == ["h2"]
 
 
@@ -250,7 +251,7 @@ def test_other_cores_are_a_warning() -> None:
 
 
 def test_space_for_logs_is_checked_on_this_machine() -> None:
-    (finding,) = bad(facts(logs=10), WANTED._replace(logs="/logs"))
+    (finding,) = bad(facts(logs=10), replace(WANTED, logs="/logs"))
     assert (finding.host, finding.message) == ("h1", "this machine has 10 KiB free for the run folder /logs")
     (finding,) = bad(unwritable="/scratch")
     assert (finding.host, finding.code, "/scratch" in finding.message) == ("h2", FindingCode.NO_TEMPORARY_FILES, True)
@@ -260,10 +261,10 @@ def test_a_name_that_ssh_alone_knows_is_a_warning() -> None:
     """Host gpu in ~/.ssh/config: nothing else resolves it, and the ranks get addresses."""
     here = facts(1, names={"h1": ("10.0.0.1",), "gpu": ()})
     hosts = {"h1": here, "gpu": facts(2, names={"h1": ("10.0.0.1",), "h2": ("10.0.0.2",)})}
-    (finding,) = bad_among(hosts, here, WANTED._replace(names=("h1", "gpu")))
+    (finding,) = bad_among(hosts, here, replace(WANTED, names=("h1", "gpu")))
     assert (finding.host, finding.code) == ("h1", FindingCode.NAME_OF_SSH)
     known = {**hosts, "gpu": facts(2, names={"h1": ("10.0.0.1",), "gpu": ("10.0.0.2",), "h2": ("10.0.0.2",)})}
-    assert [finding.code for finding in bad_among(known, here, WANTED._replace(names=("h1", "gpu")))] == [
+    assert [finding.code for finding in bad_among(known, here, replace(WANTED, names=("h1", "gpu")))] == [
         FindingCode.NAME_UNKNOWN
     ]
 
@@ -324,8 +325,8 @@ def test_a_new_interface_makes_no_other_host() -> None:
 def test_hosts_that_only_look_the_same() -> None:
     kernel = facts().kernel
     assert kernel
-    container = facts(1, kernel=kernel._replace(namespaces=("net:[9]", *kernel.namespaces[1:])))
-    clone = facts(1, kernel=kernel._replace(boot_id="another"))
+    container = facts(1, kernel=replace(kernel, namespaces=("net:[9]", *kernel.namespaces[1:])))
+    clone = facts(1, kernel=replace(kernel, boot_id="another"))
     of_snapshot = facts(1, addresses=facts(2).addresses)
     unknown = facts(1, kernel=None)
     hosts = {"a": facts(1), "b": container, "c": clone, "d": of_snapshot, "e": unknown, "f": unknown}
@@ -448,22 +449,23 @@ def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
     assert render_lines(wrong) == ["hosts h[2-3]: a; b"]
     with pytest.raises(PreflightError):
         report.raise_failures()
-    lost = report._replace(
+    lost = replace(
+        report,
         findings=(
             *report.findings,
             PreflightFinding("h4", "ssh", FindingCode.UNREACHABLE, {"message": "refused", "remedy": "c"}),
-        )
+        ),
     )
     assert lost.exit_code == json.loads(report_json(lost))["exit_code"] == 3
     with pytest.raises(UnreachableError, match="host h4: refused"):
         lost.raise_failures()
     rejected = (RejectedSubnet("172.17.0.0/16", "a bridge"),)
     network = Network(("10.0.0.0/16",), {"h1": ("eth0",)}, {"h1": "10.0.0.1"}, "the fastest", rejected)
-    for some_report in (lost, report._replace(network=network)):
+    for some_report in (lost, replace(report, network=network)):
         validate(json.loads(report_json(some_report)), "check")
         validate(json.loads(check_json(some_report)), "run-check")
     assert (
-        render_report(report._replace(findings=tuple(well)), everything=True)
+        render_report(replace(report, findings=tuple(well)), everything=True)
         == "ssh  h[1-3]  ok\nh[1-3]: no problems\n"
     )
 
@@ -504,8 +506,8 @@ def test_equal_lines_share_a_row_whatever_was_measured() -> None:
     # Clocks that differ by less than the second that is shown, and scripts of one size with different contents.
     clocks = {"h1": facts(1), "h2": facts(2, clock=1700000005.6), "h3": facts(3, clock=1700000005.7)}
     digests = {"h1": FileDigest(9, 1), "h2": FileDigest(8, 2), "h3": FileDigest(8, 3)}
-    hosts = {host: own._replace(program=digests[host]) for host, own in clocks.items()}
-    request = WANTED._replace(program="train.py")
+    hosts = {host: replace(own, program=digests[host]) for host, own in clocks.items()}
+    request = replace(WANTED, program="train.py")
     interval = (1700000000.0, 1700000000.5)
     findings = judge(PreflightFacts(hosts, hosts["h1"], "h1", request, interval), frozenset({"clock", "files"}))
     problems = [finding for finding in findings if finding.level is Level.FAILURE]
@@ -519,8 +521,8 @@ def test_names_that_lead_back_share_a_row() -> None:
     # The loopback address belongs to each host, the first of which is its owner.
     loopback = (Address("lo", "127.0.0.1", 8),)
     names = {"h1": ("10.0.0.1",), "h2": ("10.0.0.2",), "h3": ("127.0.0.1",)}
-    hosts = {host: facts(number)._replace(names=names) for number, host in enumerate(("h1", "h2", "h3"), 1)}
-    hosts = {host: own._replace(addresses=(*own.addresses, *loopback)) for host, own in hosts.items()}
+    hosts = {host: replace(facts(number), names=names) for number, host in enumerate(("h1", "h2", "h3"), 1)}
+    hosts = {host: replace(own, addresses=(*own.addresses, *loopback)) for host, own in hosts.items()}
     known = facts(1, addresses=hosts["h1"].addresses)
     findings = judge(PreflightFacts(hosts, known, "h1", WANTED, (0.0, 0.0)), frozenset({"names"}))
     problems = [finding for finding in findings if finding.code is FindingCode.NAME_OF_ITSELF]
@@ -546,7 +548,7 @@ def test_an_interface_with_two_addresses_is_a_warning_for_open_mpi_4() -> None:
     hosts = {
         "h1": facts(1, addresses=(*facts(1).addresses, Address("eth0", "fd00::1", 64))),
         "h2": facts(2, addresses=(*own, second)),
-        "h3": facts(3, addresses=(*facts(3).addresses, second._replace(interface="eth1"))),
+        "h3": facts(3, addresses=(*facts(3).addresses, replace(second, interface="eth1"))),
     }
     network = choose_network({host: host_facts.addresses for host, host_facts in hosts.items()})
     (finding,) = ambiguous_interfaces(hosts, network)

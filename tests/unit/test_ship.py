@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -525,7 +526,7 @@ def test_words_of_a_command_line_name_the_shipped_files(tmp_path: Path, monkeypa
     words = ["/venv/bin/python", "--data=/code/data", "/codes", "code", "-x", "/code"]
     placed = [f"{root}/venv/bin/python", f"--data={root}/code/data", "/codes", "code", "-x", f"{root}/code"]
     assert list(map(places.place, words)) == placed
-    without_code = request._replace(sources=sources[1:])
+    without_code = replace(request, sources=sources[1:])
     assert json.loads(without_code.variable("run"))["folder"] == "/code/sub"
     assert request.place("/venv/bin/python", "run") == f"{root}/venv/bin/python"
 
@@ -585,7 +586,7 @@ def greeting(**values: object) -> HostState:
         address="10.0.0.1", port=1, missing=frozenset(), free=1 << 30, python="/usr/bin/python3", version=(3, 11),
         glibc=(99, 0),
     )  # fmt: skip
-    return usual._replace(**values)  # type: ignore[arg-type]
+    return replace(usual, **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -601,7 +602,7 @@ def greeting(**values: object) -> HostState:
 def test_hosts_that_cannot_take_the_files_are_named(
     values: dict[str, object], problem: str | None, tmp_path: Path
 ) -> None:
-    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)._replace(digest="DIGEST")
+    archive = replace(archive_of(write_tree(tmp_path / "tree"), tmp_path), digest="DIGEST")
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
     interpreter = find_interpreter(str(tmp_path / "venv"))
