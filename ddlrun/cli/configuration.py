@@ -3,20 +3,18 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from ddlrun.application.inputs import read_text
+from ddlrun.application.config_files import Configuration, OptionValue, read_config_files
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.errors import InputError
-from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, NAMED_FILE, PROJECT_FILE, USER_FILE, VARIABLE
+from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, VARIABLE
 from ddlrun.wording import did_you_mean
 
-PROJECT_NAME = "ddlrun.yaml"
-# The word of --config-file without which the user's and the project's files are read.
-NO_FILES = "none"
 # Names that may be variables of options, and other variables that a user or an outer job sets.
 VARIABLES = r"DDLRUN_(?!DDL_|LMS)[A-Z0-9_]+"
 OTHER_VARIABLES = (
@@ -28,33 +26,6 @@ OTHER_VARIABLES = (
 SHARED = frozenset(
     ("ssh_port", "ssh_identity_file", "scheduler", "launcher", "mpirun", "network", "network_interface", "tcp")
 )
-
-
-class ConfigFile(NamedTuple):
-    """A config file: its place in OPTION_SOURCES, and its path."""
-
-    source: str
-    path: str
-
-
-class OptionValue(NamedTuple):
-    """A value of an option that is not on the command line."""
-
-    value: object
-    source: str
-    """The entry of OPTION_SOURCES."""
-    place: str
-    """The file, the line and the key; or the environment variable."""
-
-
-class Configuration(NamedTuple):
-    """The values of all config files and environment variables."""
-
-    files: tuple[str, ...]
-    values: Mapping[str, OptionValue]
-    """By parameter."""
-    assignments: tuple[str, ...]
-    """Variables for the ranks: NAME=VALUE."""
 
 
 EMPTY = Configuration((), {}, ())
@@ -82,79 +53,15 @@ def apply_configuration(ctx: click.Context, named: str | None = None, only: froz
         only: The parameters that the command takes from there; None: all.
     """
     environ = {} if "DDLRUN_RUN" in os.environ else os.environ  # a rank has the variables of its job
-    named = named or environ.get("DDLRUN_CONFIG_FILE")
-    files = [*(find_files(os.environ, _current_folder()) if named != NO_FILES else ())]
-    if named not in (None, "", NO_FILES):
-        files.append(ConfigFile(NAMED_FILE, str(named)))
-    values: dict[str, OptionValue] = {}
-    assignments: list[str] = []
-    for file in files:
-        entries = _read_file(file)
-        assignments += entries.assignments
-        values |= entries.values
+    files = read_config_files(named or environ.get("DDLRUN_CONFIG_FILE"), ConsoleReporter())
     variables = _read_variables(ctx.command.get_params(ctx), environ)
-    values |= variables.values
+    values = {**files.values, **variables.values}
     if only is None:
         _note_unknown_variables(ctx, environ)
     else:
         values = {name: value for name, value in values.items() if name in only}
-    paths = tuple(file.path for file in files)
-    ctx.obj = Configuration(paths, values, (*assignments, *variables.assignments))
+    ctx.obj = Configuration(files.files, values, (*files.assignments, *variables.assignments))
     ctx.default_map = {name: value.value for name, value in values.items()}
-
-
-def _current_folder() -> str:
-    """Return the current folder; the root where it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return "/"
-
-
-def find_files(environ: Mapping[str, str], folder: str) -> Iterator[ConfigFile]:
-    """Yield the user's config file, and the project's: ddlrun.yaml in a folder or the nearest folder above it."""
-    home = environ.get("HOME") or os.path.expanduser("~")
-    user = f"{environ.get('XDG_CONFIG_HOME') or home + '/.config'}/ddlrun/config.yaml"
-    if os.path.isfile(user):
-        yield ConfigFile(USER_FILE, user)
-    project = _find_above(folder, home)
-    if project is None:
-        other = f"{folder}/{PROJECT_NAME.removesuffix('.yaml')}.yml"
-        if os.path.isfile(other):
-            click.echo(f"ddlrun: note: {other} has no effect; name it {PROJECT_NAME}", err=True)
-        return
-    if os.stat(project).st_uid not in (0, os.geteuid()):  # it names programs to start
-        click.echo(
-            f"ddlrun: note: {project} is left out, as it belongs to another user; name it with --config-file", err=True
-        )
-        return
-    yield ConfigFile(PROJECT_FILE, project)
-
-
-def _find_above(folder: str, home: str) -> str | None:
-    """Return the project's file in a folder or above it, up to the home directory."""
-    while True:
-        path = os.path.join(folder, PROJECT_NAME)
-        if os.path.isfile(path):
-            return path
-        parent = os.path.dirname(folder)
-        if parent == folder or os.path.realpath(folder) == os.path.realpath(home):
-            return None
-        folder = parent
-
-
-def _read_file(file: ConfigFile) -> Configuration:
-    from ddlrun.plan.config_file import config_notes, config_places, parse_config  # noqa: PLC0415 - 2 ms, and 16 of YAML: for config files alone
-
-    where = f"config file {file.path}"
-    text = read_text(file.path, "config file")
-    content = parse_config(text, where)
-    for note in config_notes(text, where):
-        click.echo(f"ddlrun: note: {note}", err=True)
-    assignments = content.pop("assignments", ())
-    places = config_places(text, where)
-    values = {name: OptionValue(value, file.source, places.get(name, where)) for name, value in content.items()}
-    return Configuration((file.path,), values, tuple(assignments) if isinstance(assignments, list) else ())
 
 
 def variable_of(option: click.Option) -> str | None:

@@ -11,8 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from ddlrun.application.config_files import ConfigFile, find_files
 from ddlrun.cli import group
-from ddlrun.cli.configuration import ConfigFile, find_files, variable_of
+from ddlrun.cli.configuration import variable_of
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.launch import command as launch
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, NAMED_FILE, OPTION_SOURCES, PROJECT_FILE, USER_FILE, VARIABLE
@@ -172,17 +174,17 @@ def test_a_file_with_another_suffix_has_a_note(folder: Path) -> None:
 def test_a_file_of_another_user_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "ddlrun.yaml"
     path.write_text("")
-    assert list(find_files(os.environ, str(folder))) == [ConfigFile(PROJECT_FILE, str(path))]
+    assert list(find_files(os.environ, str(folder), ConsoleReporter())) == [ConfigFile(PROJECT_FILE, str(path))]
     if os.geteuid():
         pytest.skip("only root can give a file to another user")
     os.chown(path, 1234, 1234)
-    assert list(find_files(os.environ, str(folder))) == []
+    assert list(find_files(os.environ, str(folder), ConsoleReporter())) == []
     assert "belongs to another user" in capsys.readouterr().err
 
 
 def test_files_above_the_home_directory_are_not_read(folder: Path) -> None:
     (folder.parents[2] / "ddlrun.yaml").write_text("")
-    assert list(find_files(os.environ, str(folder))) == []
+    assert list(find_files(os.environ, str(folder), ConsoleReporter())) == []
 
 
 def test_a_rank_ignores_the_variables_of_its_job(folder: Path) -> None:
