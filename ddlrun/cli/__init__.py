@@ -10,7 +10,6 @@ import contextlib
 import errno
 import importlib
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,14 +17,13 @@ import click
 from click.core import ParameterSource
 
 from ddlrun import __version__
-from ddlrun.errors import EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError, InputError, PreflightError, spell_options
+from ddlrun.cli.signals import EndedError, handle_signals
+from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError, InputError, PreflightError, spell_options
 from ddlrun.remote.system_limits import explain_limit
 from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from sys import UnraisableHookArgs
-    from types import FrameType
 
     from click.shell_completion import CompletionItem
 
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 
 # The variable by which the completion script of a shell requests completions.
 COMPLETION = "_DDLRUN_COMPLETE"
-# A dropped exception of a signal is raised again after this time.
-RAISE_SECONDS = 0.001
 # The headings of the help, each with its commands and the first sentence of their helps: a list imports no command.
 SECTIONS = {
     "Jobs": {
@@ -188,7 +184,7 @@ def main(
     os.environ.setdefault("PATH", os.defpath)  # nor without this one, for which shells have a default, too
     _open_standard_streams()
     try:
-        _handle_signals()
+        handle_signals()
         if COMPLETION in os.environ:
             from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - 1 ms, for a shell's completion alone
 
@@ -213,25 +209,12 @@ def run_command(
         problem = DdlrunError(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except _EndedError as error:
+    except EndedError as error:
         return error.exit_code
     except OSError as error:
         problem = _system_failure(error)
     fail(problem)
     return problem.exit_code
-
-
-def _handle_signals() -> None:
-    """Let the signals that end a process raise an exception; USR1 and USR2 are for ranks, which do not run yet."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, lambda *_: None)
-    sys.unraisablehook = _raise_again
 
 
 def _exit(code: int) -> NoReturn:
@@ -252,40 +235,6 @@ def _open_standard_streams() -> None:
             os.fstat(fd)
             continue
         os.open(os.devnull, os.O_RDWR)
-
-
-class _EndedError(BaseException):
-    """A signal that ends ddlrun; whatever it has started is ended as the exception passes."""
-
-    def __init__(self, number: int) -> None:
-        self.exit_code = EXIT_SIGNAL + number
-
-
-def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    raise _EndedError(number)
-
-
-def _raise_again(lost: UnraisableHookArgs) -> None:
-    """Raise a signal's exception again a moment later: Python drops exceptions in callbacks of os.fork."""
-    error = lost.exc_value
-    if not isinstance(error, (KeyboardInterrupt, _EndedError)):
-        # A signal interrupts logging's callback before the fork: then that after the fork cannot release the lock.
-        if not isinstance(error, RuntimeError) or getattr(lost.object, "__module__", "") != "logging":
-            sys.__unraisablehook__(lost)
-        return
-
-    def raise_error(_number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if (
-                frame.f_code is _raise_again.__code__
-            ):  # on a busy machine it has not returned, and Python would drop this
-                signal.setitimer(signal.ITIMER_REAL, RAISE_SECONDS)
-                return
-            frame = frame.f_back
-        raise error
-
-    signal.signal(signal.SIGALRM, raise_error)
-    signal.setitimer(signal.ITIMER_REAL, RAISE_SECONDS)
 
 
 def _message(error: click.UsageError) -> str:

@@ -275,7 +275,8 @@ MOMENTS = {
     "fork": "os.register_at_fork(after_in_parent=interrupt)",
     "busy": "os.register_at_fork(after_in_parent=interrupt); sys.setprofile(lambda frame, event, function: "
     "event == 'c_return' and function.__name__ == 'setitimer' and not slow and (slow.append(1), time.sleep(0.1)))",
-    "lock": "import logging, ddlrun.cli; ddlrun.cli.RAISE_SECONDS = 0.2; sys.setprofile(lambda frame, event, _: "
+    "lock": "import logging, ddlrun.cli.signals; ddlrun.cli.signals.RAISE_SECONDS = 0.2; "
+    "sys.setprofile(lambda frame, event, _: "
     "frame.f_code is logging._acquireLock.__code__ and event == 'call' "
     "and 'logging' not in frame.f_back.f_code.co_filename and interrupt())",
     "start": "sys.setprofile(lambda frame, event, _: "
