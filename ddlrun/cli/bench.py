@@ -26,7 +26,7 @@ SIZES = "8B,256B,8KiB,64KiB,256KiB,1MiB,8MiB,64MiB,256MiB"
 MODES = "rbnmcp"
 
 
-@click.command("bench", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("bench", cls=Sections)
 @hosts_argument
 @measuring_options.measuring_options
 @measuring_options.shape_options

@@ -33,7 +33,7 @@ from ddlrun.preflight.table import render_report, report_json
 from ddlrun.remote.probe import check_distinct
 
 
-@click.command("check", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("check", cls=Sections)
 @hosts_argument
 @hostfile_option
 @ssh_options

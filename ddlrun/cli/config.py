@@ -51,7 +51,7 @@ class Config(Sections):
     borrowed = LAUNCH_OPTIONS
 
 
-@click.command("config", cls=Config, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("config", cls=Config)
 @argument(
     "what", metavar="[show]", default="show", type=Choice(["show"], {"list": "show", "get": "show", "print": "show"})
 )

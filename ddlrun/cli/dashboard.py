@@ -13,7 +13,7 @@ from ddlrun.runs.store import state_folder
 MOST_PORT = 65535
 
 
-@click.command("dashboard", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("dashboard", cls=Sections)
 @argument("run", required=False)
 @option(
     "Output", "--port", type=WholeNumber(0, MOST_PORT), default=0, metavar="PORT",

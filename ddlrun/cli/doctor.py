@@ -13,7 +13,7 @@ from ddlrun.runs.history import find_run_folder
 from ddlrun.runs.store import state_folder
 
 
-@click.command("doctor", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("doctor", cls=Sections)
 @argument("run", required=False)
 @option(
     "Run",

@@ -48,9 +48,7 @@ class Launch(Sections):
         format_usual_help(self, ctx, formatter)
 
 
-@click.command(
-    "launch", cls=Launch, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
-)
+@click.command("launch", cls=Launch, context_settings={"allow_interspersed_args": False})
 @job_options
 @check_options
 @check_build_option

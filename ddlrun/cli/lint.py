@@ -19,7 +19,7 @@ from ddlrun.mapping.rankfile_lint import MachineOf, fix, lint
 from ddlrun.remote.probe import probe
 
 
-@click.command("lint", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("lint", cls=Sections)
 @argument("rankfile")
 @machine_option()
 @load_option

@@ -13,7 +13,7 @@ from ddlrun.runs.log_files import read_logs
 from ddlrun.runs.store import state_folder
 
 
-@click.command("logs", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("logs", cls=Sections)
 @argument("run", required=False)
 @option("Output", "-f", "--follow", is_flag=True, help="Go on printing until the run and its restarts end.")
 @option(

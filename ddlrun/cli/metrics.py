@@ -21,7 +21,7 @@ PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 MOST_PORT = 65535
 
 
-@click.command("metrics", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("metrics", cls=Sections)
 @argument("run", required=False)
 @option(
     "Output", "--listen", type=WholeNumber(0, MOST_PORT), metavar="PORT",

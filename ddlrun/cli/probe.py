@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddlrun.plan.records import ProbeRecord
 
 
-@click.command("probe", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("probe", cls=Sections)
 @hosts_argument
 @hostfile_option
 @ssh_options

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for the annotations alone
 YIELD = ("--env", f"{MCA}mpi_yield_when_idle=1")
 
 
-@click.command("racks", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("racks", cls=Sections)
 @hosts_argument
 @measuring_options
 @option("Output", "-o", "--output", metavar="FILE", help="Write the hosts to FILE, rack by rack, with rack=NAME.")

@@ -17,7 +17,7 @@ from ddlrun.runs.registry import read_runs
 from ddlrun.runs.store import read_run_dir, state_folder
 
 
-@click.command("report", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("report", cls=Sections)
 @argument("run", required=False)
 @option("Output", "-o", "--output", metavar="FILE", show_default="report.html in the run folder",
         help="Write the page to FILE.")  # fmt: skip

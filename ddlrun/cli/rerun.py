@@ -16,7 +16,7 @@ from ddlrun.runs.history import PastRun, find_run, read_past_run
 from ddlrun.runs.store import state_folder
 
 HELP = {"-h", "--help"}
-CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 # Headings of launch's usual options that the help repeats.
 HEADINGS = [heading for heading in USUAL_OPTIONS if heading != "Other"]
 

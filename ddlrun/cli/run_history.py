@@ -13,7 +13,7 @@ from ddlrun.runs.store import state_folder
 MOST_RUNS = 20
 
 
-@click.command("runs", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("runs", cls=Sections)
 @option("Output", "-n", "--number", type=COUNT, default=MOST_RUNS, show_default=True, metavar="N",
         help="List the latest N runs.")  # fmt: skip
 @option("Output", "--all", "all_runs", is_flag=True, help="List all runs.")

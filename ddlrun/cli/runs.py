@@ -26,11 +26,10 @@ from ddlrun.runs.registry import read_runs
 from ddlrun.runs.run_table import render_runs, render_runs_json
 from ddlrun.runs.store import state_folder
 
-CONTEXT = {"help_option_names": ["-h", "--help"]}
 host_options = option_group(hostfile_option, ssh_options, probe_timeout_option)
 
 
-@click.command("ps", cls=Sections, context_settings=CONTEXT)
+@click.command("ps", cls=Sections)
 @hosts_argument
 @host_options
 @option("Output", "--json", "as_json", is_flag=True, help="Print all processes as JSON.")
@@ -47,7 +46,7 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     return 0
 
 
-@click.command("kill", cls=Sections, context_settings=CONTEXT)
+@click.command("kill", cls=Sections)
 @argument("runs", nargs=-1, required=True)
 @option(
     "Hosts",
@@ -76,7 +75,7 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
     return 0
 
 
-@click.command("clean", cls=Sections, context_settings=CONTEXT)
+@click.command("clean", cls=Sections)
 @hosts_argument
 @host_options
 @option("Termination", "--dry-run", is_flag=True, help="Print what would be ended or removed, and change nothing.")

@@ -89,9 +89,7 @@ class Show(Sections):
         return [param for param in super().own_params(ctx) if param.name in OWN_OPTIONS or param not in self.params]
 
 
-@click.command(
-    "show", cls=Show, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
-)
+@click.command("show", cls=Show, context_settings={"allow_interspersed_args": False})
 @job_options
 @option("Output", "--json", "as_json", is_flag=True, help="Print JSON.")
 @option("Output", "--svg", metavar="FILE", help="With placement: also draw the placement in FILE.")

@@ -106,9 +106,7 @@ own_options = option_group(
 )  # fmt: skip
 
 
-@click.command(
-    "submit", cls=Submit, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
-)
+@click.command("submit", cls=Submit, context_settings={"allow_interspersed_args": False})
 @own_options
 @argument("script")
 @argument("args", nargs=-1, type=click.UNPROCESSED)

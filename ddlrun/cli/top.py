@@ -31,7 +31,7 @@ BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-@click.command("top", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("top", cls=Sections)
 @argument("run", required=False)
 @option("Output", "--once", is_flag=True, help="Print the latest samples, and exit; so it is without a terminal.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print the latest samples as JSON, and exit.")

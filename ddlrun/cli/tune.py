@@ -13,7 +13,7 @@ from ddlrun.cli.plan import gradient_options
 from ddlrun.report.tune import render_tune
 
 
-@click.command("tune", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("tune", cls=Sections)
 @hosts_argument
 @measuring_options.measuring_options
 @measuring_options.shape_options
