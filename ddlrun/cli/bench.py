@@ -9,9 +9,9 @@ import click
 
 from ddlrun.application import measurement_job
 from ddlrun.application.output_files import check_writable, write_atomically
-from ddlrun.cli import measuring_options
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.options import Sections, hosts_argument, option
+from ddlrun.cli.options import Sections, option
+from ddlrun.cli.shared_options import budget_option, hosts_argument, measuring_options, shape_options
 from ddlrun.errors import InputError
 from ddlrun.report.bench import render_bench
 from ddlrun.report.plots import draw_bench
@@ -28,9 +28,9 @@ MODES = "rbnmcp"
 
 @click.command("bench", cls=Sections)
 @hosts_argument
-@measuring_options.measuring_options
-@measuring_options.shape_options
-@measuring_options.budget_option("60s")
+@measuring_options
+@shape_options
+@budget_option("60s")
 @option("Measurement", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
 @option("Measurement", "--modes", default=MODES, show_default=True, metavar="LETTERS",
         help="Modes of ddlrun.ddl to measure, in addition to MPI's collectives.")  # fmt: skip

@@ -11,15 +11,14 @@ from ddlrun.application.check import checks_of, run_checks
 from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.read_container import read_container
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.container_options import container_options
-from ddlrun.cli.options import (
-    Sections,
+from ddlrun.cli.options import Sections, option
+from ddlrun.cli.shared_options import (
     check_build_option,
+    container_options,
     hostfile_option,
     hosts_argument,
     mpirun_option,
     network_options,
-    option,
     process_manager_option,
     scheduler_options,
     ssh_options,

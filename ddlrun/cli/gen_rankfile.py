@@ -8,15 +8,13 @@ import click
 from ddlrun.application.output_files import write_atomically
 from ddlrun.application.rank_files import ASSUMED_PRESET, generate_rankfile
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.options import (
+from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.shared_options import (
     ORDER_HELP,
-    Sections,
-    argument,
     hostfile_option,
     hosts_argument,
     load_option,
     machine_option,
-    option,
     placement_options,
     probe_option,
     ssh_options,

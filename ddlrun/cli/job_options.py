@@ -6,29 +6,27 @@ from typing import Any
 import click
 
 from ddlrun.cli.configuration import apply_configuration
-from ddlrun.cli.options import (
+from ddlrun.cli.options import option, option_group
+from ddlrun.cli.shared_options import (
     GRACE_HELP,
     ORDER_HELP,
     TOPOLOGY_HELP,
+    accelerators_option,
     allow_root_option,
     hostfile_option,
     machine_option,
     mpirun_option,
     note_named_file,
-    option,
-    option_group,
     placement_options,
     process_manager_option,
     racks_option,
     scheduler_options,
     ssh_options,
 )
-from ddlrun.cli.value_types import COUNT, SECONDS, SYNONYMS, Choice, Kilobytes, Number, WholeNumber
+from ddlrun.cli.value_types import COUNT, SECONDS, Choice, Kilobytes, Number, WholeNumber
 from ddlrun.environment.frameworks import FRAMEWORKS
 from ddlrun.environment.horovod_settings import HOROVOD, HorovodSetting
 from ddlrun.mapping.policy import MEMBINDS
-from ddlrun.mapping.topology_request import UNITS
-from ddlrun.wording import did_you_mean
 
 MOST_SPAWN_SLOTS = 10_000
 
@@ -54,21 +52,6 @@ def _value_type(setting: HorovodSetting) -> Any:  # noqa: ANN401 - a type of cli
     return {int: WholeNumber(min=0), float: Number(min=0)}.get(setting.kind, setting.kind)
 
 
-class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A number of ranks per host, or the unit that each rank stands for."""
-
-    name = "N|gpu|package|numa|core|gpu-or-core"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401
-        """Convert a value to a positive number or a unit; fail where it is neither."""
-        if value in UNITS:
-            return str(value)
-        if str(value).isascii() and str(value).isdigit() and int(value):
-            return int(value)
-        hint = did_you_mean(str(value), UNITS, SYNONYMS)
-        return self.fail(f"{value!r} is neither a positive number nor one of {', '.join(UNITS)}{hint}", param, ctx)
-
-
 def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
     """Take defaults of options from config files and environment variables."""
     if not ctx.resilient_parsing:
@@ -76,11 +59,6 @@ def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -
     return path
 
 
-accelerators_option = option(
-    "Topology", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core|gpu-or-core",
-    help="Ranks per host: X, or one per GPU, package, NUMA node or core of each host; gpu-or-core: per core only where "
-    "a host has no GPUs.",
-)  # fmt: skip
 job_options = option_group(
     option(
         "Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST", callback=note_named_file,

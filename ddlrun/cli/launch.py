@@ -11,13 +11,13 @@ from ddlrun.application.programs import read_programs, split_programs
 from ddlrun.application.settings import read_settings
 from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.container_options import container_args_option, container_options
 from ddlrun.cli.dashboard import MOST_PORT
 from ddlrun.cli.job_options import job_options
 from ddlrun.cli.launch_arguments import launch_options, strip_secrets
 from ddlrun.cli.launch_help import format_usual_help, help_all_option
 from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
-from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
+from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.shared_options import check_build_option, check_options, container_args_option, container_options
 from ddlrun.cli.translation import TranslatedArgv, translate
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.errors import InputError

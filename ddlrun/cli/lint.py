@@ -8,7 +8,8 @@ import click
 
 from ddlrun.application.inputs import reach, read_machines, read_rankfile, ssh_launcher
 from ddlrun.application.output_files import write_atomically
-from ddlrun.cli.options import Sections, argument, load_option, machine_option, option, probe_option, ssh_options
+from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.shared_options import load_option, machine_option, probe_option, ssh_options
 from ddlrun.cli.value_types import COUNT, Choice
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList

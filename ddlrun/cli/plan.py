@@ -8,15 +8,13 @@ import click
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.application.forecasting import MODEL, forecast
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.options import (
+from ddlrun.cli.options import Sections, option, option_group
+from ddlrun.cli.shared_options import (
     TOPOLOGY_HELP,
-    Sections,
     hostfile_option,
     hosts_argument,
     load_option,
     machine_option,
-    option,
-    option_group,
     scheduler_options,
     ssh_options,
 )

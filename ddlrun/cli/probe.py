@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.application.probing import load_saved, probe_hosts
-from ddlrun.cli.options import (
-    Sections,
+from ddlrun.cli.options import Sections, option
+from ddlrun.cli.shared_options import (
     hostfile_option,
     hosts_argument,
-    option,
     probe_timeout_option,
     scheduler_options,
     ssh_options,

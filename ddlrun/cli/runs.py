@@ -9,15 +9,12 @@ import click
 from ddlrun.application.run_processes import clean as clean_hosts
 from ddlrun.application.run_processes import end_named_runs, list_processes, raise_failures
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.options import (
+from ddlrun.cli.options import Sections, argument, option, option_group
+from ddlrun.cli.shared_options import (
     GRACE_HELP,
-    Sections,
-    argument,
     hostfile_option,
     hosts_argument,
     note_named_file,
-    option,
-    option_group,
     probe_timeout_option,
     ssh_options,
 )

@@ -6,19 +6,19 @@ from typing import Any
 import click
 
 from ddlrun.application.tuning import save_profile, tune
-from ddlrun.cli import measuring_options
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.options import Sections, hosts_argument, option
+from ddlrun.cli.options import Sections, option
 from ddlrun.cli.plan import gradient_options
+from ddlrun.cli.shared_options import budget_option, hosts_argument, measuring_options, shape_options
 from ddlrun.report.tune import render_tune
 
 
 @click.command("tune", cls=Sections)
 @hosts_argument
-@measuring_options.measuring_options
-@measuring_options.shape_options
+@measuring_options
+@shape_options
 @gradient_options
-@measuring_options.budget_option("3m")
+@budget_option("3m")
 @option("Measurement", "--links", metavar="FILE", show_default="measure the links",
         help="Read links that bench --save-links wrote.")  # fmt: skip
 @option("Measurement", "--horovod/--no-horovod", "horovod", default=None, show_default="if it is installed",

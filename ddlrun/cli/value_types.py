@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ddlrun.errors import InputError
+from ddlrun.mapping.topology_request import UNITS
 from ddlrun.units import parse_bytes, parse_seconds
 from ddlrun.wording import did_you_mean
 
@@ -108,6 +109,21 @@ class Kilobytes(WholeNumber):
         except InputError:
             return super().convert(value, param, ctx)
         return size
+
+
+class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """A number of ranks per host, or the unit that each rank stands for."""
+
+    name = "N|gpu|package|numa|core|gpu-or-core"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401
+        """Convert a value to a positive number or a unit; fail where it is neither."""
+        if value in UNITS:
+            return str(value)
+        if str(value).isascii() and str(value).isdigit() and int(value):
+            return int(value)
+        hint = did_you_mean(str(value), UNITS, SYNONYMS)
+        return self.fail(f"{value!r} is neither a positive number nor one of {', '.join(UNITS)}{hint}", param, ctx)
 
 
 COUNT = WholeNumber(min=1)
