@@ -35,12 +35,9 @@ MODES = "rbnmcp"
 @option("Measurement", "--modes", default=MODES, show_default=True, metavar="LETTERS",
         help="Modes of ddlrun.ddl to measure, in addition to MPI's collectives.")  # fmt: skip
 @option(
-    "Output",
-    "--json",
-    "as_json",
-    is_flag=True,
+    "Output", "--json", "as_json", is_flag=True,
     help="Print all measurements as JSON, in bytes, seconds and bytes per second.",
-)
+)  # fmt: skip
 @option("Output", "--save-links", metavar="FILE",
         help="Write the links to FILE, for --links of ddlrun plan and ddlrun tune.")  # fmt: skip
 @option("Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size in FILE (SVG or PNG); needs matplotlib.")

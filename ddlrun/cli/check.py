@@ -13,6 +13,7 @@ from ddlrun.application.read_container import read_container
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.shared_options import (
+    SHIP_FOLDER,
     check_build_option,
     container_options,
     hostfile_option,
@@ -45,7 +46,7 @@ from ddlrun.remote.probe import check_distinct
 @option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")
 @option("Checks", "--ship", metavar="code,env,PATH,...",
         help="Also check that these files can be copied to all hosts, as by launch --ship.")  # fmt: skip
-@option("Checks", "--ship-dir", metavar="DIR", show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
+@option("Checks", "--ship-dir", metavar="DIR", show_default=SHIP_FOLDER,
         help="Folder for the files of --ship, on a local disk of each host.")  # fmt: skip
 @container_options
 @process_manager_option

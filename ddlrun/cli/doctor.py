@@ -16,14 +16,9 @@ from ddlrun.runs.store import state_folder
 @click.command("doctor", cls=Sections)
 @argument("run", required=False)
 @option(
-    "Run",
-    "--interval",
-    type=SECONDS,
-    default=2,
-    show_default=True,
-    metavar="TIME",
+    "Run", "--interval", type=SECONDS, default=2, show_default=True, metavar="TIME",
     help="Time between two observations of the ranks; choose one longer than a step of the job.",
-)
+)  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
 def command(run: str | None, interval: float, *, as_json: bool) -> None:
     """Find the reason why RUN hangs.

@@ -32,30 +32,20 @@ from ddlrun.topology import RankOrder, parse_topology
 @probe_option
 @load_option
 @option(
-    "Hosts",
-    "--packages",
-    type=WholeNumber(1, 256),
-    metavar="N",
-    help="Packages per host; needs --cores-per-package.",
-)
+    "Hosts", "--packages", type=WholeNumber(1, 256), metavar="N", help="Packages per host; needs --cores-per-package.",
+)  # fmt: skip
 @option("Hosts", "--cores-per-package", type=WholeNumber(1, 4096), metavar="N",
         help="Cores per package; needs --packages.")  # fmt: skip
 @ssh_options
 @placement_options
 @option(
-    "Topology",
-    "--rank-order",
-    type=Choice([order.value for order in RankOrder]),
-    default=RankOrder.DDL.value,
-    show_default=True,
-    help=f"{ORDER_HELP}. Without --mode, ddlrun launch uses host.",
-)
+    "Topology", "--rank-order", type=Choice([order.value for order in RankOrder]), default=RankOrder.DDL.value,
+    show_default=True, help=f"{ORDER_HELP}. Without --mode, ddlrun launch uses host.",
+)  # fmt: skip
 @option(
-    "Output",
-    "--open-mpi",
-    type=Choice(["4", "5"]),
+    "Output", "--open-mpi", type=Choice(["4", "5"]),
     help="Where no file suits Open MPI 4.1 and 5.0, write one for this version alone.",
-)
+)  # fmt: skip
 @option("Output", "-o", "--output", metavar="FILE", show_default="standard output",
         help="Write the rank file to FILE, completely or not at all.")  # fmt: skip
 def command(topology: str, hosts: str | None, output: str | None, **options: Any) -> None:  # noqa: ANN401 - click's own

@@ -17,7 +17,13 @@ from ddlrun.cli.launch_arguments import launch_options, strip_secrets
 from ddlrun.cli.launch_help import format_usual_help, help_all_option
 from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.shared_options import check_build_option, check_options, container_args_option, container_options
+from ddlrun.cli.shared_options import (
+    SHIP_FOLDER,
+    check_build_option,
+    check_options,
+    container_args_option,
+    container_options,
+)
 from ddlrun.cli.translation import TranslatedArgv, translate
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.errors import InputError
@@ -53,88 +59,56 @@ class Launch(Sections):
 @check_options
 @check_build_option
 @option(
-    "Restarts",
-    "--restarts",
-    metavar="N",
-    type=WholeNumber(min=0),
-    default=0,
-    show_default=True,
+    "Restarts", "--restarts", metavar="N", type=WholeNumber(min=0), default=0, show_default=True,
     help="Restart a failed job up to N times; DDLRUN_RESTART counts the restarts.",
-)
+)  # fmt: skip
 @option(
-    "Restarts",
-    "--spare-hosts",
-    metavar="LIST|extra",
+    "Restarts", "--spare-hosts", metavar="LIST|extra",
     help="Hosts that replace failed hosts; extra: all hosts that --topology does not need.",
-)
+)  # fmt: skip
 @option(
-    "Restarts",
-    "--min-topology",
-    metavar="XxYxZ",
+    "Restarts", "--min-topology", metavar="XxYxZ",
     help="Without spare hosts, restart with a smaller Y or Z, down to this topology.",
-)
+)  # fmt: skip
 @option(
-    "Run",
-    "--ship",
-    metavar="code,env,PATH,...",
+    "Run", "--ship", metavar="code,env,PATH,...",
     help="Copy files to the local disk of each host and run there: SCRIPT's code, its Python environment or that of a "
     "lock file (env=FILE), paths.",
-)
+)  # fmt: skip
 @option(
-    "Run",
-    "--ship-dir",
-    metavar="DIR",
-    show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
+    "Run", "--ship-dir", metavar="DIR", show_default=SHIP_FOLDER,
     help="Folder for the files of --ship, on a local disk of each host.",
-)
+)  # fmt: skip
 @option(
-    "Run",
-    "--fetch",
-    metavar="PATH,...",
+    "Run", "--fetch", metavar="PATH,...",
     help="With --ship code: copy what ranks wrote at these paths back to the current folder; '.': all.",
-)
+)  # fmt: skip
 @container_options
 @container_args_option
 @option(
-    "Run",
-    "--run-dir",
-    metavar="DIR",
-    show_default="a new folder in ~/.local/state/ddlrun/runs",
+    "Run", "--run-dir", metavar="DIR", show_default="a new folder in ~/.local/state/ddlrun/runs",
     help="Folder for the rank file, the plan and the logs.",
-)
+)  # fmt: skip
 @option(
-    "Run",
-    "--keep-runs",
-    type=COUNT,
-    metavar="N",
+    "Run", "--keep-runs", type=COUNT, metavar="N",
     help="Remove the folders of ended runs except for the latest N (see ddlrun runs).",
-)
+)  # fmt: skip
 @option(
-    "Run",
-    "--keep-days",
-    type=Number(min=0),
-    metavar="DAYS",
+    "Run", "--keep-days", type=Number(min=0), metavar="DAYS",
     help="Remove the folders of ended runs that are older than DAYS.",
-)
+)  # fmt: skip
 @option(
-    "Run",
-    "--on-event",
-    metavar="COMMAND|URL",
+    "Run", "--on-event", metavar="COMMAND|URL",
     help="Start COMMAND at the start, a stall and the end of the run, with JSON as its input, or post it to URL.",
-)
+)  # fmt: skip
 @option(
-    "Run",
-    "--dashboard",
-    type=WholeNumber(0, MOST_PORT),
-    metavar="PORT",
+    "Run", "--dashboard", type=WholeNumber(0, MOST_PORT), metavar="PORT",
     help="Serve a web page of the run at this port of this computer until it ends; 0: at any free port.",
-)
+)  # fmt: skip
 @option(
-    "Run",
-    "--dry-run",
-    is_flag=True,
+    "Run", "--dry-run", is_flag=True,
     help="Print the plan and the command, and start nothing; with --run-dir, write the files too.",
-)
+)  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
 @option("Output", "--verbose", is_flag=True, help="Also print all reasons and the command.")
 @option("Output", "--quiet", is_flag=True, help="Print only the job's output, and errors.")

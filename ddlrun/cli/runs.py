@@ -12,6 +12,7 @@ from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, argument, option, option_group
 from ddlrun.cli.shared_options import (
     GRACE_HELP,
+    SHIP_FOLDER,
     hostfile_option,
     hosts_argument,
     note_named_file,
@@ -46,15 +47,9 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 @click.command("kill", cls=Sections)
 @argument("runs", nargs=-1, required=True)
 @option(
-    "Hosts",
-    "-H",
-    "--host",
-    "--hosts",
-    "hosts",
-    metavar="LIST",
-    callback=note_named_file,
+    "Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST", callback=note_named_file,
     help="Also end RUNS that were started on other computers, on these hosts; names must be whole.",
-)
+)  # fmt: skip
 @host_options
 @option("Termination", "--grace", type=SECONDS, default=10, show_default=True, metavar="TIME",
         help=GRACE_HELP)  # fmt: skip
@@ -77,34 +72,22 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
 @host_options
 @option("Termination", "--dry-run", is_flag=True, help="Print what would be ended or removed, and change nothing.")
 @option(
-    "Termination",
-    "--keep-days",
-    type=Number(min=0),
-    metavar="DAYS",
+    "Termination", "--keep-days", type=Number(min=0), metavar="DAYS",
     help="Also remove the folders (plans, logs) of your ended runs that are older than DAYS.",
-)
+)  # fmt: skip
 @option("Termination", "--keep-runs", type=COUNT, metavar="N",
         help="Also remove the folders of your ended runs except for the latest N.")  # fmt: skip
 @option(
-    "Termination",
-    "--shipped-days",
-    type=Number(min=0),
-    metavar="DAYS",
+    "Termination", "--shipped-days", type=Number(min=0), metavar="DAYS",
     help="Also remove files of launch --ship on HOSTS that no run has used for DAYS.",
-)
+)  # fmt: skip
 @option(
-    "Termination",
-    "--shipped-size",
-    metavar="SIZE",
+    "Termination", "--shipped-size", metavar="SIZE",
     help="Also remove files of launch --ship on HOSTS, the longest unused first, down to SIZE such as 20GB per host.",
-)
+)  # fmt: skip
 @option(
-    "Termination",
-    "--ship-dir",
-    metavar="DIR",
-    show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
-    help="Folder of the files of launch --ship.",
-)
+    "Termination", "--ship-dir", metavar="DIR", show_default=SHIP_FOLDER, help="Folder of the files of launch --ship.",
+)  # fmt: skip
 def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """End processes and remove files that earlier runs left behind.
 

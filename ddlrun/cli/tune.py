@@ -25,11 +25,9 @@ from ddlrun.report.tune import render_tune
         help="Also tune Horovod's fusion threshold and cycle time.")  # fmt: skip
 @option("Measurement", "--exhaustive", is_flag=True, help="Measure every combination, without a time limit.")
 @option(
-    "Output",
-    "--save",
-    metavar="FILE",
+    "Output", "--save", metavar="FILE",
     help="Write the profile to FILE, for --profile of ddlrun launch; -: do not save the profile.",
-)
+)  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="Print all measurements as JSON, in bytes and seconds.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """Find the fastest settings for HOSTS.
