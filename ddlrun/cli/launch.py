@@ -28,6 +28,7 @@ from ddlrun.cli.translation import TranslatedArgv, translate
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.plan import shown_command
+from ddlrun.runs.store import check_rank_file, write_run_dir
 
 
 class Launch(Sections):
@@ -152,7 +153,6 @@ def command(
 def _print_plan(planned: Planned) -> None:
     """Print the plan of a dry run; write its files where --run-dir names their folder."""
     from ddlrun.report.plan import render_plan  # noqa: PLC0415 - 5 ms: a run imports it while this machine is probed
-    from ddlrun.runs.store import check_rank_file, write_run_dir  # noqa: PLC0415 - 2 ms: the same
 
     plan, run = planned.plan, planned.attempt.settings.run
     if run.keep_dry_run:

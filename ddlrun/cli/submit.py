@@ -19,7 +19,6 @@ from ddlrun.cli.translation import translate
 from ddlrun.cli.value_types import COUNT, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.schedulers.submit.registry import GROUP, SCHEDULERS
-from ddlrun.schedulers.submit.render import render
 from ddlrun.topology import parse_topology
 
 # Launch's --scheduler selects the job that ddlrun runs in, submit's the scheduler that gets the job.
@@ -121,6 +120,8 @@ def command(
     The options of ddlrun launch (ddlrun launch --help-all) are accepted, except for those that name hosts, and copied
     into the job script. Use the scheduler's own commands to query or cancel the job.
     """
+    from ddlrun.schedulers.submit.render import render  # noqa: PLC0415 - 20 ms of jinja2, which help spares
+
     note_misplaced(script, split_programs(args)[0], ctx.command.get_params(ctx))
     _check_unsupported(ctx, argv, options)
     console = ConsoleReporter()
