@@ -234,8 +234,8 @@ def _binding_dict(record: Mapping[str, str]) -> "BindingRecord":
     }
 
 
-# A learner's message about a slow rank, or about its move to other cores, in a line of standard error.
-LEARNER_MESSAGE = rb"ddlrun\.ddl\.monitor: (.*)"
+# What precedes a learner's message about a slow rank, or about its move to other cores, in a line of standard error.
+LEARNER_MARK = b"ddlrun.ddl.monitor: "
 MOST_MESSAGES = 1000
 
 
@@ -253,9 +253,9 @@ def read_run_dir(path: str) -> dict[str, str]:
             with suppress(FileNotFoundError), open(name, encoding="utf-8", errors="replace") as file:
                 texts[os.path.basename(name)] = file.read()
         with suppress(FileNotFoundError), open(files.stderr, "rb") as lines:
-            matches = filter(None, (re.search(LEARNER_MESSAGE, line) for line in lines))
-            messages = (match[1].decode(errors="replace") for match in itertools.islice(matches, MOST_MESSAGES))
-            texts[os.path.basename(files.stderr)] = "\n".join(messages)
+            messages = (line.partition(LEARNER_MARK)[2] for line in lines if LEARNER_MARK in line)
+            text = b"".join(itertools.islice(messages, MOST_MESSAGES))
+            texts[os.path.basename(files.stderr)] = text.decode(errors="replace")
     except OSError as error:
         raise InputError(f"run folder {path}: {error.filename}: {error.strerror}") from error
     if os.path.basename(files.plan) not in texts:
