@@ -224,6 +224,20 @@ def test_a_start_that_failed_is_explained() -> None:
         assert ended_by_manager(mpirun_end(213, output), {}) == EndReason(213, text)
 
 
+STEP_5 = "srun returned non-zero exit status (59648) from launching\nthe per-node daemon.\n"
+STEP_4 = "An ORTE daemon has unexpectedly failed after launch and before\ncommunicating back to mpirun.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [(STEP_5, "srun's step of mpirun's daemons ended with 233"), (STEP_4, "mpirun's daemon ended")],
+)
+def test_a_step_of_daemons_that_failed_is_named(text: str, what: str) -> None:
+    ended = ended_by_manager(mpirun_end(137, text, host_names=("h1", "h2")), {})
+    said = f"{what} before it had reached mpirun; try: ddlrun check h[1-2]"
+    assert ended == EndReason(137, said)
+
+
 def test_ssh_clients_whose_end_has_ended_mpirun() -> None:
     lost, killed = (EndCode.LOST_HOST, "h2", -1, 0), (EndCode.LOST_SESSION, "h2", -1, 0)
     failed = (EndCode.FAILED_START, "h2", -1, 0)

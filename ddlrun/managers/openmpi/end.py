@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from signal import SIGKILL
 
+from ddlrun.hosts import fold
 from ddlrun.managers.end import EndCode, EndFinding, ManagerOutput
 from ddlrun.managers.openmpi.missing_daemons import find_name
 from ddlrun.managers.slurm_step import find_step
@@ -33,6 +34,11 @@ FAILED_DAEMON = (
     r"A daemon failed to report back after being spawned\.(?:.*\n){0,9}.*Remote host: +(\S+)\n.*status: (\d+)$"
 )
 FAILED_DAEMON_4 = r"(?m)^ORTE was unable to reliably start one or more daemons\.$"
+# The step in which srun was to start the daemons has failed: its wait status. 4.1 names no step.
+FAILED_STEP = (
+    r"srun returned non-zero exit status \((\d+)\) from launching"
+    r"|An ORTE daemon has unexpectedly failed after launch and before\s+communicating back to mpirun"
+)
 # A session folder that mpirun or a daemon could not make.
 UNWRITABLE = r"unable to create the desired directory:\s+Directory: +(.+)\s+Error: +(.+)"
 # What names mpirun or a daemon; messages of ranks name neither.
@@ -48,6 +54,7 @@ def read_end(output: ManagerOutput) -> tuple[EndFinding, ...]:
         *find_step(output.text),  # that of its daemons in a Slurm job
         *_find_loss(output),
         *_find_failed_start(output),
+        *_find_failed_step(output),
         *_find_ranks(output.text),
         *_find_others(output.text),
     )
@@ -105,6 +112,14 @@ def _find_failed_start(output: ManagerOutput) -> Iterator[EndFinding]:
         host_name = find_name(daemon[1], output.host_names)
         text = f"mpirun's daemon on {host_name} ended with {daemon[2]} before it had reached mpirun"
         yield EndFinding(EndCode.FAILED_START, host_name, text=f"{text}; try: ddlrun check {host_name}")
+
+
+def _find_failed_step(output: ManagerOutput) -> Iterator[EndFinding]:
+    step = re.search(FAILED_STEP, output.text)
+    if step is not None:
+        what = f"srun's step of mpirun's daemons ended with {int(step[1]) >> 8}" if step[1] else "mpirun's daemon ended"
+        text = f"{what} before it had reached mpirun; try: ddlrun check {fold(output.host_names)}"
+        yield EndFinding(EndCode.FAILED_START, text=text)
 
 
 def _find_ranks(text: str) -> Iterator[EndFinding]:
