@@ -96,14 +96,13 @@ def _find_above(folder: str, home: str) -> str | None:
 
 
 def _read_file(file: ConfigFile, reporter: Reporter) -> Configuration:
-    from ddlrun.plan.config_file import config_notes, config_places, parse_config  # noqa: PLC0415 - 2 ms, and 16 of YAML: for config files alone
+    from ddlrun.plan.config_file import parse_config  # noqa: PLC0415 - 2 ms, and 16 of YAML: for config files alone
 
     where = f"config file {file.path}"
-    text = read_text(file.path, "config file")
-    content = parse_config(text, where)
-    for note in config_notes(text, where):
+    content = parse_config(read_text(file.path, "config file"), where)
+    for note in content.notes:
         reporter.line(f"note: {note}")
-    assignments = content.pop("assignments", ())
-    places = config_places(text, where)
-    values = {name: OptionValue(value, file.source, places.get(name, where)) for name, value in content.items()}
-    return Configuration((file.path,), values, tuple(assignments) if isinstance(assignments, list) else ())
+    values = {
+        name: OptionValue(value, file.source, content.places.get(name, where)) for name, value in content.values.items()
+    }
+    return Configuration((file.path,), values, tuple(content.assignments))

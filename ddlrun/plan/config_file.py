@@ -1,6 +1,7 @@
 """The YAML config file: its keys, and the options that they set."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.errors import InputError
@@ -101,22 +102,39 @@ SYNONYMS = {"host": "hosts", "x": "env", "environment": "env", "mpiarg": "mpi.ar
 CONTROLLERS = ("mpi", "auto", "gloo", None)
 
 
-def parse_config(text: str, where: str) -> dict[str, object]:
-    """Parse a config file into values of launch's parameters.
+@dataclass(frozen=True, slots=True)
+class ConfigContent:
+    """The content of a config file."""
+
+    values: Mapping[str, object]
+    """By parameter of launch."""
+    assignments: Sequence[str]
+    """Variables for the ranks: NAME=VALUE."""
+    places: Mapping[str, str]
+    """Parameter -> the file, the line and the key of its value."""
+    notes: Sequence[str]
+    """On a key that has no effect."""
+
+
+def parse_config(text: str, where: str) -> ConfigContent:
+    """Parse a config file.
 
     Raises InputError with every unknown key and the known key that is nearest to it.
     """
-    content, lines = parse_yaml(text, where)
+    document = parse_yaml(text, where)
+    content, lines = document.content, document.lines
     if not isinstance(content, dict | None):
         raise InputError(f"{where}: a list of 'key: value' is wanted, not {type(content).__name__}")
     values: dict[str, object] = {}
-    problems: list[str] = []
+    assignments, notes, problems = list[str](), list[str](), list[str]()
     for key, value in _leaves(content or {}):
         place = f"{where}, line {lines[key]}" if key in lines else where
         if key == "env":
-            values["assignments"] = _read_env(value, place, problems)
+            assignments = _read_env(value, place, problems)
         elif key == "controller":
-            if value not in CONTROLLERS:
+            if value == "gloo":
+                notes.append(f"{place}: controller: gloo: no effect: ddlrun starts Horovod over MPI")
+            elif value not in CONTROLLERS:
                 problems.append(f"{place}: controller: {value!r}: ddlrun starts Horovod over MPI; leave it out")
         elif key not in PARAMETERS:
             problems.append(_unknown(key, place))
@@ -124,7 +142,8 @@ def parse_config(text: str, where: str) -> dict[str, object]:
             values[PARAMETERS[key]] = _value(key, value, place, problems)
     if problems:
         raise InputError(*problems)
-    return values
+    places = {PARAMETERS[key]: f"{where}, line {line}: {key}" for key, line in lines.items() if key in PARAMETERS}
+    return ConfigContent(values, assignments, places, notes)
 
 
 def _read_env(value: object, place: str, problems: list[str]) -> list[str]:
@@ -168,20 +187,6 @@ def _wanted(key: str) -> str:
     if key in SWITCHES or (setting is not None and setting.kind is bool):
         return "write true or false"
     return "write one value, or a list" if key in LISTS else "write one value"
-
-
-def config_places(text: str, where: str) -> dict[str, str]:
-    """Return the place of each parameter's value: the file, the line and the key."""
-    lines = parse_yaml(text, where).lines
-    return {parameter: f"{where}, line {lines[key]}: {key}" for key, parameter in PARAMETERS.items() if key in lines}
-
-
-def config_notes(text: str, where: str) -> list[str]:
-    """Return a note on a key of a config file that has no effect."""
-    content, lines = parse_yaml(text, where)
-    if not isinstance(content, Mapping) or content.get("controller") != "gloo":
-        return []
-    return [f"{where}, line {lines['controller']}: controller: gloo: no effect: ddlrun starts Horovod over MPI"]
 
 
 def _scalar(value: object) -> str:

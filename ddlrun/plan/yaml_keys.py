@@ -1,7 +1,8 @@
 """YAML text with the lines of its keys: a key that is given twice is an error."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import yaml
 from yaml import MappingNode
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from yaml import Node
 
 
-class YamlDocument(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class YamlDocument:
     """A YAML document, and where its keys are."""
 
     content: object
@@ -23,9 +25,10 @@ class YamlDocument(NamedTuple):
 def parse_yaml(text: str, where: str) -> YamlDocument:
     """Parse a YAML document. Raises InputError with line and column, and for each key that is given twice."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
         keys = list(_keys(root)) if root is not None else []
-        content = yaml.safe_load(text)
+        content = loader.construct_document(root) if root is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""

@@ -323,5 +323,5 @@ def test_values_that_the_schema_of_the_config_file_allows_are_accepted(key: str)
         for section in reversed(key.split(".")):
             content = {section: content}
         validate(content, "config")
-        for name, text in parse_config(yaml.safe_dump(content), "the file").items():
+        for name, text in parse_config(yaml.safe_dump(content), "the file").values.items():
             parameters[name].type_cast_value(click.Context(launch), text)

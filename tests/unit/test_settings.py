@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.errors import InputError
-from ddlrun.plan.config_file import LAUNCH_KEYS, config_notes, parse_config
+from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
 
 JOBS = Path(__file__).parents[2] / "configs" / "jobs"
 
@@ -31,7 +31,7 @@ logging: {level: INFO, with_timestamp: true, hide_timestamp: false}
 
 
 def test_horovods_file_is_taken_as_it_is() -> None:
-    found = parse_config(HOROVODS_OWN, "F")
+    found = parse_config(HOROVODS_OWN, "F").values
     assert set(found) == {knob.parameter for knob in HOROVOD}
     assert found["hierarchical_allreduce"] is True
     assert found["cycle_time_ms"] == "5"
@@ -39,13 +39,9 @@ def test_horovods_file_is_taken_as_it_is() -> None:
 
 def test_our_keys() -> None:
     text = "hosts: [a, 'b:2']\nmpi: {args: --verbose}\nssh: {port: 2222}\nddl: {mode: p}\nenv: {A: 1, B: true, C: }\n"
-    assert parse_config(text, "F") == {
-        "hosts": "a,b:2",
-        "mpi_args": "--verbose",
-        "ssh_port": "2222",
-        "mode": "p",
-        "assignments": ["A=1", "B=true", "C="],
-    }
+    content = parse_config(text, "F")
+    assert content.values == {"hosts": "a,b:2", "mpi_args": "--verbose", "ssh_port": "2222", "mode": "p"}
+    assert content.assignments == ["A=1", "B=true", "C="]
 
 
 @pytest.mark.parametrize(
@@ -79,10 +75,10 @@ def test_mistakes(text: str, part: str) -> None:
 
 
 def test_a_controller_without_effect_is_noted() -> None:
-    assert config_notes("# x\ncontroller: gloo\n", "f") == [
+    assert parse_config("# x\ncontroller: gloo\n", "f").notes == [
         "f, line 2: controller: gloo: no effect: ddlrun starts Horovod over MPI"
     ]
-    assert config_notes("controller: mpi\n", "f") == config_notes("", "f") == []
+    assert parse_config("controller: mpi\n", "f").notes == parse_config("", "f").notes == []
 
 
 def test_all_unknown_keys_come_together() -> None:
@@ -93,7 +89,7 @@ def test_all_unknown_keys_come_together() -> None:
 
 def test_placement() -> None:
     text = "placement: {reserve_cores: 2, gpu_order: [1, 0], overload: true, packing: pack}\nrankfile: F\n"
-    assert parse_config(text, "F") == {
+    assert parse_config(text, "F").values == {
         "reserve_cores": "2", "gpu_order": "1,0", "overload": True, "packing": "pack", "rankfile": "F",
     }  # fmt: skip
     with pytest.raises(InputError, match=r"F, line 1: placement\.overload: 'x'; write true or false"):
@@ -102,7 +98,7 @@ def test_placement() -> None:
 
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_job_examples(path: Path) -> None:
-    assert parse_config(path.read_text(), path.name)
+    assert parse_config(path.read_text(), path.name).values
 
 
 @given(
@@ -117,6 +113,6 @@ def test_any_value_is_taken_or_refused(found: dict[str, object]) -> None:
         nested.setdefault(section, {})[name] = value
     flat = {**nested.pop("", {}), **nested}
     try:
-        assert len(parse_config(yaml.safe_dump(flat), "F")) == len(found)
+        assert len(parse_config(yaml.safe_dump(flat), "F").values) == len(found)
     except InputError as error:
         assert all(re.match(r"F, line \d+: ", problem) for problem in error.problems)
