@@ -228,16 +228,16 @@ class ProcessManager(ABC):
         del local, spawns
         return ()
 
-    def find_missing_daemons(self, _session: int, _host_names: Sequence[str]) -> list[str]:
+    def find_missing_daemons(self, _session: int, _host_names: Sequence[str], /) -> list[str]:
         """Return the hosts from which no daemon has connected to it, which is the leader of a session."""
         return []
 
     def end_daemons(
-        self, _folders: Mapping[str, str], _session_folder: str, _reach: ProbeTarget
+        self, _folders: Mapping[str, str], _session_folder: str, _reach: ProbeTarget, /
     ) -> Mapping[str, FinishedProcess]:
         """End the daemons that are left on hosts, and remove their session folders; return replies of failed hosts."""
         return {}
 
-    def read_end(self, _output: ManagerOutput) -> Sequence[EndFinding]:
+    def read_end(self, _output: ManagerOutput, /) -> Sequence[EndFinding]:
         """Return its findings about the end of its job."""
         return ()

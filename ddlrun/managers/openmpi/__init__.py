@@ -10,15 +10,12 @@ from ddlrun.environment.open_mpi import RANK_VARIABLES
 from ddlrun.errors import PreflightError
 from ddlrun.machine import Machine, MachineNoteCode
 from ddlrun.managers import DaemonRequest, ManagerJob, ProcessManager, TransportChoice, TransportRequest
-from ddlrun.managers.end import EndFinding, ManagerOutput
 from ddlrun.managers.openmpi.daemon_variables import DaemonStart, daemon_variables
 from ddlrun.managers.openmpi.daemons import end_daemons
 from ddlrun.managers.openmpi.end import read_end
-from ddlrun.managers.openmpi.installation import find_mpi_library, has_hwloc_2_0
+from ddlrun.managers.openmpi.installation import find_mpi_library
 from ddlrun.managers.openmpi.missing_daemons import find_missing_daemons
 from ddlrun.managers.openmpi.transport import choose_transport
-from ddlrun.remote.probe import ProbeTarget
-from ddlrun.remote.processes import FinishedProcess
 
 # Variables of a user or a container image that map or bind ranks in another way than the rank file. Open MPI 4.1
 # stops at the first of them ("Conflicting directives"), and with hwthreads_as_cpus and rank_file_physical it counts
@@ -56,6 +53,9 @@ class OpenMpi(ProcessManager):
     # It joins all arguments in one variable of each rank, for which Linux takes 128 KiB.
     most_argument_bytes = MOST_CHARACTERS
     name = "mpirun"  # it has other names, too
+    find_missing_daemons = staticmethod(find_missing_daemons)
+    end_daemons = staticmethod(end_daemons)
+    read_end = staticmethod(read_end)
 
     @staticmethod
     def parse_version(text: str) -> str | None:
@@ -127,8 +127,15 @@ class OpenMpi(ProcessManager):
         return self.spawning if len(job.hosts) > 1 else self.spawning_on_one_host
 
     def counts_by_hwloc_2_0(self) -> bool:
-        """Check if it numbers cores by the hwloc 2.0 that Open MPI 4 brings."""
-        return self.brings_hwloc_2_0 and has_hwloc_2_0(self.path)
+        """Check if it numbers cores by the hwloc 2.0 that Open MPI 4 brings.
+
+        Distributions build Open MPI 4 with an hwloc of their own, which numbers cores as that of Open MPI 5 does.
+        """
+        library = self.find_library() if self.brings_hwloc_2_0 else None
+        if library is None:
+            return False
+        with open(library.replace("libmpi.so", "libopen-pal.so"), "rb") as file:
+            return b"hwloc201" in file.read()
 
     def find_library(self) -> str | None:
         """Return the path of its libmpi; None where none is found."""
@@ -182,20 +189,6 @@ class OpenMpi(ProcessManager):
         if stops or any(name in environ for name in (*SESSION_FOLDERS, *LOCAL_SESSION_FOLDERS)):
             return ()
         return SESSION_FOLDERS if local else LOCAL_SESSION_FOLDERS
-
-    def find_missing_daemons(self, session: int, host_names: Sequence[str]) -> list[str]:
-        """Return the hosts from which no daemon has connected to it, which is the leader of a session."""
-        return find_missing_daemons(session, host_names)
-
-    def end_daemons(
-        self, folders: Mapping[str, str], session_folder: str, reach: ProbeTarget
-    ) -> Mapping[str, FinishedProcess]:
-        """End the daemons that are left on hosts, and remove their session folders; return replies of failed hosts."""
-        return end_daemons(folders, session_folder, reach)
-
-    def read_end(self, output: ManagerOutput) -> tuple[EndFinding, ...]:
-        """Return its findings about the end of its job, and those of the ends of its ssh clients."""
-        return read_end(output)
 
 
 def major(version: str) -> int:

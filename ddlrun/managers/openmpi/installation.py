@@ -30,18 +30,6 @@ def find_mpi_library(mpirun: str) -> str | None:
     return next((path for path in paths if os.path.exists(path)), None)
 
 
-def has_hwloc_2_0(mpirun: str) -> bool:
-    """Check if mpirun was built with hwloc 2.0, which Open MPI 4 brings.
-
-    Distributions build Open MPI 4 with an hwloc of their own, which numbers cores as that of Open MPI 5 does.
-    """
-    library = find_mpi_library(mpirun)
-    if library is None:
-        return False
-    with open(library.replace("libmpi.so", "libopen-pal.so"), "rb") as file:
-        return b"hwloc201" in file.read()
-
-
 def mpi4py_variables(library: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes mpi4py load a libmpi; empty where the environment chooses one already.
 
