@@ -110,8 +110,6 @@ class ProcessManager(ABC):
     """The checks of what hosts must have: "mpi" for the program and its daemon, "agent" for ddlrun's agent."""
     private: ClassVar[tuple[str, ...]] = ()
     """The beginnings of variables that are for the process manager alone, not for the ranks."""
-    overruling: ClassVar[tuple[str, ...]] = ()
-    """Variables of a user or a container image that would place or bind ranks in another way than the rank file."""
     mpi_library: ClassVar[str] = ""
     """The file name of the MPI library that belongs to it; empty: there is none."""
     spawns: ClassVar[bool] = False

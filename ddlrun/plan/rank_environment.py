@@ -14,6 +14,7 @@ from ddlrun.environment.horovod_hierarchical import (
 )
 from ddlrun.errors import InputError
 from ddlrun.managers import DaemonRequest, TransportChoice
+from ddlrun.managers.openmpi import OVERRULING
 from ddlrun.managers.openmpi.installation import mpi4py_variables
 from ddlrun.network.variables import choose_variables
 from ddlrun.plan import STDIN
@@ -192,7 +193,7 @@ def _exports(job: PlacedJob, variables: Mapping[str, str]) -> _Exports:
     names = select_exports(environ, user.export, user.names)
     exports = tuple(name for name in names if name in environ and name not in hidden)
     left_out = [name for name in job.survey.environ if name not in environ]
-    overruling = [name for name in job.manager.overruling if name in environ]
+    overruling = [name for name in OVERRULING if name in environ]
     parts = [name for name in PARTS if by_slurm and name in environ]
     notes = [f"{name}: left out, as it contradicts the rank file" for name in overruling]
     sharing = [f"{name}={environ[name]}" for name in overruling if "oversubscribe" in environ[name].lower()]

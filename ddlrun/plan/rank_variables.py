@@ -34,7 +34,7 @@ def own_variables(plan: Plan, environ: Mapping[str, str], placed: PlacedRank) ->
     variables = {**inherited, **dict(plan.variables)}
     size, local_rank, host = plan.placement.topology.size, placed.binding.local_rank, placed.host.name
     numbers = map(str, (placed.rank, local_rank, size))
-    own = dict(zip(plan.manager.rank_variables, numbers, strict=True))
+    own = dict(zip(plan.manager.rank_variables, numbers, strict=True)) if plan.manager.mpi_library else {}
     planned = parse_binding(variables, placed.rank, local_rank, size)
     if planned is not None:
         own |= binding_values(variables, planned, host=host, rank=placed.rank, size=size)

@@ -46,7 +46,6 @@ class OpenMpi(ProcessManager):
     title = "Open MPI"
     rank_variables = RANK_VARIABLES
     private = ("PRTE_MCA_", "SLURM_", "OMPI_MCA_plm_", "OMPI_MCA_ras")
-    overruling = OVERRULING
     mpi_library = "libmpi.so.40"
     spawns = True
     starts_ssh = True
