@@ -1,7 +1,8 @@
 """The end of a job as its process manager reports it: values, by whatever it prints or sends."""
 
 import enum
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -31,6 +32,26 @@ class EndFinding:
     rank: int = -1
     number: int = 0
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndPattern:
+    """A regular expression for a finding; its groups are fields of the finding, and words of the text."""
+
+    code: EndCode
+    pattern: str
+    text: str = ""
+    """The text of the finding; names of groups stand in braces."""
+
+
+def find_patterns(output: str, patterns: Iterable[EndPattern]) -> Iterator[EndFinding]:
+    """Yield a finding for each pattern that occurs in an output."""
+    for pattern in patterns:
+        match = re.search(pattern.pattern, output)
+        if match is not None:
+            groups = match.groupdict()
+            rank, number = int(groups.get("rank", -1)), int(groups.get("number", 0))
+            yield EndFinding(pattern.code, groups.get("host", ""), rank, number, pattern.text.format(**groups))
 
 
 @dataclass(frozen=True, slots=True)

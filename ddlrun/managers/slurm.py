@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ddlrun.errors import PreflightError
 from ddlrun.managers import ManagerJob, ProcessManager
-from ddlrun.managers.end import EndFinding, ManagerOutput
-from ddlrun.managers.slurm_step import find_step, find_tasks
+from ddlrun.managers.end import EndFinding, ManagerOutput, find_patterns
+from ddlrun.managers.slurm_step import STEP, TASKS
 from ddlrun.remote.processes import start_command
 
 # The user's or the job's variables that would place or bind the tasks of the step otherwise.
@@ -120,7 +120,7 @@ class Srun(ProcessManager):
 
     def read_end(self, output: ManagerOutput) -> tuple[EndFinding, ...]:
         """Return the findings of srun about the end of its step."""
-        return *find_step(output.text), *find_tasks(output.text)
+        return tuple(find_patterns(output.text, (*STEP, *TASKS)))
 
 
 def query_srun(path: str, version: str, reason: str, environ: Mapping[str, str]) -> Srun:

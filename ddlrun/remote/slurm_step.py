@@ -21,7 +21,7 @@ MOST_BYTES, MOST_BYTES_PER_HOST = 16 << 20, 1 << 20
 # A host that is down is reported as "down", one that does not respond has a "*" behind its state.
 DOWN = r"down|fail|.*\*$"
 # The host of a task that slurmd did not start, and the reason.
-LAUNCH_FAILED = r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)"
+LAUNCH_FAILED = r"srun: error: Task launch for \S+ failed on node (?P<host>\S+?): (?P<why>.*)"
 
 
 def run_in_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) -> dict[str, FinishedProcess]:

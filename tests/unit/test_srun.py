@@ -117,7 +117,7 @@ NO_STEP = "srun: error: Unable to create step for job 3: Invalid generic resourc
     [
         (CANCELLED, "srun's step 1.2 was cancelled", None),
         (NODE_FAILED, "srun lost host h2: Slurm reports that its node has failed", "h2"),
-        (NODE_FAILED.partition("\n")[2], "srun's step 3.2 was cancelled due to node failure, see slurmctld log", None),
+        (NODE_FAILED.partition("\n")[2], "srun's step 3.2 was cancelled DUE TO NODE FAILURE, SEE SLURMCTLD LOG", None),
         (NOT_LAUNCHED, "srun's step could not start on h2: Invalid job credential", "h2"),
         (NO_STEP, "srun could not start a step: Invalid generic resource (gres) specification", None),
     ],

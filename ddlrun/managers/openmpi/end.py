@@ -5,23 +5,43 @@ import re
 from collections.abc import Iterator
 from signal import SIGKILL
 
-from ddlrun.hosts import fold
-from ddlrun.managers.end import EndCode, EndFinding, ManagerOutput
+from ddlrun.managers.end import EndCode, EndFinding, EndPattern, ManagerOutput, find_patterns
 from ddlrun.managers.openmpi.missing_daemons import find_name
-from ddlrun.managers.slurm_step import find_step
+from ddlrun.managers.slurm_step import STEP
 
 # The message of MPI_Abort: the rank and the code.
-ABORT = r"MPI_ABORT was invoked on rank (\d+)[\s\S]*?[Ee]rror ?code:? (-?\d+)"
-# The first process of those that exited with another code than 0, and its code.
-EXITED = r"Process name: \[\S+,(\d+)\]\s+Exit code: +(\d+)"
-# A process that ended the job: rank, host, and how.
-CAUSE = r'has exited due to process rank (\d+) with PID \d+ on\s+node (\S+)\s+(exiting\s+improperly|calling\s+"abort")'
-KILLED = r"noticed that process rank (\d+) with PID \d+ on\s+node (\S+)\s+exited on\s+signal 9\b"
-# MPI_Comm_spawn finds no slot.
-REFUSED = (
-    r"All nodes which are allocated for this job are already filled\."
-    r"|There are not enough slots available in the system to satisfy the \d+"
-    r"|A rank is missing its location specification:"  # 4.1, beyond the last line of the rank file
+ABORT = r"MPI_ABORT was invoked on rank (?P<rank>\d+)[\s\S]*?[Ee]rror ?code:? (?P<number>-?\d+)"
+_CAUSE = r"has exited due to process rank (?P<rank>\d+) with PID \d+ on\s+node (?P<host>\S+)\s+"
+_CHECK = "before it had reached mpirun; try: ddlrun check"
+PATTERNS = (
+    *STEP,  # of its daemons in a Slurm job
+    EndPattern(
+        EndCode.FAILED_START,
+        r"srun returned non-zero exit status \(\d+\) from launching",
+        f"srun's step of mpirun's daemons ended {_CHECK}",
+    ),
+    EndPattern(
+        EndCode.FAILED_START,
+        r"An ORTE daemon has unexpectedly failed after launch and before\s+communicating back to mpirun",
+        f"mpirun's daemon ended {_CHECK}",
+    ),
+    EndPattern(EndCode.UNFINISHED_RANK, rf"{_CAUSE}exiting\s+improperly"),
+    EndPattern(EndCode.ABORTING_RANK, rf'{_CAUSE}calling\s+"abort"'),
+    EndPattern(
+        EndCode.KILLED_RANK,
+        r"noticed that process rank (?P<rank>\d+) with PID \d+ on\s+node (?P<host>\S+)\s+exited on\s+signal 9\b",
+    ),
+    # The first process of those that exited with another code than 0.
+    EndPattern(EndCode.EXITED_RANK, r"Process name: \[\S+,(?P<rank>\d+)\]\s+Exit code: +(?P<number>\d+)"),
+    EndPattern(EndCode.ABORT_CALL, ABORT),
+    EndPattern(
+        EndCode.REFUSED_SPAWN,
+        r"(?m)^(?:All nodes which are allocated for this job are already filled\."
+        r"|There are not enough slots available in the system to satisfy the \d+"
+        r"|A rank is missing its location specification:)",  # 4.1, beyond the last line of the rank file
+    ),
+    # Messages of ranks name neither mpirun nor a daemon.
+    EndPattern(EndCode.OTHER_FAILURE, r"\b(?:ORTE|PRTE)|\b(?:mpirun|prterun|orted|prted|daemon)\b"),
 )
 # A lost host. The exit code does not show it: Open MPI 5.0.11 ends with 0 when it has lost a daemon.
 LOST_DAEMON = r"(?:ORTE|PRTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}.*daemon: \S+ on node (\S+)"
@@ -34,15 +54,8 @@ FAILED_DAEMON = (
     r"A daemon failed to report back after being spawned\.(?:.*\n){0,9}.*Remote host: +(\S+)\n.*status: (\d+)$"
 )
 FAILED_DAEMON_4 = r"(?m)^ORTE was unable to reliably start one or more daemons\.$"
-# The step in which srun was to start the daemons has failed: its wait status. 4.1 names no step.
-FAILED_STEP = (
-    r"srun returned non-zero exit status \((\d+)\) from launching"
-    r"|An ORTE daemon has unexpectedly failed after launch and before\s+communicating back to mpirun"
-)
 # A session folder that mpirun or a daemon could not make.
 UNWRITABLE = r"unable to create the desired directory:\s+Directory: +(.+)\s+Error: +(.+)"
-# What names mpirun or a daemon; messages of ranks name neither.
-OWN = r"\b(?:ORTE|PRTE)|\b(?:mpirun|prterun|orted|prted|daemon|ddlrun)\b"
 # The exit code of ssh when it fails itself, and when its command was ended by a signal.
 SSH_FAILED = 255
 CAUSES = "there was killed, the host went down, or the network failed"
@@ -50,14 +63,7 @@ CAUSES = "there was killed, the host went down, or the network failed"
 
 def read_end(output: ManagerOutput) -> tuple[EndFinding, ...]:
     """Return the findings of mpirun about the end of its job, by its output and the end of an ssh client."""
-    return (
-        *find_step(output.text),  # that of its daemons in a Slurm job
-        *_find_loss(output),
-        *_find_failed_start(output),
-        *_find_failed_step(output),
-        *_find_ranks(output.text),
-        *_find_others(output.text),
-    )
+    return *_find_loss(output), *_find_failed_start(output), *find_patterns(output.text, PATTERNS)
 
 
 def _find_loss(output: ManagerOutput) -> Iterator[EndFinding]:
@@ -112,34 +118,6 @@ def _find_failed_start(output: ManagerOutput) -> Iterator[EndFinding]:
         host_name = find_name(daemon[1], output.host_names)
         text = f"mpirun's daemon on {host_name} ended with {daemon[2]} before it had reached mpirun"
         yield EndFinding(EndCode.FAILED_START, host_name, text=f"{text}; try: ddlrun check {host_name}")
-
-
-def _find_failed_step(output: ManagerOutput) -> Iterator[EndFinding]:
-    step = re.search(FAILED_STEP, output.text)
-    if step is not None:
-        what = f"srun's step of mpirun's daemons ended with {int(step[1]) >> 8}" if step[1] else "mpirun's daemon ended"
-        text = f"{what} before it had reached mpirun; try: ddlrun check {fold(output.host_names)}"
-        yield EndFinding(EndCode.FAILED_START, text=text)
-
-
-def _find_ranks(text: str) -> Iterator[EndFinding]:
-    cause, killed, exited, abort = (re.search(pattern, text) for pattern in (CAUSE, KILLED, EXITED, ABORT))
-    if cause is not None:
-        code = EndCode.UNFINISHED_RANK if cause[3].startswith("exiting") else EndCode.ABORTING_RANK
-        yield EndFinding(code, cause[2], int(cause[1]))
-    if killed is not None:
-        yield EndFinding(EndCode.KILLED_RANK, killed[2], int(killed[1]))
-    if exited is not None:
-        yield EndFinding(EndCode.EXITED_RANK, rank=int(exited[1]), number=int(exited[2]))
-    if abort is not None:
-        yield EndFinding(EndCode.ABORT_CALL, rank=int(abort[1]), number=int(abort[2]))
-
-
-def _find_others(text: str) -> Iterator[EndFinding]:
-    if re.search(rf"(?m)^(?:{REFUSED})", text):
-        yield EndFinding(EndCode.REFUSED_SPAWN)
-    if re.search(OWN, text):
-        yield EndFinding(EndCode.OTHER_FAILURE)
 
 
 def _search(pattern: str, text: str) -> re.Match[str] | None:
