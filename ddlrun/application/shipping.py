@@ -1,15 +1,20 @@
-"""The stage of a launch that puts the files of --ship on its hosts."""
+"""The stage of a launch that puts the files of --ship on its hosts, and the check whether hosts can take them."""
 
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from ddlrun.application.inputs import reach
+from ddlrun.application.locked_environment import use_locked_environment
+from ddlrun.application.read_ship import read_ship
 from ddlrun.application.reporter import Reporter
-from ddlrun.errors import InputError
-from ddlrun.hosts import fold
+from ddlrun.errors import DdlrunError, InputError
+from ddlrun.hosts import HostList, fold
 from ddlrun.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.agent import AgentLauncher
@@ -149,3 +154,45 @@ def _report(archives: list[Archive], result: TransferResult, seconds: float, rep
         reporter.line(f"shipped {archive.source.path} ({render_memory(archive.size)}) to {hosts}")
     if moved:
         reporter.line(f"shipped in {seconds:.1f} s")
+
+
+@dataclass(frozen=True, slots=True)
+class ShipCheck:
+    """What launch --ship would copy to each host, or the problems; one line each."""
+
+    lines: tuple[str, ...] = ()
+    exit_code: int = 0
+
+
+def check_ship(
+    hosts: HostList, launcher: AgentLauncher, options: Mapping[str, Any], own_address: str | None, reporter: Reporter
+) -> ShipCheck:
+    """Check that hosts can take the files. Raises InputError where there are no such files."""
+    program: tuple[str, ...] = (sys.executable, *filter(None, (options["script"],)))
+    options, program = use_locked_environment(options, program, reporter)
+    request = read_ship(options, program)
+    if request is None:
+        return ShipCheck()
+    archives = make_archives(request)
+    own_name = os.uname().nodename
+    others = [name for name in hosts.names if not is_local(name, own_name)]
+    plan = TransferPlan(
+        archives=archives, hosts=hosts.names, racks={}, first=None, addresses=own_addresses(others, own_address),
+        only_check=True,
+    )  # fmt: skip
+    run = shipped_run(request, "", program[0], options["start_timeout"])
+    try:
+        with reach_privately(launcher, 0) as target:
+            result = transfer(plan, run, target)
+    except DdlrunError as error:
+        return ShipCheck(tuple(str(error).splitlines()), error.exit_code)
+    return ShipCheck(tuple(_render(hosts, archives, result)))
+
+
+def _render(hosts: HostList, archives: list[Archive], result: TransferResult) -> Iterator[str]:
+    """Yield a line for each host."""
+    for name in hosts.names:
+        lacking = [archive for archive in archives if name in result.hosts[archive.digest]]
+        size = render_memory(sum(archive.size for archive in lacking))
+        copied = f"{len(lacking)} of {len(archives)}, {size}" if lacking else "nothing"
+        yield f"{name}: --ship would copy {copied}; {render_memory(result.free[name])} free"

@@ -84,7 +84,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     click.echo(text, nl=False)
     if report.unreachable or not options["ship"]:
         return report.exit_code
-    from ddlrun.application.check_ship import check_ship  # noqa: PLC0415 - 40 ms, for --ship alone
+    from ddlrun.application.shipping import check_ship  # noqa: PLC0415 - 40 ms, for --ship alone
 
     shipping = check_ship(host_list, launcher, options, report.here[1], ConsoleReporter())
     click.echo("".join(f"{line}\n" for line in shipping.lines), nl=False)

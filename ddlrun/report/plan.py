@@ -10,6 +10,7 @@ from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan
 from ddlrun.ranges import find_runs, render_range, render_ranges, render_spaced
+from ddlrun.report.table import left_aligned
 from ddlrun.topology import Topology
 from ddlrun.wording import counted
 
@@ -45,7 +46,7 @@ def _placement_lines(placement: Placement, reason: TopologyReason) -> Iterator[s
     for indexes, machine, seats in placement.groups():
         names = fold(placement.hosts.names[index] for index in indexes)
         yield f"{names}: {machine} ({machine.source})"
-        yield from _table(_rows(placement, indexes, seats))
+        yield from (f"  {line}" for line in left_aligned([*_rows(placement, indexes, seats)]))
 
 
 def _rows(
@@ -73,10 +74,3 @@ def render_cores(cores: Sequence[Core]) -> str:
         cores, lambda low, high: (low.package, low.index_in_package + 1) == (high.package, high.index_in_package)
     )
     return ",".join(render_range(low.index_in_package, high.index_in_package) for low, high in runs)
-
-
-def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    cells = list(rows)
-    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(len(cells[0]))]
-    for row in cells:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()

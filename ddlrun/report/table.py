@@ -1,5 +1,6 @@
 """Tables of text."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 
@@ -12,11 +13,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def left_aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table with all columns to the left.
+    """Yield the lines of a table with all columns to the left; rows may lack cells at the end.
 
-    >>> list(left_aligned([("RUN", "RANKS"), ("a", "12")]))
-    ['RUN  RANKS', 'a    12']
+    >>> list(left_aligned([("RUN", "RANKS"), ("a", "12"), ("b",)]))
+    ['RUN  RANKS', 'a    12', 'b']
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
