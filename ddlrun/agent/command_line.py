@@ -6,7 +6,7 @@ import binascii
 import os
 
 from ddlrun.agent.job import AgentJob, HostRanks
-from ddlrun.rank.host_position import all_places
+from ddlrun.rank.host_position import RankPositions
 from ddlrun.rank.protocol import ADDRESSES
 from ddlrun.rank.settings import SHIPPED
 
@@ -69,24 +69,7 @@ def _place_ranks(hostfile: str, environ: Mapping[str, str]) -> list[HostRanks]:
     """Return the hosts of a hostfile with their ranks, by the topology of the job."""
     with open(hostfile, encoding="utf-8") as file:
         words = [line.split() for line in file if line.strip() and not line.startswith("#")]
-    topology, order = environ["DDLRUN_TOPOLOGY"], environ["DDLRUN_RANK_ORDER"]
-    size = _size(topology)
     ranks: list[list[int]] = [[] for _ in words]
-    for rank, (host, _) in enumerate(all_places(size, topology, order)):
+    for rank, (host, _) in enumerate(RankPositions(environ).all()):
         ranks[host].append(rank)
     return [HostRanks(number, line[0], ranks[number]) for number, line in enumerate(words) if ranks[number]]
-
-
-def _size(topology: str) -> int:
-    """Return the number of ranks of a topology: XxYxZ, or a sum such as 3*2+1.
-
-    >>> _size("2x4"), _size("3*2+1"), _size("4")
-    (8, 7, 4)
-    """
-    if "+" in topology:
-        parts = [part.rpartition("*") for part in topology.split("+")]
-        return sum(int(hosts or 1) * int(ranks) for hosts, _, ranks in parts)
-    size = 1
-    for number in topology.split("x"):
-        size *= int(number)
-    return size

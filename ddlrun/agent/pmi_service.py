@@ -10,7 +10,7 @@ import os
 from ddlrun.agent.frames import pack_words
 from ddlrun.agent.messages import complain
 from ddlrun.agent.pmi_link import has_ended, open_link, rank_variables
-from ddlrun.rank.host_position import all_places
+from ddlrun.rank.host_position import RankPositions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class PmiService:
         self._on_abort, self._on_close, self._on_unfinished = on_abort, on_close, on_unfinished
         self._ended: list[int] = []
         """The ranks that have ended with exit code 0."""
-        places = all_places(job.size, os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"])
-        self._hosts = [host for host, _ in places]
+        self._hosts = [host for host, _ in RankPositions(os.environ).all()]
         self._job, self._own = job, own
         self._links: dict[int, _socket.socket] = {}
         """Descriptor -> the connection of a rank that has not used it."""

@@ -20,6 +20,7 @@ from ddlrun.allreduce_algorithms import (
 )
 from ddlrun.ddl.schedule import REDUCE_SCATTERS
 from ddlrun.ddl.wire_compression import WIRES
+from ddlrun.topology import parse_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -177,7 +178,7 @@ def _parse(text: str, key: Mapping[str, Any]) -> dict[str, AllreduceAlgorithm]:
         content = json.loads(text)
         if {name: content[name] for name in key} != dict(key):
             return {}
-        axes = str(key["topology"]).count("x") + 1
+        axes = len(parse_topology(str(key["topology"])).dims)
         return {name: _parse_algorithm(values, axes) for name, values in content.get("ways", {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         sys.stderr.write("ddlrun.ddl: what was explored before cannot be read; exploring anew\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.ranges import parse_ranges, render_ranges
-from ddlrun.rank.host_position import host_and_local
+from ddlrun.rank.host_position import RankPositions
 from ddlrun.rank.memory import set_memory_policy
 from ddlrun.rank.processes import read_lines
 
@@ -29,7 +29,7 @@ def bind_rank(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
         return "", []
     host = os.uname().nodename
     results = (
-        _check_place(rank, local_rank, size),
+        _check_place(rank, local_rank),
         _bind_cpus(planned),
         _select_gpus(planned),
         set_memory_policy(planned.memory),
@@ -115,7 +115,7 @@ def _words_of_host(name: str, environ: Mapping[str, str], rank: int, size: int) 
     value = environ.get(name)
     if not value or min(rank, size) < 0:
         return []
-    host, _ = host_and_local(rank, size, environ["DDLRUN_TOPOLOGY"], environ["DDLRUN_RANK_ORDER"])
+    host, _ = RankPositions(environ).find(rank)
     for count, _, words in (run.partition("*") for run in value.split("/")):
         host -= int(count)
         if host < 0:
@@ -123,9 +123,9 @@ def _words_of_host(name: str, environ: Mapping[str, str], rank: int, size: int) 
     return []
 
 
-def _check_place(rank: int, local_rank: int, size: int) -> str | None:
+def _check_place(rank: int, local_rank: int) -> str | None:
     """Return the difference from the plan where the process manager has distributed the ranks over hosts otherwise."""
-    _, planned = host_and_local(rank, size, os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"])
+    _, planned = RankPositions(os.environ).find(rank)
     if local_rank == planned:
         return None
     return f"is local rank {local_rank}, planned {planned}; the rank file was not followed"

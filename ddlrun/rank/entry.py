@@ -36,6 +36,8 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     parent = os.getppid()
     names = os.environ.pop("DDLRUN_RANK_VARIABLES", OPEN_MPI)
     rank, local_rank, size = map(_number, names.split())
+    if size > 0:
+        os.environ["DDLRUN_SIZE"] = str(size)
     # Open MPI 4 puts the folder of its mpirun before the user's.
     os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
     # This one is for mpirun. Open MPI 4 accepts only one of it and the folder that the daemon has set.

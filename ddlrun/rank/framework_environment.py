@@ -6,7 +6,7 @@ import _socket
 import os
 
 from ddlrun.rank.binding import parse_binding
-from ddlrun.rank.host_position import all_places, host_and_local, host_sizes
+from ddlrun.rank.host_position import RankPositions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def framework_values(environ: Mapping[str, str], rank: int, local_rank: int, siz
     workers = environ.get("DDLRUN_WORKERS", "")
     if not requests or min(rank, local_rank, size) < 0:
         return {}
-    topology, order = environ["DDLRUN_TOPOLOGY"], environ["DDLRUN_RANK_ORDER"]
-    host, sizes = host_and_local(rank, size, topology, order)[0], host_sizes(size, topology)
+    positions = RankPositions(environ)
+    host, sizes = positions.find(rank)[0], positions.host_sizes
     values = {
         "rank": rank, "size": size, "local_rank": local_rank, "local_size": sizes[host], "hosts": len(sizes),
         "host": host, "gpu": _own_gpu(environ, rank, local_rank, size),
-        "workers": _render_tf_config(workers, rank, size, topology, order) if workers else None,
+        "workers": _render_tf_config(workers, rank, positions) if workers else None,
         # JAX only checks that it is set.
         "uri": environ.get("OMPI_MCA_orte_hnp_uri", "0.0;tcp://0.0.0.0:0"),
     }  # fmt: skip
@@ -55,12 +55,11 @@ def _own_gpu(environ: Mapping[str, str], rank: int, local_rank: int, size: int) 
     return local_rank % len(planned.gpus) if planned is not None and planned.gpus else None
 
 
-def _render_tf_config(workers: str, rank: int, size: int, topology: str, order: str) -> str:
+def _render_tf_config(workers: str, rank: int, positions: RankPositions) -> str:
     """Render TF_CONFIG with one worker per rank, from `PORT ADDRESS,ADDRESS...` with one address per host."""
     port, _, listed = workers.partition(" ")
     addresses = listed.split(",")
-    places = all_places(size, topology, order)
-    endpoints = ",".join(f'"{addresses[host]}:{int(port) + local_rank}"' for host, local_rank in places)
+    endpoints = ",".join(f'"{addresses[host]}:{int(port) + local_rank}"' for host, local_rank in positions.all())
     return f'{{"cluster":{{"worker":[{endpoints}]}},"task":{{"type":"worker","index":{rank}}}}}'
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlrun.rank.binding import parse_binding
-from ddlrun.rank.host_position import all_places
+from ddlrun.rank.host_position import RankPositions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,5 +46,5 @@ def _list_ranks(environ: Mapping[str, str], rank: int, size: int) -> list[tuple[
     """Return the ranks of a rank's host with their local ranks; none if the topology is unknown."""
     if min(rank, size) < 0 or "DDLRUN_TOPOLOGY" not in environ:
         return []
-    places = all_places(size, environ["DDLRUN_TOPOLOGY"], environ["DDLRUN_RANK_ORDER"])
+    places = RankPositions(environ).all()
     return [(other, local_rank) for other, (host, local_rank) in enumerate(places) if host == places[rank][0]]

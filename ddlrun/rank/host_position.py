@@ -1,62 +1,68 @@
-"""The host of a rank, from the job's topology: XxYxZ, or on unequal hosts a sum such as 4+2 or 3*2+1."""
+"""The host of each rank, from the job's topology: XxYxZ, or on unequal hosts a sum such as 4+2 or 3*2+1."""
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def host_sizes(size: int, topology: str) -> list[int]:
-    """Return the number of ranks of each host.
 
-    >>> host_sizes(8, "2x4"), host_sizes(7, "3*2+1")
-    ([2, 2, 2, 2], [2, 2, 2, 1])
+class RankPositions:
+    """The hosts of a job's ranks, by DDLRUN_TOPOLOGY and DDLRUN_RANK_ORDER.
+
+    >>> positions = RankPositions({"DDLRUN_TOPOLOGY": "3*2+1", "DDLRUN_RANK_ORDER": "host"})
+    >>> positions.host_sizes, positions.find(6)
+    ([2, 2, 2, 1], (3, 0))
+    >>> RankPositions({"DDLRUN_TOPOLOGY": "2x4", "DDLRUN_RANK_ORDER": "ddl"}).find(2)
+    (2, 0)
     """
-    if "+" not in topology:
-        per_host = int(topology.partition("x")[0])
-        return [per_host] * (size // per_host)
-    runs = [part.rpartition("*") for part in topology.split("+")]
-    return [int(ranks) for hosts, _, ranks in runs for _ in range(int(hosts or 1))]
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Parse the variables. Ranks are contiguous on unequal hosts."""
+        terms = [term.replace("*", "x").split("x") for term in environ["DDLRUN_TOPOLOGY"].split("+")]
+        numbers = [[int(number) for number in term] for term in terms]
+        self._axes: list[int] | None = None
+        """The sizes of Y, Z and A in ddl order."""
+        self._runs: list[tuple[int, int]] = [(run[0] if len(run) > 1 else 1, run[-1]) for run in numbers]
+        """Numbers of adjacent hosts, each with the ranks of each of them."""
+        if len(numbers) == 1:
+            ranks, *axes = numbers[0]
+            hosts = 1
+            for axis_size in axes:
+                hosts *= axis_size
+            self._runs = [(hosts, ranks)]
+            self._axes = axes if environ["DDLRUN_RANK_ORDER"] == "ddl" else None
+
+    @property
+    def host_sizes(self) -> list[int]:
+        """Return the number of ranks of each host."""
+        return [ranks for hosts, ranks in self._runs for _ in range(hosts)]
+
+    def all(self) -> list[tuple[int, int]]:
+        """Return the host and the local rank of every rank."""
+        if self._axes is None:
+            return [(host, local) for host, ranks in enumerate(self.host_sizes) for local in range(ranks)]
+        return [self.find(rank) for rank in range(sum(self.host_sizes))]
+
+    def find(self, rank: int) -> tuple[int, int]:
+        """Return the index of a rank's host, and its local rank there."""
+        if self._axes is not None:
+            local_rank, number = divmod(rank, self._runs[0][0])
+            return _ddl_host(number, self._axes), local_rank
+        first_host = 0
+        for hosts, ranks in self._runs:
+            host, local_rank = divmod(rank, ranks)
+            if host < hosts:
+                return first_host + host, local_rank
+            rank -= hosts * ranks
+            first_host += hosts
+        raise ValueError("the topology has no such rank")
 
 
-def host_and_local(rank: int, size: int, topology: str, order: str) -> tuple[int, int]:
-    """Return the index of a rank's host, and its local rank there.
-
-    >>> host_and_local(2, 8, "2x4", "ddl"), host_and_local(2, 8, "2x4", "host"), host_and_local(5, 6, "4+2", "host")
-    ((2, 0), (1, 0), (1, 1))
-    """
-    if "+" in topology:
-        return _host_of_sum(rank, topology)
-    per_host = int(topology.partition("x")[0])
-    if order == "host":
-        return rank // per_host, rank % per_host
-    hosts = size // per_host
-    return _ddl_host(rank % hosts, topology), rank // hosts
-
-
-def all_places(size: int, topology: str, order: str) -> list[tuple[int, int]]:
-    """Return the host and the local rank of every rank."""
-    if "+" in topology:
-        return [(host, local) for host, ranks in enumerate(host_sizes(size, topology)) for local in range(ranks)]
-    return [host_and_local(rank, size, topology, order) for rank in range(size)]
-
-
-def _host_of_sum(rank: int, topology: str) -> tuple[int, int]:
-    """Return the index of a rank's host and its local rank, where ranks are contiguous on unequal hosts."""
-    first_host = 0
-    for part in topology.split("+"):
-        hosts, _, ranks = part.rpartition("*")
-        count = int(hosts or 1)
-        host, local_rank = divmod(rank, int(ranks))
-        if host < count:
-            return first_host + host, local_rank
-        rank -= count * int(ranks)
-        first_host += count
-    raise ValueError(f"topology {topology} has no such rank")
-
-
-def _ddl_host(number: int, topology: str) -> int:
+def _ddl_host(number: int, axes: list[int]) -> int:
     """Convert (y*Z + z)*A + a, a rank's remainder in ddl order, to the host index (a*Z + z)*Y + y."""
-    sizes = [int(size) for size in topology.split("x")][1:]
     coordinates = []
-    for axis_size in reversed(sizes):
+    for axis_size in reversed(axes):
         number, coordinate = divmod(number, axis_size)
         coordinates.append((axis_size, coordinate))
     host = 0

@@ -25,8 +25,9 @@ from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.mapping.topology_request import TopologyRequest, choose_topology
 from ddlrun.rank.binding import parse_binding
 from ddlrun.rank.framework_environment import set_framework_variables
-from ddlrun.rank.host_position import all_places, host_and_local, host_sizes
+from ddlrun.rank.host_position import RankPositions
 from ddlrun.topology import (
+    JobTopology,
     RankOrder,
     Topology,
     UnequalTopology,
@@ -71,27 +72,33 @@ def test_text_of_no_hosts_is_an_error(text: str) -> None:
         parse_job_topology(text, "DDLRUN_TOPOLOGY")
 
 
+def positions_in(topology: JobTopology, order: RankOrder) -> RankPositions:
+    return RankPositions({"DDLRUN_TOPOLOGY": str(topology), "DDLRUN_RANK_ORDER": order.value})
+
+
 @given(TOPOLOGIES)
 def test_ranks_are_contiguous_on_each_host(topology: UnequalTopology) -> None:
     on_hosts = [topology.ranks_of(host, RankOrder.HOST) for host in range(topology.hosts)]
+    positions = positions_in(topology, RankOrder.HOST)
     assert [rank for ranks in on_hosts for rank in ranks] == list(range(topology.size))
     assert tuple(map(len, on_hosts)) == topology.local_sizes
     for host, ranks in enumerate(on_hosts):
         for local_rank, rank in enumerate(ranks):
             assert topology.host_index(rank, RankOrder.HOST) == host
             assert topology.rank(host, local_rank, RankOrder.HOST) == rank
-            assert host_and_local(rank, topology.size, str(topology), "host") == (host, local_rank)
-    assert all_places(topology.size, str(topology), "host") == [
+            assert positions.find(rank) == (host, local_rank)
+    assert positions.all() == [
         (host, local_rank) for host, ranks in enumerate(on_hosts) for local_rank in range(len(ranks))
     ]
-    assert tuple(host_sizes(topology.size, str(topology))) == topology.local_sizes
+    assert tuple(positions.host_sizes) == topology.local_sizes
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.sampled_from(RankOrder))
 def test_a_rank_finds_its_host_in_a_topology_of_dimensions(x: int, y: int, z: int, order: RankOrder) -> None:
     topology = Topology((x, y, z))
-    places = all_places(topology.size, str(topology), order.value)
-    assert host_sizes(topology.size, str(topology)) == [x] * (y * z)
+    positions = positions_in(topology, order)
+    places = positions.all()
+    assert positions.host_sizes == [x] * (y * z)
     for host in range(topology.hosts):
         assert [places[rank] for rank in topology.ranks_of(host, order)] == [(host, local) for local in range(x)]
 
@@ -142,7 +149,7 @@ def test_each_rank_finds_its_binding_and_the_variables_of_its_frameworks(topolog
     shared = plan_framework_variables(("torch", "tensorflow"), placed, Rendezvous(addresses, 20000), (), {})
     variables = render_rank_variables(placed, "p") | shared.rendezvous | shared.ranks | {"DDLRUN_PORTS": ""}
     assert variables["DDL_OPTIONS"] == f"-mode p:{ddl_topology(topology)}"
-    workers = [f"{addresses[host]}:{20002 + local}" for host, local in all_places(topology.size, str(topology), "host")]
+    workers = [f"{addresses[host]}:{20002 + local}" for host, local in positions_in(topology, RankOrder.HOST).all()]
     for rank in placed.by_host():
         local_rank, host = rank.binding.local_rank, placed.hosts.names.index(rank.host.name)
         found = parse_binding(variables, rank.rank, local_rank, topology.size)

@@ -27,7 +27,7 @@ class COMM_WORLD:
 
 def run_rank(script: str, *, python: str = sys.executable, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a script as rank 3 of 4 whose process manager it does not know."""
-    own = {"PYTHONPATH": f"{HOOK}", "DDLRUN_TOPOLOGY": "2x2x1", "DDLRUN_STARTED_BY": STARTED_BY, "RANK": "3"}
+    own = {"PYTHONPATH": f"{HOOK}", "DDLRUN_SIZE": "4", "DDLRUN_STARTED_BY": STARTED_BY, "RANK": "3"}
     removed = ("OMPI_", "PMI", "MPI4PY", "SLURM_", "TORCHELASTIC")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
     inherited |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -77,12 +77,12 @@ def test_a_library_of_another_mpi_is_not_initialized(mpi: str) -> None:
     ("script", "environ", "code"),
     [
         ("MPI.Init()", {}, 5),
-        ("MPI.Init_thread()", {"DDLRUN_TOPOLOGY": "3*1+2"}, 5),
+        ("MPI.Init_thread()", {"DDLRUN_SIZE": "5"}, 5),
         ("pass", {}, 0),  # not initialized
-        ("MPI.Init()", {"DDLRUN_TOPOLOGY": "1x1"}, 0),
+        ("MPI.Init()", {"DDLRUN_SIZE": "1"}, 0),
         ("MPI.Init()", {"OMPI_COMM_WORLD_SIZE": "1"}, 0),  # the rank itself has started this one by mpirun -np 1
         ("MPI.Init()", {"DDLRUN_CHECK_WORLD": "0"}, 0),
-        ("assert MPI.Init() == 7", {"DDLRUN_TOPOLOGY": "1"}, 0),
+        ("assert MPI.Init() == 7", {"DDLRUN_SIZE": "1"}, 0),
         ("import os; os.fork() or MPI.Init(); os.wait()", {}, 0),  # the rank's child
     ],
 )

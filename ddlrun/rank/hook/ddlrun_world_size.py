@@ -33,17 +33,6 @@ UPGRADE = "pip install --force-reinstall 'mpi4py>=4.1', which loads the MPI that
 _own_pid = os.getpid()
 
 
-def job_size(topology: str) -> int:
-    """Return the number of ranks of a job: 4x2, or on unequal hosts a sum such as 4+2 or 3*2+1."""
-    size = 0
-    for part in topology.split("+"):
-        ranks = 1
-        for factor in part.replace("*", "x").split("x"):
-            ranks *= int(factor)
-        size += ranks
-    return size
-
-
 def watch(name: str, loader: "Any", leave: "Callable[[int], None]") -> None:
     """Let a loader watch a module from its import on. `leave` ends the process with an exit code."""
     plain = loader.exec_module
@@ -187,7 +176,7 @@ def _between(
 
 
 def _job_size() -> int:
-    return job_size(os.environ.get("DDLRUN_TOPOLOGY", "1"))
+    return int(os.environ.get("DDLRUN_SIZE", "1"))
 
 
 def _is_short(size: int) -> bool:
