@@ -169,6 +169,7 @@ TREE_OPTIONS = {
     4: "--do-not-launch --display-devel-map --mca if_base_do_not_resolve 1 --rankfile ranks",
     5: "--runtime-options donotlaunch --display map --map-by rankfile:file=ranks",
 }
+TREE_OPTIONS[6] = TREE_OPTIONS[5]
 
 
 # Machine -> ranks. The first ones are usual machines; each of the others has something that changes hwloc's numbering.

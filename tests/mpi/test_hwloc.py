@@ -179,9 +179,9 @@ def test_open_mpi_5_accepts_no_rank_file_on_a_machine_without_cores(major: int, 
     (tmp_path / "bare.xml").write_text(small("cpus: 0-3"))
     argv = [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "--machine", str(tmp_path / "bare.xml")]
     done = subprocess.run([*argv, "--mpirun", mpirun, "true"], capture_output=True, text=True, check=False)
-    assert done.returncode == {4: 0, 5: 5}[major], done.stderr
+    assert done.returncode == (0 if major == 4 else 5), done.stderr
     note = MachineNoteCode.CORES_ARE_THREADS.value
-    assert (f"host localhost: {note}; take Open MPI 4.1" in done.stderr) == (major == 5)
+    assert (f"host localhost: {note}; take Open MPI 4.1" in done.stderr) == (major > 4)
 
 
 @given(st.data())

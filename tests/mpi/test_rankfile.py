@@ -257,7 +257,7 @@ def test_a_launch_writes_for_the_major_that_runs(major: int, mpirun: str, tmp_pa
     (tmp_path / "machine.xml").write_text(xml_of("one thread first, no packages"))
     argv = [sys.executable, "-m", "ddlrun", "show", "rankfile", "-np", "2", "--machine", str(tmp_path / "machine.xml")]
     done = subprocess.run([*argv, "--mpirun", mpirun], capture_output=True, text=True, check=False)
-    assert [line.slot for line in parse(done.stdout)] == {4: ["0-1", "2-3"], 5: ["0-2", "3-6"]}[major], done.stderr
+    assert [line.slot for line in parse(done.stdout)] == (["0-1", "2-3"] if major == 4 else ["0-2", "3-6"]), done.stderr
 
 
 def test_a_file_that_both_majors_read_alike_is_written_for_one_of_them_too(tmp_path: Path) -> None:

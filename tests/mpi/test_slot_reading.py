@@ -25,7 +25,7 @@ def shares(machine: Machine) -> Iterator[tuple[Core, ...]]:
 
 @pytest.mark.parametrize("kind", kinds())
 def test_each_major_reads_slot_texts_as_modelled(kind: str, major: int, mpirun: str) -> None:
-    readings = {text: reading_of(text, kind, major) for text in TEXTS}
+    readings = {text: reading_of(text, kind, min(major, 5)) for text in TEXTS}
     bound = {text: pus for text, pus in readings.items() if pus}
     if bound:
         assert map_slots(major, list(bound), xml_of(kind), mpirun=mpirun) == list(bound.values())
@@ -34,7 +34,7 @@ def test_each_major_reads_slot_texts_as_modelled(kind: str, major: int, mpirun: 
 @pytest.mark.extra
 @pytest.mark.parametrize("kind", kinds())
 def test_each_major_refuses_slot_texts_as_modelled(kind: str, major: int, mpirun: str) -> None:
-    refused = [text for text in TEXTS if reading_of(text, kind, major) is None]
+    refused = [text for text in TEXTS if reading_of(text, kind, min(major, 5)) is None]
     accepted = [text for text in refused if map_slots(major, [text], xml_of(kind), mpirun=mpirun)]
     assert accepted == []
 

@@ -45,6 +45,7 @@ OPTIONS = {
     5: "--runtime-options donotlaunch --display map --prtemca hwloc_use_topo_file machine.xml "
     "--prtemca prte_keep_fqdn_hostnames 1 --hostfile hosts --map-by rankfile:file=ranks",
 }
+OPTIONS[6] = OPTIONS[5]
 
 BLANK = r"[ \t\f\v]"
 HOST_OF_RANK = re.compile(rf"^(?:[^\n#]*(?:{BLANK}|/))?rank{BLANK}*\d+[^=\n]*={BLANK}*(\S+)", re.MULTILINE)
@@ -53,6 +54,7 @@ TREE_OPTIONS = {
     4: "--do-not-launch --display-devel-map --mca if_base_do_not_resolve 1 --hostfile hosts --rankfile ranks",
     5: "--runtime-options donotlaunch --display map --hostfile hosts --map-by rankfile:file=ranks",
 }
+TREE_OPTIONS[6] = TREE_OPTIONS[5]
 
 MAP_LINE = re.compile(
     r"""Data\ for\ node:\ (?P<host>\S+)

@@ -14,6 +14,7 @@ Pus = frozenset[int]
 # Open MPI 4 displays PUs with the oracle's shim; Open MPI 5 displays cores, and logs PUs.
 _PUS = {4: r"(?m)Binding: (\d[\d,-]*)$", 5: r"convert slots from <[^>]*> to <([^>]*)>"}
 _LOG = {4: (), 5: ("--prtemca", "rmaps_base_verbose", "5")}
+_PUS[6], _LOG[6] = _PUS[5], _LOG[5]
 
 
 def map_slots(major: int, slots: Sequence[str], machine: str, *, mpirun: str) -> list[Pus] | None:
