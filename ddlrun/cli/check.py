@@ -69,6 +69,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     check_distinct(host_list, os.uname().nodename)
     choice = ManagerRequest(options["process_manager"], options["mpirun"], (sys.executable,))
     manager = PendingManager(choice, os.environ).result()
+    if manager.warning:
+        click.echo(f"note: {manager.warning}", err=True)
     request = PreflightRequest(
         manager=manager,
         program=options["script"],

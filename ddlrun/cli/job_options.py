@@ -148,7 +148,8 @@ job_options = option_group(
         help="Allocate a rank's memory only on these NUMA nodes. local: those of its cores. interleave: the same, in "
         "turn. gpu: that of its GPU.",
     ),
-    option("Placement", "--strict-binding", is_flag=True,
+    option("Placement", "--strict-binding/--no-strict-binding", default=None,
+           show_default="off; on with an Open MPI that is newer than ddlrun",
            help="End the job if a rank's cores or GPU are not those of the plan."),
     option(
         "Run", "--config-file", metavar="FILE", is_eager=True, expose_value=False, callback=load_config,

@@ -146,6 +146,8 @@ class ProcessManager(ABC):
     """Why this program was chosen."""
     warning: str = ""
     """What the user should know of the choice."""
+    is_untested: bool = False
+    """Whether it is newer than any version that was tested, so that ranks compare their places with the plan."""
 
     @staticmethod
     @abstractmethod
@@ -186,6 +188,10 @@ class ProcessManager(ABC):
     def find_library(self) -> str | None:
         """Return the path of its MPI library; None where none is found."""
         return None
+
+    def finds_host(self, _name: str, _hostname: str, _names: Sequence[str]) -> bool:
+        """Check if it finds a host of a job with some names, which is listed by one of them and calls itself so."""
+        return True
 
     def find_obstacle(self, _machine: Machine) -> str | None:
         """Return the reason why it cannot start ranks on a machine; None: it can."""

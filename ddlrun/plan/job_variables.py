@@ -53,7 +53,8 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     stdin = settings.supervision.input
     if stdin is not None and stdin.terminal and "TERM" in job.inherited:
         variables["TERM"] = job.inherited["TERM"]
-    if settings.placement.strict_binding:
+    strict = settings.placement.strict_binding
+    if job.manager.is_untested if strict is None else strict:
         variables["DDLRUN_STRICT_BINDING"] = "1"
     notes = [f"{name}: left as you set it" for name in chosen]
     notes += [f"{name} is set: OpenMP binds threads as it says" for name in THREAD_BINDING if name in job.inherited]

@@ -69,6 +69,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
     manager, rankfile = job.manager, settings.placement.rankfile
     warnings = rankfile_warnings(rankfile, survey.machines, manager.rankfile_dialect) if rankfile else []
     spawns = settings.mpi.spawn_slots and len(placed.placement.hosts) > 1
+    about_manager = (manager.warning,) if manager.warning else ()
     return Plan(
         placement=placed.placement,
         reason=placed.reason,
@@ -82,9 +83,15 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         exports=environment.exports,
         run_dir=settings.run.run_dir,
         run_id=settings.run.run_id,
-        notes=(*settings.hosts.notes, *placement_notes(placed.placement), *warnings, *environment.notes),
+        notes=(
+            *about_manager,
+            *settings.hosts.notes,
+            *placement_notes(placed.placement),
+            *warnings,
+            *environment.notes,
+        ),
         warnings=(
-            *filter(None, [manager.warning]),
+            *about_manager,
             *unchecked_notes(survey.machines),
             *environment.warnings,
             *([manager.spawn_warning] if spawns and manager.spawn_warning else []),

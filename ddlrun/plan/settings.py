@@ -104,7 +104,8 @@ class PlacementOptions(NamedTuple):
     visible_gpus: str | None
     """None: all, or a rank's own GPU where its framework would take more."""
     bind_threads: bool | None
-    strict_binding: bool
+    strict_binding: bool | None
+    """None: with a process manager that was not tested."""
 
 
 class EnvironmentOptions(NamedTuple):

@@ -85,6 +85,11 @@ class FindingCode(Enum):
         "install the same version, or name one that all have: `--mpirun`",
     )
 
+    OTHER_NAME = _failure(
+        "calls itself {hostname}: {manager} finds hosts by their own names alone",
+        "list it as {hostname}, or take --process-manager ddlrun or another Open MPI (--mpirun)",
+    )
+
     OTHER_MPI4PY = _warning(
         "mpi4py of {python} is built for {library}, and mpirun is Open MPI's: each rank would be alone",
         "{python} -m pip install --force-reinstall 'mpi4py>=4.1', which loads the MPI that started it",

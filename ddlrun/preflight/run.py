@@ -150,6 +150,8 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
     facts = replies.facts
     findings = [_ssh_finding(host, replies.failed.get(host), request) for host in hosts.names]
     findings += judge(facts, request.only)
+    if "mpi" in request.only:
+        findings += misnamed_hosts(hosts.names, facts.hosts, request.manager)
     aliases = {finding.host for finding in findings if finding.code is FindingCode.SAME_HOST}
     network, network_findings = _choose_network(facts.without(aliases).hosts, request)
     own_addresses = (address for address in facts.here.addresses if network and is_on(address, network.subnets))
@@ -210,6 +212,16 @@ def _ssh_finding(host: str, failed: FinishedProcess | None, request: PreflightRe
         failure = NO_CLIENT
     values = {"message": failure.message, "remedy": failure.remedy}
     return PreflightFinding(host, "ssh", FindingCode.UNREACHABLE, values)
+
+
+def misnamed_hosts(
+    names: Sequence[str], facts: Mapping[str, HostFacts], manager: ProcessManager
+) -> Iterator[PreflightFinding]:
+    """Yield a finding for each host of a job that the process manager does not find by its listed name."""
+    for host, host_facts in facts.items():
+        if not manager.finds_host(host, host_facts.hostname, names):
+            values = {"hostname": host_facts.hostname, "manager": f"{manager.title} {manager.version}"}
+            yield PreflightFinding(host, "mpi", FindingCode.OTHER_NAME, values)
 
 
 def _choose_network(

@@ -14,7 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddlrun.managers.openmpi.dialects import DIALECTS
+from ddlrun.managers.openmpi.dialects import parse_program
 from tests.machines.random_descriptions import describe, options
 from tests.machines.random_judge import ChosenManager, Judgement, Result, judge_again, judge_gpus, judge_tree
 from tests.machines.random_reduction import reduce_shape
@@ -29,7 +29,7 @@ THREADS = 4  # an mpirun waits most of the time
 
 
 def mpirun_of(major: int, path: str) -> ChosenManager:
-    return ChosenManager(path, major, DIALECTS[major](path, f"{major}.0", "test").counts_by_hwloc_2_0())
+    return ChosenManager(path, major, parse_program(f"(Open MPI) {major}.0", path, "test").counts_by_hwloc_2_0())
 
 
 def judge_shape(shape: Shape, mpirun: ChosenManager, seed: int) -> list[Judgement]:

@@ -14,7 +14,7 @@ from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo
 from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.machine.sysfs import parse_sysfs
-from ddlrun.managers.openmpi.dialects import DIALECTS
+from ddlrun.managers.openmpi.dialects import parse_program
 from ddlrun.mapping.rankfile import render
 from tests.machines.facts import NAMES, load
 from tests.machines.probes import Cores, cores_of_lstopo, cores_of_machine, probe_output
@@ -202,7 +202,7 @@ def test_mpirun_does_what_is_planned_where_majors_differ(name: str, major: int, 
     root = described_tree(name)
     machine = parse_sysfs(probe_output(str(root)), name)
     assert MachineNoteCode.CORES_OF_OPEN_MPI_4 in {note.code for note in machine.notes}
-    hidden = DIALECTS[major](mpirun, f"{major}.1", "test").counts_by_hwloc_2_0()
+    hidden = parse_program(f"(Open MPI) {major}.0", mpirun, "test").counts_by_hwloc_2_0()
     counted = count_cores({name: machine}, hwloc_2_0=hidden)[name]
     assert (counted.cores == machine.cores) != hidden
     assert sum(core.usable for core in counted.cores) == len(machine.cores)

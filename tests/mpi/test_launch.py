@@ -152,17 +152,22 @@ open(sys.argv[1], "w").write(re.sub("(?m)slot=.*", lambda _: f"slot={next(slots)
 """
 
 
-@pytest.fixture
-def swapping(mpirun: str, tmp_path: Path) -> list[str]:
+def wrap(mpirun: str, folder: Path, version: str = "") -> list[str]:
     """Return a launch of two ranks whose mpirun is a site's wrapper that exchanges their cores."""
     if len(CORES) < 2:
         needs.skip("one core, which ranks cannot exchange")
-    (tmp_path / "swap.py").write_text(SWAP)
-    path = tmp_path / "mpirun"
-    swap = f"{sys.executable} {tmp_path}/swap.py {tmp_path}/run/rankfile"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {swap}\nexec {mpirun} "$@"\n')
+    (folder / "swap.py").write_text(SWAP)
+    path = folder / "mpirun"
+    swap = f"{sys.executable} {folder}/swap.py {folder}/run/rankfile"
+    text = f'echo "mpirun (Open MPI) {version}"' if version else f"{mpirun} --version"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ {text}; exit; }}\n{swap}\nexec {mpirun} "$@"\n')
     path.chmod(0o755)
-    return [*launch_line(str(path), tmp_path, *PLAIN), "-np", "2", "--cores-per-rank", "1"]
+    return [*launch_line(str(path), folder, *PLAIN), "-np", "2", "--cores-per-rank", "1"]
+
+
+@pytest.fixture
+def swapping(mpirun: str, tmp_path: Path) -> list[str]:
+    return wrap(mpirun, tmp_path)
 
 
 def test_a_rank_that_is_bound_otherwise_says_so_and_why(swapping: list[str], tmp_path: Path) -> None:
@@ -183,6 +188,33 @@ def test_strict_binding_ends_the_job_before_it_starts(swapping: list[str]) -> No
     argv = [*swapping, "--strict-binding", "echo", "started"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (5, "")
+
+
+NEWER = "Open MPI 7.0.1 is newer than 6.1, the last one that ddlrun knows"
+
+
+@pytest.mark.openmpi(5)
+@pytest.mark.parametrize(("option", "ended"), [([], (5, "")), (["--no-strict-binding"], (0, "started\n" * 2))])
+def test_misplaced_ranks_of_a_newer_open_mpi(
+    mpirun: str, tmp_path: Path, option: list[str], ended: tuple[int, str]
+) -> None:
+    argv = [*wrap(mpirun, tmp_path, "7.0.1"), *option, "echo", "started"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == ended
+    assert NEWER in done.stderr
+    assert "bound to CPUs" in done.stderr
+
+
+@pytest.mark.openmpi(5)
+def test_a_newer_open_mpi_is_noted_and_used(mpirun: str, tmp_path: Path) -> None:
+    line = wrap(mpirun, tmp_path, "7.0.1")
+    (tmp_path / "swap.py").write_text("")
+    options = ["--mpirun", str(tmp_path / "mpirun")]
+    check = [*line[:3], "check", *options, "--only-checks", "ssh"]
+    for argv in ([*line, "true"], [*line[:3], "launch", *options, "--dry-run", "true"], check):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert NEWER in done.stdout + done.stderr
 
 
 def test_more_ranks_than_cores(mpirun: str, launch: Launch, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_no_other_room_asks_which_process_manager_it_has(path: Path) -> None:
         return
     nodes = [*ast.walk(ast.parse(path.read_text()))]
     assert "major" not in {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    kinds = {"OpenMpi", "OpenMpi4", "OpenMpi5", "DIALECTS", "OwnManager", "Srun"}
+    kinds = {"OpenMpi", "OpenMpi4", "OpenMpi5", "OpenMpi6", "DIALECTS", "OwnManager", "Srun"}
     assert not kinds & {name.rpartition(".")[2] for name in imports(path)}
 
 

@@ -9,7 +9,7 @@ import pytest
 from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
 from ddlrun.managers import DaemonRequest
-from ddlrun.managers.openmpi.dialects import DIALECTS
+from ddlrun.managers.openmpi.dialects import parse_program
 from ddlrun.remote.agent import AgentLauncher, choose_launcher, run_script
 from ddlrun.remote.fan_out import run_on_hosts
 
@@ -69,7 +69,7 @@ def test_an_agent_of_the_user_is_called_as_it_is() -> None:
 @pytest.mark.parametrize(("major", "prefix"), [(4, "OMPI_MCA_plm_rsh"), (5, "PRTE_MCA_plm_ssh")])
 def test_mpirun_starts_its_daemons_by_kubectl(major: int, prefix: str, pods: dict[str, str]) -> None:
     launcher = choose_launcher("kubectl", None, HOSTS, (), pods)
-    variables = DIALECTS[major]("mpirun", f"{major}.0", "").daemon_variables(
+    variables = parse_program(f"(Open MPI) {major}.0", "mpirun", "").daemon_variables(
         DaemonRequest(launcher.launcher, launcher.words, 2), pods
     )
     assert variables[f"{prefix}_no_tree_spawn"] == "1"

@@ -12,6 +12,7 @@ import pytest
 from ddlrun.application.check import parse_checks
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
+from ddlrun.managers.openmpi.dialects import parse_program
 from ddlrun.network.addresses import Address
 from ddlrun.network.subnet_selection import Network, RejectedSubnet, choose_network
 from ddlrun.preflight.facts import (
@@ -28,7 +29,7 @@ from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings, render_lines
 from ddlrun.preflight.identity import find_aliases
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
-from ddlrun.preflight.run import PreflightReport, ambiguous_interfaces
+from ddlrun.preflight.run import PreflightReport, ambiguous_interfaces, misnamed_hosts
 from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
 from ddlrun.preflight.table import check_json, render_report, report_json
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
@@ -554,3 +555,11 @@ def test_an_interface_with_two_addresses_is_a_warning_for_open_mpi_4() -> None:
     (finding,) = ambiguous_interfaces(hosts, network)
     assert (finding.host, finding.level) == ("h2", Level.WARNING)
     assert finding.message.startswith("eth0 has several addresses (10.0.0.2, 10.8.0.2), with which Open MPI 4.1 blocks")
+
+
+def test_a_host_that_open_mpi_6_does_not_find_by_its_listed_name() -> None:
+    found = {"h1": facts(1), "h2": facts(2, hostname="pod-2")}
+    assert list(misnamed_hosts([*found], found, parse_program("(Open MPI) 5.0.11", "/opt/bin/mpirun", ""))) == []
+    (finding,) = misnamed_hosts([*found], found, parse_program("(Open MPI) 6.0.0", "/opt/bin/mpirun", ""))
+    assert (finding.host, finding.level, finding.check) == ("h2", Level.FAILURE, "mpi")
+    assert finding.message == "calls itself pod-2: Open MPI 6.0.0 finds hosts by their own names alone"

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.managers.openmpi.dialects import DIALECTS
+from ddlrun.managers.openmpi.dialects import OpenMpi4, OpenMpi5
 from ddlrun.managers.own import own_manager
 from ddlrun.network.addresses import SCRIPT, Address, parse_addresses
 from ddlrun.network.subnet_selection import Network, choose_network
 from ddlrun.network.variables import choose_variables, network_variables
 from tests.support import needs
 
-BY_4, BY_5 = (DIALECTS[major]("mpirun", f"{major}.0", "").network_variables for major in (4, 5))
+BY_4, BY_5 = (kind("mpirun", "", "").network_variables for kind in (OpenMpi4, OpenMpi5))
 LO = Address("lo", "127.0.0.1", 8, kind="virtual")
 DOCKER = Address("docker0", "172.17.0.1", 16, kind="bridge")
 

@@ -1,6 +1,7 @@
 """Open MPI's mpirun, of each of its dialects."""
 
 import math
+import os.path
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
@@ -33,9 +34,6 @@ OVERRULING = (
     "PRTE_MCA_hwloc_default_cpu_list",
     "LSB_AFFINITY_HOSTFILE",  # from which Open MPI takes LSF's own mapping and binding
 )
-# Where mpirun puts the folders of sessions: on all hosts, and on its own alone.
-SESSION_FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
-LOCAL_SESSION_FOLDERS = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
 KEEPALIVE_PROBES = 3
 LONGEST_KEEPALIVE = 32767  # the kernel's limit
 
@@ -75,7 +73,11 @@ class OpenMpi(ProcessManager):
     """The rank file of a job over several hosts that may start more processes."""
     spawning_on_one_host: ClassVar[tuple[str, ...]]
     """The same on one host. Processes that are about to end do not count there."""
+    daemons: ClassVar[tuple[str, ...]]
+    """The names that its daemon has, depending on how it was built."""
     daemon_start: ClassVar[DaemonStart]
+    session_folders: ClassVar[tuple[str, ...]]
+    """The variables with the place of session folders: on all hosts, and on its own host alone if there is one."""
     keepalive: ClassVar[str]
     """The beginning of the variables of TCP keepalive between it and its daemons."""
     networks: ClassVar[str]
@@ -94,6 +96,12 @@ class OpenMpi(ProcessManager):
     """Whether processes stop for which a session folder of mpirun's host is set; keepers unset it for ranks."""
 
     @property
+    def daemon(self) -> str:
+        """Its daemon, which must be on every host."""
+        folder = os.path.dirname(self.path)
+        return next((name for name in self.daemons if os.path.exists(f"{folder}/{name}")), self.daemons[0])
+
+    @property
     def mpi_generation(self) -> int:
         """Its major version."""
         return major(self.version)
@@ -101,7 +109,7 @@ class OpenMpi(ProcessManager):
     def command(self, job: ManagerJob) -> tuple[str, ...]:
         """Return the argv that starts a job. Raises PreflightError on a path that Open MPI cannot take."""
         _check_paths(job)
-        keep = self.keep_names if any("." in name for name in job.hosts.names) else ()
+        keep = self.keep_names if self.needs_whole_names(job.hosts.names) else ()
         return (
             self.path,
             *(["--allow-run-as-root"] if job.root else []),
@@ -119,6 +127,10 @@ class OpenMpi(ProcessManager):
             *job.extra,
             *job.program,
         )
+
+    def needs_whole_names(self, names: Sequence[str]) -> bool:
+        """Check if it contacts or takes wrong hosts unless it keeps whole names, which it cuts at the first dot."""
+        return any("." in name for name in names)
 
     def _rankfile_words(self, job: ManagerJob) -> tuple[str, ...]:
         if not job.spawns:
@@ -185,9 +197,9 @@ class OpenMpi(ProcessManager):
         behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
         """
         stops = spawns and self.stops_at_folders and not local  # spawned processes have no keeper
-        if stops or any(name in environ for name in (*SESSION_FOLDERS, *LOCAL_SESSION_FOLDERS)):
+        if stops or any(name in environ for name in self.session_folders):
             return ()
-        return SESSION_FOLDERS if local else LOCAL_SESSION_FOLDERS
+        return self.session_folders[:1] if local else self.session_folders[1:]
 
 
 def major(version: str) -> int:

