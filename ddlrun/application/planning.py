@@ -225,7 +225,7 @@ def _mark_in_use(machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
 
 def plan_job(placed: Placed) -> Planned:
     """Find free ports for the ranks to meet on, and plan the job. Raises InputError or PreflightError."""
-    attempt, survey, report = placed.surveyed
+    attempt, survey, report = placed.surveyed.attempt, placed.surveyed.survey, placed.surveyed.report
     count = count_ports(placed.placement.placement.topology.largest)
     busy = survey.busy_ports
     is_free = is_free_here if busy is None else lambda port: port not in busy

@@ -123,7 +123,7 @@ def write_plan(planned: Planned) -> None:
 
 def supervise_run(planned: Planned, signals: Signals) -> Finished:
     """Show the plan, run the job, and keep its outcome in the run folder."""
-    attempt, plan, _ = planned
+    attempt, plan = planned.attempt, planned.plan
     settings = attempt.settings
     events = LaunchEvents(settings.run.on_event, plan, attempt.reporter)
     with outcome_without_job(planned):

@@ -138,14 +138,13 @@ def _show(view: str, settings: Settings, svg: str | None) -> View:
     machines = read_machine_source(settings)
     if view == "machines":
         return show_machines(group({name: machines[name] for name in settings.hosts.hosts.names}), _canvas())
-    placement, reason, _ = place_job(
-        settings, machines, _manager(settings) if settings.job.profiles.candidates else None
-    )
+    job = place_job(settings, machines, _manager(settings) if settings.job.profiles.candidates else None)
+    placement = job.placement
     for note in (*settings.hosts.notes, *filter(None, [settings.job.profiles.note]), *placement_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if svg:
         write_atomically(svg, [render_svg(placement)], "--svg")
-    return _show_placed(view, placement, reason, settings)
+    return _show_placed(view, placement, job.reason, settings)
 
 
 def _show_placed(view: str, placement: Placement, reason: TopologyReason, settings: Settings) -> View:

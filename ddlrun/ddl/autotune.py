@@ -187,16 +187,16 @@ def _parse(text: str, key: Mapping[str, Any]) -> dict[str, AllreduceAlgorithm]:
 
 def _parse_algorithm(values: Sequence[Any], axes: int) -> AllreduceAlgorithm:
     """Return an algorithm from the values of its fields. Raises ValueError if they make none for `axes` dimensions."""
-    method, algorithms, chunk, depth, wire, connections = AllreduceAlgorithm(*values)
-    numbers = {"chunk": int(chunk), "depth": int(depth), "connections": int(connections)}
-    valid = method in {"flat", "native"} or (
-        method == "chunks" and min(numbers.values()) > 0 and _are_known(algorithms, axes)
+    read = AllreduceAlgorithm(*values)
+    numbers = {"chunk": int(read.chunk), "depth": int(read.depth), "connections": int(read.connections)}
+    valid = read.method in {"flat", "native"} or (
+        read.method == "chunks" and min(numbers.values()) > 0 and _are_known(read.algorithms, axes)
     )
     valid = valid and numbers["connections"] <= MOST_CONNECTIONS
-    valid = valid and wire.partition(":")[0] in {*WIRES, ""}
+    valid = valid and read.wire.partition(":")[0] in {*WIRES, ""}
     if not valid:
-        raise ValueError(method)
-    return AllreduceAlgorithm(method=method, algorithms=tuple(algorithms), wire=wire, **numbers)
+        raise ValueError(read.method)
+    return AllreduceAlgorithm(method=read.method, algorithms=tuple(read.algorithms), wire=read.wire, **numbers)
 
 
 def _are_known(algorithms: Sequence[str], axes: int) -> bool:

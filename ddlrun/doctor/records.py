@@ -87,6 +87,11 @@ class RecordedCollective(NamedTuple):
     backend: str = ""
     """The backend, such as nccl; empty if it is not known."""
 
+    @property
+    def call(self) -> tuple[int, str]:
+        """The number and the name, in which ranks that wait for each other agree."""
+        return self.number, self.name
+
 
 class RankReport(NamedTuple):
     """The processes of a rank."""

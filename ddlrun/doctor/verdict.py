@@ -103,7 +103,7 @@ def group_ranks(look: JobLook) -> list[Group]:
     known = all(position.collective for position in positions.values() if position.waits_for_ranks)
     for rank, plain in positions.items():
         position = plain if known else plain._replace(collective=None)
-        collective = position.collective and position.collective[:2]
+        collective = position.collective and position.collective.call
         groups.setdefault((*position.key, collective), []).append((rank, position))
     joined = [_join(members) for members in groups.values()]
     return sorted(joined, key=lambda group: (-len(group.ranks), group.ranks))
@@ -194,7 +194,7 @@ def _judge_waiting(look: JobLook, waiting: Sequence[Group]) -> HangVerdict:
 
 
 def _are_in_one_operation(waiting: Sequence[Group]) -> bool:
-    operations = {group.position.collective and group.position.collective[:2] for group in waiting}
+    operations = {group.position.collective and group.position.collective.call for group in waiting}
     return len(operations) == 1 and None not in operations
 
 

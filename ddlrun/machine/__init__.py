@@ -100,6 +100,11 @@ class Core(NamedTuple):
     kind: int = 0
     """Its kind on a hybrid machine, counted from the slowest, 0."""
 
+    @property
+    def numbers(self) -> tuple[int, int, int, int | None, tuple[PU, ...]]:
+        """Its indexes, its NUMA node and its PUs."""
+        return self.logical_index, self.package, self.index_in_package, self.numa_node, self.pus
+
 
 class GPU(NamedTuple):
     """A GPU that may be used, and the `package` and `numa_node` that it is attached to (None: unknown).

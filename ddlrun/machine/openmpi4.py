@@ -67,7 +67,7 @@ def _pus_as_cores(cores: Sequence[Core], affinity: frozenset[int] | None) -> tup
             pus=(pu,),
             usable=affinity is None or pu.os_index in affinity,
         )
-        for number, pu in enumerate(sorted(core_of))
+        for number, pu in enumerate(sorted(core_of, key=lambda pu: pu.os_index))
     )
 
 

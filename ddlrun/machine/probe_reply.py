@@ -141,7 +141,7 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
     allowed = frozenset(pu.os_index for core in kernel.cores if core.usable for pu in core.pus)
     machine = with_locality_of(parse_hwloc(sections["lstopo.xml"], host, allowed), kernel)
     notes = tuple(dict.fromkeys((*machine.notes, *kernel.notes)))
-    if [core[:5] for core in machine.cores] != [core[:5] for core in kernel.cores]:
+    if [core.numbers for core in machine.cores] != [core.numbers for core in kernel.cores]:
         notes = (*notes, machine_note(MachineNoteCode.CORES_DIFFER))
     # /sys shows which devices are up, have a driver, and may be opened.
     gpus, nics, _ = read_devices(split_output(sections[SYSFS]), machine.cores)

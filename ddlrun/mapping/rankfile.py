@@ -116,7 +116,7 @@ def repeat(lines: Iterable[RankFileLine], count: int) -> Iterator[str]:
     >>> list(repeat([RankFileLine(0, "a", "0-3"), RankFileLine(1, "b", "0-3")], 3))[1:]
     ['rank 3=b slot=0-3\n', 'rank 4=a slot=0-3\n']
     """
-    places = sorted(lines)
+    places = sorted(lines, key=lambda line: line.rank)
     for number in range(count):
         place = places[number % len(places)]
         yield f"rank {len(places) + number}={place.host} slot={place.slot}\n"

@@ -71,9 +71,9 @@ def _inside_packages(cores: Sequence[Core]) -> Iterator[CoreRange]:
 def _whole_packages(inside: Sequence[CoreRange], machine: Machine) -> Iterator[CoreRange]:
     """Yield ranges inside packages, without bounds for all cores of a package: 5.0 counts nothing there."""
     sizes = Counter(core.package for core in machine.cores)
-    for package, low, high in inside:
-        whole = package is not None and (low, high) == (0, sizes[package] - 1)
-        yield CoreRange(package, None, None) if whole else CoreRange(package, low, high)
+    for part in inside:
+        whole = part.package is not None and (part.low, part.high) == (0, sizes[part.package] - 1)
+        yield CoreRange(part.package, None, None) if whole else part
 
 
 def _runs(package: int | None, numbers: Sequence[int]) -> Iterator[CoreRange]:

@@ -150,7 +150,7 @@ class KeeperConnection:
 
     def introduce(self, hello: "Hello") -> None:
         """Set rank, host and local rank."""
-        self.rank, self.host, self.local_rank = hello
+        self.rank, self.host, self.local_rank = hello.rank, hello.host, hello.local_rank
         self.state = PeerState.RUNNING
 
 

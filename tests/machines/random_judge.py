@@ -222,7 +222,7 @@ class Judge:
         entries, _ = read_entries(text)
         ranges = [cores for entry in entries for cores in entry.ranges or ()]
         packages = self.machine.packages
-        for package, _, high in ranges:
+        for package, high in ((cores.package, cores.high) for cores in ranges):
             if package is not None and (not self.machine.packaged or not any(packages[package : package + 1])):
                 return frozenset()
             size = len(self.machine.cores if package is None else packages[package])

@@ -8,7 +8,7 @@ import pytest
 from ddlrun.doctor.diagnosis import Diagnosis, diagnose, record_diagnosis
 from ddlrun.doctor.position import Activity, describe, locate_rank
 from ddlrun.doctor.records import RankReport, parse_report
-from ddlrun.doctor.verdict import HangFinding, JobLook, RankLook, judge
+from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, RankLook, judge
 from tests.support.json_schemas import validate
 
 MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
@@ -222,7 +222,7 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("job", "finding", "guilty", "text"), VERDICTS, ids=[row[1].value for row in VERDICTS])
 def test_the_verdict(job: JobLook, finding: HangFinding, guilty: tuple[int, ...], text: str) -> None:
-    assert judge(job) == (finding, guilty, text)
+    assert judge(job) == HangVerdict(finding, guilty, text)
 
 
 def test_a_job_hangs_if_no_waiting_rank_has_moved() -> None:
@@ -307,7 +307,7 @@ def test_ranks_that_stay_in_a_call_wait_for_a_collective_on_their_gpu(
     ranks: tuple[RankReport | int, ...], finding: HangFinding, guilty: tuple[int, ...], text: str
 ) -> None:
     diagnosis = diagnose_on_gpus(*ranks)
-    assert diagnosis.verdict == (finding, guilty, text)
+    assert diagnosis.verdict == HangVerdict(finding, guilty, text)
     assert diagnosis.hangs
 
 

@@ -106,7 +106,7 @@ def test_a_reply_without_end_is_cut_off(tmp_path: Path, flood: str) -> None:
     agent.write_text(f'#!/bin/sh\n[ "$1" = h1 ] || exec echo good\n{flood}\n')
     agent.chmod(0o755)
     replies = run_on_hosts(dict.fromkeys(("h1", "h2"), "true\n"), AgentLauncher("agent", (str(agent),)), 300.0)
-    assert replies["h1"][1:] == ("", "its reply is too long")
+    assert (replies["h1"].out, replies["h1"].err) == ("", "its reply is too long")
     assert replies["h1"].code
     assert replies["h2"] == FinishedProcess(0, "good", "")
 
@@ -179,7 +179,7 @@ def test_a_step_of_slurm_without_end_is_cut_off(tmp_path: Path, monkeypatch: pyt
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     replies = run_on_hosts(dict.fromkeys(("h1", "h2"), "true\n"), AgentLauncher("srun"), 300.0)
-    assert [reply[1:] for reply in replies.values()] == [("", "srun: the replies are too long")] * 2
+    assert [(reply.out, reply.err) for reply in replies.values()] == [("", "srun: the replies are too long")] * 2
 
 
 def test_a_step_of_slurm_runs_the_script_of_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,8 @@ def test_a_host_cannot_answer_for_another_in_a_step_of_slurm() -> None:
     results = split_labels("0: @host n1\n0: good\n0: @code 0\n1: @host n1\n1: \x1b[2Jevil\n1: @code 0\n", "")
     assert results["n1"].out == ""
     assert results["n1"].err == "two hosts answer as n1"
-    assert split_labels("0: @host n1\n0: \x1b[2Jtext\n0: @code ²\n", "")["n1"][:2] == (None, "\\x1b[2Jtext\n")
+    reply = split_labels("0: @host n1\n0: \x1b[2Jtext\n0: @code ²\n", "")["n1"]
+    assert (reply.code, reply.out) == (None, "\\x1b[2Jtext\n")
 
 
 NASTY = (

@@ -96,8 +96,8 @@ class GroupCollectives:
     def start_allreduce(self, elements: Any, operator: Operator, algorithm: AllreduceAlgorithm) -> Operation:  # noqa: ANN401
         """Begin an allreduce by EQUAL, SIZED or LAST."""
         if algorithm == LAST:
-            _, _, chunk, depth, *_ = wait_for_late_host(elements.nbytes)
-            limits = Limits(max(chunk // elements.itemsize, 1), depth)
+            waits = wait_for_late_host(elements.nbytes)
+            limits = Limits(max(waits.chunk // elements.itemsize, 1), waits.depth)
             return self._engine.start(elements, operator, partial(self._reduction, algorithm), limits)
         tuning = self._tuning(elements.nbytes, weighted=algorithm == SIZED)
         # On unequal hosts, ranks differ in what they have in common with others.
