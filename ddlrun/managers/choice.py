@@ -12,7 +12,7 @@ from ddlrun.managers import AUTO, OPEN_MPI, OWN, SRUN, ProcessManager
 from ddlrun.managers.installation import PendingVersion, find_mpirun, start_mpirun_query, start_srun_query
 from ddlrun.managers.openmpi.dialects import REMEDY
 from ddlrun.managers.own import own_manager
-from ddlrun.managers.python_mpi import MPI_PACKAGES, PythonMpi, start_search
+from ddlrun.managers.program_mpi import MPI_PACKAGES, PythonMpi, start_search
 from ddlrun.managers.slurm import make_srun, parse_features
 
 # The part of an executable file in which the names of its libraries are searched: they stand near its beginning.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.managers.python_mpi import name_library
+from ddlrun.managers.program_mpi import name_library
 from tests.bench.baselines import WORLD, Algorithm
 from tests.bench.sharded import make
 
