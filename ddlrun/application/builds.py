@@ -7,7 +7,7 @@ from ddlrun import __version__
 from ddlrun.environment.framework_builds import LIBRARIES, render_builds
 from ddlrun.errors import DdlrunError
 from ddlrun.managers.installation import probe_builds, start_mpirun_query
-from ddlrun.managers.openmpi.installation import mpi4py_variables
+from ddlrun.managers.program_mpi import mpi4py_variables
 
 
 def describe_builds() -> str:

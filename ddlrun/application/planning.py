@@ -16,7 +16,8 @@ from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.managers import ProcessManager
 from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.managers.installation import Installation, probe_horovod
-from ddlrun.managers.openmpi.installation import mpi4py_variables, read_mca_files
+from ddlrun.managers.openmpi.installation import read_mca_files
+from ddlrun.managers.program_mpi import mpi4py_variables
 from ddlrun.mapping.rankfile import check_names, name_problem
 from ddlrun.mapping.spare_hosts import replace_hosts
 from ddlrun.mapping.topology_request import check_request

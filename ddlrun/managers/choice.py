@@ -1,8 +1,5 @@
 """The choice of the process manager: Open MPI's mpirun, a plug-in's program, or ddlrun's own."""
 
-import os
-import re
-import shutil
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,11 +9,8 @@ from ddlrun.managers import AUTO, OPEN_MPI, OWN, SRUN, ProcessManager
 from ddlrun.managers.installation import PendingVersion, find_mpirun, start_mpirun_query, start_srun_query
 from ddlrun.managers.openmpi.dialects import REMEDY
 from ddlrun.managers.own import own_manager
-from ddlrun.managers.program_mpi import MPI_PACKAGES, PythonMpi, start_search
+from ddlrun.managers.program_mpi import MPI_PACKAGES, ProgramMpi, find_linked, python_of, start_search
 from ddlrun.managers.slurm import make_srun, parse_features
-
-# The part of an executable file in which the names of its libraries are searched: they stand near its beginning.
-MOST_BYTES = 1 << 26
 
 
 class ManagerRequest(NamedTuple):
@@ -47,8 +41,7 @@ class PendingManager:
         """Start the queries on which the choice depends. Raises InputError or PreflightError."""
         self._request = request
         self._query: PendingVersion | None = None
-        self._python_mpi: Callable[[], PythonMpi] | None = None
-        self._environ = environ
+        self._search: Callable[[], ProgramMpi] = ProgramMpi
         self._chosen: ProcessManager | None = None
         if request.manager == OWN:
             self._chosen = _check_own(request, environ)
@@ -64,8 +57,8 @@ class PendingManager:
             return
         if find_mpirun(None, environ) is not None:
             self._query = start_mpirun_query(None, environ)
-        python = _python_of(request.program)
-        self._python_mpi = None if python is None else start_search(python, {**environ, **request.variables})
+        if self._query is None or python_of(request.program) is not None:
+            self._search = start_search(request.program, {**environ, **request.variables})
 
     def result(self) -> ProcessManager:
         """Wait for the choice. Raises PreflightError where the mpirun that has to be used fails or is unknown."""
@@ -74,11 +67,11 @@ class PendingManager:
         return self._chosen
 
     def _choose(self) -> ProcessManager:
-        python_mpi = None if self._python_mpi is None else self._python_mpi()
+        mpi = self._search()
         if self._query is None:
-            _check_linked(self._request, self._environ)
-            return _without_mpirun(python_mpi)
-        reason = None if python_mpi is None else _reason_for_own(python_mpi, _python_of(self._request.program))
+            _check_linked(self._request, mpi)
+            return _without_mpirun(mpi)
+        reason = _reason_for_own(mpi, python_of(self._request.program))
         if reason is None:
             return self._query.result()
         self._query.discard()
@@ -90,9 +83,9 @@ def _missing_srun(environ: Mapping[str, str]) -> ProcessManager:
     return make_srun(SRUN, "not installed here", "--process-manager srun", parse_features("", ""), environ)
 
 
-def _without_mpirun(mpi: PythonMpi | None) -> ProcessManager:
+def _without_mpirun(mpi: ProgramMpi) -> ProcessManager:
     """Return ddlrun's own process manager, where no mpirun is installed."""
-    if mpi is None or not mpi.library:
+    if not mpi.library:
         return own_manager("no mpirun is installed")
     if mpi.is_mpich:
         return own_manager(f"mpi4py uses {mpi.library}")
@@ -102,7 +95,7 @@ def _without_mpirun(mpi: PythonMpi | None) -> ProcessManager:
     )
 
 
-def _reason_for_own(mpi: PythonMpi, python: str | None) -> str | None:
+def _reason_for_own(mpi: ProgramMpi, python: str | None) -> str | None:
     """Return the reason for ddlrun's own process manager where an mpirun is installed; None: mpirun is needed."""
     if not mpi.packages:
         return f"{python} has neither {' nor '.join(MPI_PACKAGES)}"
@@ -114,47 +107,27 @@ def _check_own(request: ManagerRequest, environ: Mapping[str, str]) -> ProcessMa
 
     Raises InputError for an option that it does not have, and PreflightError for a program of Open MPI.
     """
-    _check_linked(request, environ)
+    if python_of(request.program) is None:
+        _check_linked(request, find_linked(request.program, environ))
     options = (*request.openmpi_options, *(["`--mpirun`"] if request.mpirun is not None else []))
     if options:
         raise InputError(f"{options[0]} is for Open MPI: leave it out, or take `--process-manager` openmpi")
     return own_manager("--process-manager ddlrun")
 
 
-def _check_linked(request: ManagerRequest, environ: Mapping[str, str]) -> None:
+def _check_linked(request: ManagerRequest, mpi: ProgramMpi) -> None:
     """Raise PreflightError if a program is linked with Open MPI: each of its processes would be rank 0 of 1.
 
     In Python programs rank/hook/ddlrun_world_size.py recognizes that.
     """
-    program = request.program
-    if request.in_container or not program or _python_of(program) is not None:
-        return
-    library = _openmpi_library(shutil.which(program[0], path=environ.get("PATH")))
-    if library is not None:
+    if mpi.linked and not request.in_container:
         raise PreflightError(
-            f"{program[0]} is linked with Open MPI ({library}), which needs an mpirun: without it each process is rank "
-            "0 of 1; use `--process-manager` openmpi"
+            f"{request.program[0]} is linked with Open MPI ({mpi.linked}), which needs an mpirun: without it each "
+            "process is rank 0 of 1; use `--process-manager` openmpi"
         )
-
-
-def _openmpi_library(path: str | None) -> str | None:
-    """Return the library of Open MPI that an executable file needs; None for scripts and other programs."""
-    try:
-        with open(path or os.devnull, "rb") as file:
-            start = file.read(MOST_BYTES)
-    except OSError:
-        return None
-    library = re.search(rb"\0(libmpi\.so\.[24]0)\0", start) if start.startswith(b"\x7fELF") else None
-    return None if library is None else library[1].decode()
 
 
 def _wants_openmpi(request: ManagerRequest) -> bool:
     """Return True where an mpirun is needed, whatever is installed."""
     named = request.manager == OPEN_MPI or request.mpirun is not None
     return named or bool(request.openmpi_options) or request.foreign_launcher
-
-
-def _python_of(program: tuple[str, ...]) -> str | None:
-    """Return the Python that runs a program; None for a program in another language."""
-    is_python = bool(program) and os.path.basename(program[0]).startswith("python")
-    return program[0] if is_python else None

@@ -1,8 +1,10 @@
-"""The MPI of a Python: its packages that use MPI, and the library that mpi4py loads by itself."""
+"""The MPI of a program: the library that mpi4py loads in a Python, or that another program is linked with."""
 
+import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -15,6 +17,10 @@ CHOICES = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 LIBRARY_VARIABLES = (*CHOICES, "LD_LIBRARY_PATH")
 # The libraries that ddlrun's own process manager starts, and no Open MPI.
 _MPICH_FAMILY = re.compile(r"MPICH|MVAPICH|CRAY MPICH|Intel\(R\) MPI")
+# The values of CHOICES that name one of them.
+_MPICH_CHOICE = r".*libmpi(\.so\.12|_cray)|mpich|impi"
+# The part of an executable file in which the names of its libraries are searched: they stand near its beginning.
+MOST_BYTES = 1 << 26
 # It prints the packages of its first argument that it has. If it has the second one and none of the third, it loads the
 # library, without initializing MPI.
 _PROBE = """
@@ -29,13 +35,15 @@ if needed and not others:
 """
 
 
-class PythonMpi(NamedTuple):
-    """The MPI of a Python."""
+class ProgramMpi(NamedTuple):
+    """The MPI of a program."""
 
-    packages: tuple[str, ...]
-    """Those of MPI_PACKAGES that it has; all of them if it cannot be searched."""
+    packages: tuple[str, ...] = MPI_PACKAGES
+    """Those of MPI_PACKAGES that its Python has; all of them if that is not known."""
     library: str = ""
     """The name and the version of mpi4py's library; empty if it is not known, or if Horovod may use another one."""
+    linked: str = ""
+    """The file of Open MPI that a program in another language is linked with; empty if there is none."""
 
     @property
     def is_mpich(self) -> bool:
@@ -43,31 +51,65 @@ class PythonMpi(NamedTuple):
         return _MPICH_FAMILY.match(self.library) is not None
 
 
-def start_search(python: str, environ: Mapping[str, str]) -> Callable[[], PythonMpi]:
-    """Start to search a Python for its MPI; return a function that waits for the result.
+def python_of(program: Sequence[str]) -> str | None:
+    """Return the Python that runs a program; None for a program in another language."""
+    is_python = bool(program) and os.path.basename(program[0]).startswith("python")
+    return program[0] if is_python else None
+
+
+def start_search(program: Sequence[str], environ: Mapping[str, str]) -> Callable[[], ProgramMpi]:
+    """Start to search a program for its MPI; return a function that waits for the result.
 
     Args:
-        python: The Python.
+        program: The command line of the program.
         environ: The environment of the job.
     """
+    python = python_of(program)
+    if python is None:
+        return lambda: find_linked(program, environ)
     # Horovod has an MPI of its own, which need not be that of mpi4py.
     others = [] if any(name in environ for name in CHOICES) else ["horovod"]
     if python == sys.executable:
         packages = tuple(name for name in MPI_PACKAGES if find_spec(name) is not None)
         if "mpi4py" not in packages or set(packages) & set(others):
-            return lambda: PythonMpi(packages)
+            return lambda: ProgramMpi(packages)
     variables = [f"{name}={environ[name]}" for name in LIBRARY_VARIABLES if name in environ]
     names = [",".join(MPI_PACKAGES), "mpi4py", ",".join(others or ["-"])]
     finish = start_command(["env", *variables, python, "-c", _PROBE, *names])
     return lambda: _parse_search(finish())
 
 
-def _parse_search(reply: FinishedProcess) -> PythonMpi:
+def _parse_search(reply: FinishedProcess) -> ProgramMpi:
     """Parse the output of the probe, which fails where mpi4py finds no library."""
     packages, newline, version = reply.out.partition("\n")
     if not newline:
-        return PythonMpi(MPI_PACKAGES)
-    return PythonMpi(tuple(packages.split()), name_library(version) if reply.code == 0 else "")
+        return ProgramMpi()
+    return ProgramMpi(tuple(packages.split()), name_library(version) if reply.code == 0 else "")
+
+
+def find_linked(program: Sequence[str], environ: Mapping[str, str]) -> ProgramMpi:
+    """Return the MPI that an executable file is linked with; of scripts and other programs it is not known."""
+    path = shutil.which(program[0], path=environ.get("PATH")) if program else None
+    try:
+        with open(path or os.devnull, "rb") as file:
+            start = file.read(MOST_BYTES)
+    except OSError:
+        return ProgramMpi()
+    library = re.search(rb"\0(libmpi\.so\.[24]0)\0", start) if start.startswith(b"\x7fELF") else None
+    return ProgramMpi() if library is None else ProgramMpi(linked=library[1].decode())
+
+
+def chooses_mpich(environ: Mapping[str, str]) -> bool:
+    """Return True if the user has made mpi4py load MPICH or a library derived from it."""
+    return any(re.match(_MPICH_CHOICE, environ.get(name, "")) for name in CHOICES)
+
+
+def mpi4py_variables(library: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that makes mpi4py load a libmpi; empty where the environment chooses one already.
+
+    With another library than its mpirun's, each rank would be a job of its own.
+    """
+    return {} if library is None or any(name in environ for name in CHOICES) else {CHOICES[0]: library}
 
 
 def name_library(version: str) -> str:

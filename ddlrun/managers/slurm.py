@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ddlrun.errors import PreflightError
 from ddlrun.managers import ManagerJob, ProcessManager
 from ddlrun.managers.end import EndFinding, ManagerOutput, find_patterns
+from ddlrun.managers.program_mpi import chooses_mpich
 from ddlrun.managers.slurm_step import STEP, TASKS
 from ddlrun.remote.processes import start_command
 
@@ -23,8 +24,6 @@ OVERRULING = (
 )  # fmt: skip
 # The Linux kernel takes no longer word in a command.
 MOST_CHARACTERS = 131_000
-# The signs that the user has chosen an MPI which speaks PMI-2 and no PMIx.
-MPICH_SIGNS = {"MPI4PY_LIBMPI": r"libmpi(\.so\.12|_cray)", "MPI4PY_MPIABI": "mpich|impi"}
 
 
 class SrunFeatures(NamedTuple):
@@ -67,8 +66,7 @@ def choose_mpi_type(features: SrunFeatures, environ: Mapping[str, str]) -> str |
     """
     if environ.get("SLURM_MPI_TYPE", "none") != "none":
         return None
-    mpich = any(re.search(pattern, environ.get(name, "")) for name, pattern in MPICH_SIGNS.items())
-    if mpich and "pmi2" in features.mpi_types:
+    if chooses_mpich(environ) and "pmi2" in features.mpi_types:
         return "pmi2"
     if features.default_type != "none":
         return None

@@ -15,7 +15,7 @@ from ddlrun.environment.horovod_hierarchical import (
 from ddlrun.errors import InputError
 from ddlrun.managers import DaemonRequest, TransportChoice
 from ddlrun.managers.openmpi import OVERRULING
-from ddlrun.managers.openmpi.installation import mpi4py_variables
+from ddlrun.managers.program_mpi import mpi4py_variables
 from ddlrun.network.variables import choose_variables
 from ddlrun.plan import STDIN
 from ddlrun.plan.job_variables import plan_default_variables, plan_job_variables, thread_note

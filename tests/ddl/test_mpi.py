@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.managers.openmpi.installation import find_mpi_library, mpi4py_variables
+from ddlrun.managers.openmpi.installation import find_mpi_library
+from ddlrun.managers.program_mpi import mpi4py_variables
 from tests.conftest import launch_line
 
 ROOT = Path(__file__).parents[2]

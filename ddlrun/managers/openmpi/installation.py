@@ -28,13 +28,3 @@ def find_mpi_library(mpirun: str) -> str | None:
     folders = ("lib", "lib64", f"lib/{architecture}-linux-gnu")  # the last is Debian's
     paths = [f"{_prefix(mpirun)}/{folder}/libmpi.so.40" for folder in folders]
     return next((path for path in paths if os.path.exists(path)), None)
-
-
-def mpi4py_variables(library: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that makes mpi4py load a libmpi; empty where the environment chooses one already.
-
-    With another library than its mpirun's, each rank would be a job of its own.
-    """
-    if library is None or "MPI4PY_LIBMPI" in environ or "MPI4PY_MPIABI" in environ:
-        return {}
-    return {"MPI4PY_LIBMPI": library}
