@@ -142,7 +142,7 @@ def ended_by_manager(manager: ManagerEnd, ends: Mapping[int, RankEnd]) -> EndRea
         manager: The end of the process manager.
         ends: The ends of ranks so far.
     """
-    code = manager.exit_code or 1
+    code = 128 - manager.exit_code if manager.exit_code < 0 else manager.exit_code or 1
     failure = manager.find(EndCode.FAILED_START) or manager.find(EndCode.CANCELLED_STEP)
     failed = None if failure is None else EndReason(code, failure.text)
     problem = _find_loss(manager, ends) or failed or _find_rank(manager, ends)

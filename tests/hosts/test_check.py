@@ -476,13 +476,17 @@ def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path
 
 
 @pytest.mark.extra
-def test_hosts_with_ipv6_alone(mpirun: str, tmp_path: Path) -> None:
+def test_hosts_with_ipv6_alone(mpirun: str, major: int, tmp_path: Path) -> None:
     with Cluster(hosts_per_rack=2, racks=1, ipv6=True) as cluster:
         done = cluster.run("h1", [*DDLRUN, "check", "h[1-2]", "--mpirun", mpirun], cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "h[1-2]: no problems; network fd77::/64\n")
         done = launch(cluster, mpirun, tmp_path, "--network", "fd77::/16")
-        assert done.returncode == 0, done.stderr
-        assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]
+        if major == 6:
+            assert done.returncode == 139
+            assert "mpirun crashed, as Open MPI 6 needs an IPv4 address unless it was built with" in done.stderr
+        else:
+            assert done.returncode == 0, done.stderr
+            assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]
         line = [*DDLRUN, "launch", "--process-manager", "ddlrun", "-H", "[fd77::1:1]:1,[fd77::1:2]:1"]
         done = cluster.run("h1", [*line, "sh", "-c", "echo $MASTER_ADDR $DDLRUN_RANK"], cwd=tmp_path)
         assert {line.partition(" ")[2] for line in done.stdout.splitlines()} == {"fd77::1:1 0", "fd77::1:1 1"}

@@ -11,11 +11,12 @@ from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
 from ddlrun.managers import DaemonRequest, ManagerJob, TransportChoice, TransportRequest
-from ddlrun.managers.end import EndCode, ManagerOutput
+from ddlrun.managers.end import EndCode, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.dialects import OpenMpi4, OpenMpi5, OpenMpi6, OpenMpi61, parse_program
 from ddlrun.managers.openmpi.end import read_end
 from ddlrun.managers.openmpi.messages import MpirunMessages
 from ddlrun.managers.openmpi.transport import choose_transport, find_transport_choice
+from ddlrun.supervise.root_cause import ended_by_manager
 
 
 def command(version: str, job: ManagerJob) -> tuple[str, ...]:
@@ -145,7 +146,12 @@ def test_variables_of_open_mpi_6() -> None:
     assert later.session_variables({}, local=False, spawns=False) == ()
 
 
-# What mpirun 6.0.0a1 has printed.
+# What mpirun 6.0.0a1 has printed; the first text where its host has no IPv4 address.
+NO_IPV4_6 = """\
+[h1:22160] PRTE ERROR: Not found in file rml/oob/oob_base_stubs.c at line 222
+[h1:22160] *** Process received signal ***
+[h1:22160] Signal: Segmentation fault (11)
+"""
 ENDED_6 = b"""\
 --------------------------------------------------------------------------
 
@@ -177,6 +183,13 @@ def test_messages_of_open_mpi_6() -> None:
     assert messages.from_ranks() == ABORT_6
     codes = {finding.code for finding in read_end(ManagerOutput(7, (ABORT_6 + ENDED_6).decode()))}
     assert codes == {EndCode.ABORTING_RANK, EndCode.EXITED_RANK, EndCode.ABORT_CALL, EndCode.OTHER_FAILURE}
+
+
+def test_open_mpi_6_crashes_without_an_ipv4_address() -> None:
+    end = ManagerEnd(-11, read_end(ManagerOutput(-11, NO_IPV4_6)))
+    reason = ended_by_manager(end, {})
+    assert reason.exit_code == 139
+    assert str(reason.reason).startswith("mpirun crashed, as Open MPI 6 needs an IPv4 address")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,12 @@ PATTERNS = (
         r"An ORTE daemon has unexpectedly failed after launch and before\s+communicating back to mpirun",
         f"mpirun's daemon ended {_CHECK}",
     ),
+    EndPattern(
+        EndCode.FAILED_START,
+        r"PRTE ERROR: Not found in file rml/oob/oob_base_stubs",
+        "mpirun crashed, as Open MPI 6 needs an IPv4 address unless it was built with --enable-ipv6: give each host "
+        "one, or take `--process-manager ddlrun`",
+    ),
     EndPattern(EndCode.UNFINISHED_RANK, rf"{_CAUSE}exiting\s+improperly"),
     EndPattern(EndCode.ABORTING_RANK, rf'{_CAUSE}calling\s+"abort"'),
     EndPattern(

@@ -77,7 +77,7 @@ def _check_library(leave: "Callable[[int], None]") -> None:
     if all(os.path.basename(path).startswith(MPICH_LIBRARIES) for path in libraries):
         text = f"{_describe(libraries)}, {_starter()}: it would be alone, the job has {_job_size()} ranks"
         _end(f"{rank} {text}; {_remedy(libraries)}", leave)
-    elif starter.startswith("Open MPI 5") and _maps("/libopen-rte.so"):
+    elif starter.startswith("Open MPI") and not starter.startswith("Open MPI 4") and _maps("/libopen-rte.so"):
         _note(f"{rank} Open MPI 4 ({libraries[0]}), {_starter()}: MPI_Init may fail; {_remedy(libraries)}")
 
 
