@@ -489,6 +489,21 @@ def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
     assert "ddlrun: lost host there: its agent did not start (shell: exit code 255)" in done.stderr.splitlines()
 
 
+def test_a_job_that_ddlrun_supervises_reports_by_messages(tmp_path: Path) -> None:
+    """The keepers cannot connect, and exit with 3."""
+    environ = {**os.environ, protocol.ADDRESSES: "of another version"}
+    done = subprocess.run(by_hand(tmp_path, "true"), env=environ, capture_output=True, check=False, timeout=300)
+    read, write = os.pipe()
+    os.write(write, done.stdout)
+    os.close(write)
+    channel = Channel(read, -1)
+    channel.receive()
+    messages = [*channel.messages()]
+    channel.close()
+    assert (done.returncode, b"cannot reach ddlrun: its host has version" in done.stderr) == (3, True)
+    assert messages[0] in ((frames.EXITED, b"0 3"), (frames.EXITED, b"1 3"))
+
+
 def test_the_host_is_named_from_which_another_cannot_be_reached(tmp_path: Path) -> None:
     path = tmp_path / "shell"
     path.write_text("#!/bin/sh\n[ $1 = one ] || exit 255\ncat | env -i PATH=$PATH sh -s\n")
