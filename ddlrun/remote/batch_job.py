@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.errors import UnreachableError
 from ddlrun.remote.processes import FinishedProcess, PassthroughCommand, start_command
@@ -17,7 +17,8 @@ MOST_FORGOTTEN, MOST_SILENT = 6, 60
 LAST_OUTPUT_SECONDS = 10.0
 
 
-class Intervals(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Intervals:
     """Seconds between two queries, which grow, as schedulers have many users; and between two copies of the log."""
 
     first: float = 2.0
@@ -29,7 +30,8 @@ class Intervals(NamedTuple):
 INTERVALS = Intervals()
 
 
-class SubmittedJob(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SubmittedJob:
     """A job that was submitted."""
 
     scheduler: Scheduler
@@ -40,7 +42,8 @@ class SubmittedJob(NamedTuple):
     """The size of that file before the job."""
 
 
-class QueryResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class QueryResult:
     """The reply of a scheduler to the queries for a job's state."""
 
     state: JobState | None

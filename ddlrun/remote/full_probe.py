@@ -1,7 +1,8 @@
 """The full probe of hosts: the replies of all hardware tools, for `ddlrun probe`."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ddlrun.errors import HostError, UnreachableError
 from ddlrun.hosts import HostList
@@ -21,7 +22,8 @@ class ProbeCache(Protocol):
         """Store a host's reply."""
 
 
-class ProbedHost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProbedHost:
     """A host's machine, or the problem with its reply."""
 
     machine: Machine | None
@@ -47,7 +49,7 @@ def probe_fully(hosts: HostList, reach: ProbeTarget, cache: ProbeCache | None = 
         if host.problem is None and cache and not host.cached:
             cache.put(name, reply.out)
         if host.machine is not None:
-            host = host._replace(machine=kinds.setdefault(host.machine, host.machine))
+            host = replace(host, machine=kinds.setdefault(host.machine, host.machine))
         probed[name] = host
     return probed
 

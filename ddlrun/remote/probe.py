@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
@@ -18,7 +18,8 @@ MOST_LINES = 4
 COMPLETE = "@end"
 
 
-class ProbeTarget(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProbeTarget:
     """The ways to run sh scripts on hosts."""
 
     own_name: str

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
 
-class FinishedProcess(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FinishedProcess:
     """A process that has ended."""
 
     code: int | None

@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddlrun.errors import InputError
 from ddlrun.plan import Plan
@@ -36,7 +37,8 @@ class PastRunState(Enum):
         return self in (PastRunState.RUNNING, PastRunState.UNKNOWN)
 
 
-class PastRun(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PastRun:
     """A run with its start, and its end if it has ended."""
 
     run: Run

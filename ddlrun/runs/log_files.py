@@ -5,7 +5,8 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from typing import IO, NamedTuple
+from dataclasses import dataclass
+from typing import IO
 
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir, rank_log
@@ -16,7 +17,8 @@ BLOCK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Source:
     """A log file, and the stream on which it is printed: 0 standard output, 1 standard error."""
 
     path: str

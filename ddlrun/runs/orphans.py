@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.environment.open_mpi import RANK_VARIABLES
 from ddlrun.errors import InputError
@@ -82,7 +82,8 @@ echo @end
 )
 
 
-class OrphanProcess(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OrphanProcess:
     """A process of a run."""
 
     pid: int

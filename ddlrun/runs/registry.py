@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypedDict
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
 
 from ddlrun.mapping.placement import Placement
 from ddlrun.plan import Plan
@@ -30,7 +31,8 @@ class ResourcesRecord(TypedDict):
     """The PCI addresses of their GPUs on each host."""
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Run:
     """The record of a run that has not ended."""
 
     run: str
@@ -80,10 +82,8 @@ def _read_record(path: str) -> Run | None:
 
 def parse_run(record: Mapping[str, Any]) -> Run:
     """Return the run of a record as JSON has it. Raises TypeError or KeyError where a field is missing."""
-    fields = {name: record[name] for name in Run._fields if name != "resources"} | {
-        "resources": record.get("resources", ())
-    }
-    return Run(**{**fields, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])})
+    values = {"resources": (), **record, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])}
+    return Run(**{field.name: values[field.name] for field in fields(Run)})
 
 
 def describe_run(plan: Plan) -> dict[str, Any]:

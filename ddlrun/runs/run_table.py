@@ -4,7 +4,8 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from ddlrun.hosts import fold
 from ddlrun.report.table import left_aligned
@@ -27,7 +28,8 @@ LONGEST_PROGRAM = 60
 CALL = "ddlrun.api.call"
 
 
-class RunProcesses(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunProcesses:
     """A run and its processes on the hosts that have any; `run` is None where it was started elsewhere."""
 
     run_id: str
@@ -54,9 +56,9 @@ def render_runs_json(runs: Sequence[Run], processes: Mapping[str, Sequence[Orpha
     """Render the runs and all processes as JSON."""
     records: RunsRecord = {
         "schema": "urn:ddlrun:ps:1",
-        "runs": [{**run._asdict(), "alive": run.alive()} for run in runs],
+        "runs": [{**asdict(run), "alive": run.alive()} for run in runs],
         "processes": {
-            host: [{**process._asdict(), "keeper": process.keeper} for process in on_host]
+            host: [{**asdict(process), "keeper": process.keeper} for process in on_host]
             for host, on_host in processes.items()
         },
     }

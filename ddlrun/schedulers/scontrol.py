@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from ddlrun.errors import EXIT_TERMINATED, EXIT_TIMED_OUT, EXIT_UNREACHABLE, InputError
 from ddlrun.hosts import fold, parse_hosts
@@ -14,11 +13,12 @@ SHOW_TOPOLOGY = ("scontrol", "show", "topology")
 SHOW_JOB = ("scontrol", "--details", "--oneliner", "show", "job")
 
 
-class SlurmJobDetails(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SlurmJobDetails:
     """Details of `scontrol show job`: the requested tasks per node, and host -> device numbers of its GPUs."""
 
     tasks_per_node: int | None = None
-    gpu_numbers: Mapping[str, str] = MappingProxyType({})
+    gpu_numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_details(context: SchedulerContext, job_id: str) -> SlurmJobDetails:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from ddlrun.errors import InputError
 from ddlrun.host_names import check_host_name
@@ -14,7 +14,8 @@ from ddlrun.schedulers.scontrol import SlurmJobDetails, read_details, read_racks
 MOST_TASKS = 1_000_000
 
 
-class SlurmHosts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SlurmHosts:
     """The hosts of a job with their tasks, and where they come from."""
 
     hosts: list[Host]
@@ -71,7 +72,7 @@ def _even_out(hosts: SlurmHosts, environ: Mapping[str, str], details: SlurmJobDe
         return hosts
     spread = ", ".join(map(str, counts[:8]))
     note = f"Slurm spread {total} tasks as {spread}: ddlrun uses {each} on each host (sbatch --ntasks-per-node={each})"
-    return hosts._replace(hosts=[host._replace(slots=each) for host in hosts.hosts], notes=(*hosts.notes, note))
+    return replace(hosts, hosts=[host._replace(slots=each) for host in hosts.hosts], notes=(*hosts.notes, note))
 
 
 def _gpu_counts(details: SlurmJobDetails, names: Sequence[str]) -> set[int]:
@@ -137,7 +138,7 @@ def _spread_requested(hosts: SlurmHosts, environ: Mapping[str, str]) -> SlurmHos
         return hosts
     spread = [host._replace(slots=each + 1 if place < rest else each) for place, host in enumerate(hosts.hosts)]
     note = f"SLURM_NTASKS is {environ['SLURM_NTASKS']}: ddlrun spreads the tasks as srun does, not --ntasks-per-node"
-    return hosts._replace(hosts=spread, notes=(note,))
+    return replace(hosts, hosts=spread, notes=(note,))
 
 
 def _distribute(hosts: SlurmHosts, environ: Mapping[str, str]) -> SlurmHosts:
@@ -151,9 +152,9 @@ def _distribute(hosts: SlurmHosts, environ: Mapping[str, str]) -> SlurmHosts:
     elif not cyclic and plane and len(hosts.hosts) > 1 and plane < max(count or 0 for count in counts):
         reason = f"planes of {plane} tasks are not supported"
     else:
-        return hosts._replace(cyclic=cyclic)
+        return replace(hosts, cyclic=cyclic)
     note = f"SLURM_DISTRIBUTION is {distribution}, but the ranks of a host are consecutive: {reason}"
-    return hosts._replace(cyclic=cyclic, notes=(*hosts.notes, note))
+    return replace(hosts, cyclic=cyclic, notes=(*hosts.notes, note))
 
 
 def _read_host_file(context: SchedulerContext, job_id: str) -> SlurmHosts:

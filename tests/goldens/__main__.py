@@ -1,5 +1,6 @@
 """Generator of the golden rank files, pictures and job scripts: `make goldens`. Check the difference."""
 
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +74,30 @@ COMMAND = (
 PLAIN = BatchJob(
     topology=Topology((4, 2, 3)), command=COMMAND, folder="/home/me/job", name="ddlrun-train", log=None, gpus=4
 )
-ALL = PLAIN._replace(
+ALL = replace(PLAIN,
     seconds=5400, queue="gpu", account="vision", exclusive=True, cores=8, memory=262144,
     modules=("cuda/12.4", "gcc"), container=("apptainer", "exec", "--nv", "train image.sif"), warn=120, requeue=True,
 )  # fmt: skip
+
+
+def _default(name: str) -> Any:
+    """Return the default of a job's field; None where it has none."""
+    default = BatchJob.__dataclass_fields__[name].default
+    return None if default is MISSING else default
 
 
 def job(name: str) -> BatchJob:
     """Return the job of a name such as `slurm` or `slurm-all`, without options that the scheduler does not support."""
     scheduler = SCHEDULERS[name.partition("-")[0]]
     batch = ALL if name.endswith("-all") else PLAIN
-    empty: dict[str, Any] = {field: BatchJob._field_defaults.get(field) for field in scheduler.unsupported}
+    empty: dict[str, Any] = {name: _default(name) for name in scheduler.unsupported}
     empty |= {"cores": None} if scheduler.name == "sge" else {}  # 32 slots cannot share 4 GPUs
     values: dict[str, Any] = {
         "log": scheduler.log,
         "image": "example.org/train:1" if scheduler.name == "kubernetes" else None,
         "directives": "--extra option" if name.endswith("-all") else None,
     }
-    return batch._replace(**(values | empty))
+    return replace(batch, **(values | empty))
 
 
 def job_file(name: str) -> Path:

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def rendered(batch: BatchJob, scheduler: Scheduler) -> str:
 
 
 def replaced(batch: BatchJob, field: str, value: Any) -> BatchJob:
-    return batch._replace(**{field: value})
+    return replace(batch, **{field: value})
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -72,7 +73,7 @@ def test_a_shell_passes_every_word_unchanged(scheduler: Scheduler, words: list[s
     stand_in = folder / "ddlrun"
     stand_in.write_text('#!/bin/sh\npwd >output\nprintf "%s\\0" "$@" >>output\n')
     stand_in.chmod(0o755)
-    batch = PLAIN._replace(command=(str(stand_in), "launch", *words), folder=str(folder), container=("env", "A=b c"))
+    batch = replace(PLAIN, command=(str(stand_in), "launch", *words), folder=str(folder), container=("env", "A=b c"))
     try:
         text = rendered(batch, scheduler)
     except InputError as error:
@@ -87,7 +88,7 @@ def test_a_shell_passes_every_word_unchanged(scheduler: Scheduler, words: list[s
 @given(words=st.lists(WORDS, max_size=5))
 def test_no_word_becomes_a_directive(scheduler: Scheduler, words: list[str]) -> None:
     try:
-        text = rendered(PLAIN._replace(command=("ddlrun", *words), folder=f"/{''.join(words)}"), scheduler)
+        text = rendered(replace(PLAIN, command=("ddlrun", *words), folder=f"/{''.join(words)}"), scheduler)
     except InputError:
         assert scheduler.forbidden
         return
@@ -96,7 +97,7 @@ def test_no_word_becomes_a_directive(scheduler: Scheduler, words: list[str]) -> 
 
 @given(words=st.lists(WORDS, min_size=1, max_size=5))
 def test_a_manifest_has_every_word_unchanged(words: list[str]) -> None:
-    batch = PLAIN._replace(command=("ddlrun", *words), image="i")
+    batch = replace(PLAIN, command=("ddlrun", *words), image="i")
     manifest = yaml.safe_load(rendered(batch, KUBERNETES))
     (launcher,) = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
     assert launcher["command"] == ["ddlrun", *words]
@@ -135,20 +136,20 @@ def test_names_are_plain_words(value: str) -> None:
 @pytest.mark.parametrize(
     ("scheduler", "batch", "part"),
     [
-        ("pbs", PLAIN._replace(warn=60, seconds=90), "--warn: PBS sends no signal"),
-        ("slurm", PLAIN._replace(warn=60), "there is no --time"),
-        ("slurm", PLAIN._replace(warn=60, seconds=60), "--time is 60 seconds"),
-        ("slurm", PLAIN._replace(image="x"), "--image: only for Kubernetes"),
-        ("lsf", PLAIN._replace(parallel_environment="x"), "--parallel-environment: only for Grid Engine"),
-        ("sge", PLAIN._replace(memory=1), "-l h_vmem"),
-        ("sge", PLAIN._replace(warn=60, seconds=90), "--warn: Grid Engine sends USR2 at the limit"),
-        ("sge", PLAIN._replace(cores=2), "counts GPUs per slot"),
-        ("flux", PLAIN._replace(requeue=True), "--restarts"),
-        ("flux", PLAIN._replace(command=("a\n# flux: -N9",)), "would read a directive"),
+        ("pbs", replace(PLAIN, warn=60, seconds=90), "--warn: PBS sends no signal"),
+        ("slurm", replace(PLAIN, warn=60), "there is no --time"),
+        ("slurm", replace(PLAIN, warn=60, seconds=60), "--time is 60 seconds"),
+        ("slurm", replace(PLAIN, image="x"), "--image: only for Kubernetes"),
+        ("lsf", replace(PLAIN, parallel_environment="x"), "--parallel-environment: only for Grid Engine"),
+        ("sge", replace(PLAIN, memory=1), "-l h_vmem"),
+        ("sge", replace(PLAIN, warn=60, seconds=90), "--warn: Grid Engine sends USR2 at the limit"),
+        ("sge", replace(PLAIN, cores=2), "counts GPUs per slot"),
+        ("flux", replace(PLAIN, requeue=True), "--restarts"),
+        ("flux", replace(PLAIN, command=("a\n# flux: -N9",)), "would read a directive"),
         ("kubernetes", PLAIN, "--image NAME"),
-        ("kubernetes", PLAIN._replace(image="i", modules=("x",)), "--module: software comes"),
-        ("kubernetes", PLAIN._replace(image="i", directives="-x"), "--template"),
-        ("slurm", PLAIN._replace(command=("\udcff",)), "is not UTF-8"),
+        ("kubernetes", replace(PLAIN, image="i", modules=("x",)), "--module: software comes"),
+        ("kubernetes", replace(PLAIN, image="i", directives="-x"), "--template"),
+        ("slurm", replace(PLAIN, command=("\udcff",)), "is not UTF-8"),
     ],
 )
 def test_unsupported_options_are_errors(scheduler: str, batch: BatchJob, part: str) -> None:
@@ -163,7 +164,7 @@ def test_each_option_reaches_the_script() -> None:
         "modules": ("m",), "container": ("c",), "requeue": True, "directives": "-d", "name": "n",
     }  # fmt: skip
     for scheduler in SCHEDULERS.values():
-        plain = job(scheduler.name)._replace(gpus=0)
+        plain = replace(job(scheduler.name), gpus=0)
         for field, value in values.items():
             if field not in scheduler.unsupported:
                 assert rendered(replaced(plain, field, value), scheduler) != rendered(plain, scheduler), field

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from ddlrun.topology import Topology
 
 
-class BatchJob(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BatchJob:
     """A job for a batch queue. None, 0 and empty fields leave the scheduler's own default."""
 
     topology: Topology
@@ -56,7 +56,8 @@ class BatchJob(NamedTuple):
         return self.topology.accelerators * (self.cores or 1)
 
 
-class JobState(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class JobState:
     """State of a submitted job."""
 
     name: str
@@ -67,7 +68,8 @@ class JobState(NamedTuple):
     """Path of the log, where the scheduler reports it."""
 
 
-class StateQuery(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StateQuery:
     """A command that prints the state of a job."""
 
     argv: tuple[str, ...]
@@ -77,7 +79,8 @@ class StateQuery(NamedTuple):
     """Pattern of the part of the output that is about the job; None: the whole output."""
 
 
-class Scheduler(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Scheduler:
     """A scheduler's commands and limits. In every argv `{id}` is replaced by the job's id."""
 
     name: str
@@ -101,7 +104,7 @@ class Scheduler(NamedTuple):
     """Default of --log."""
     log_id: tuple[str, ...] = ()
     """Placeholders for the job's id in --log."""
-    unsupported: Mapping[str, str] = MappingProxyType({})
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     """Field of BatchJob that the scheduler cannot serve -> reason and remedy."""
     find_problems: Callable[[BatchJob], list[str]] = lambda _: []
     """Returns further problems of a job."""

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 
 import jinja2
 import yaml
@@ -39,13 +40,13 @@ def check(batch: BatchJob, scheduler: Scheduler) -> None:
 
 
 def _unsupported(batch: BatchJob, scheduler: Scheduler) -> list[str]:
-    fields = {field for field, value in batch._asdict().items() if value not in (None, False, ())}
+    given = {field.name for field in fields(batch) if getattr(batch, field.name) not in (None, False, ())}
     return [
-        *(f"{OPTIONS[field]}: {reason}" for field, reason in scheduler.unsupported.items() if field in fields),
+        *(f"{OPTIONS[field]}: {reason}" for field, reason in scheduler.unsupported.items() if field in given),
         *(
             f"{OPTIONS[field]}: {reason}"
             for field, (only, reason) in SINGLE_SCHEDULER.items()
-            if field in fields and scheduler.name != only
+            if field in given and scheduler.name != only
         ),
     ]
 

@@ -1,7 +1,7 @@
 """Grid Engine of all vendors: submission and job states."""
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ddlrun.errors import EXIT_TIMED_OUT, EXIT_UNREACHABLE
 from ddlrun.schedulers.submit import BatchJob, JobState, Scheduler, StateQuery
@@ -24,7 +24,8 @@ def parse_qstat(line: str) -> JobState | None:
     return JobState(words[4]) if len(words) > 4 else None
 
 
-class _Account(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Account:
     """Fields `failed` and `exit_status` of a job's accounting record."""
 
     failed: str
