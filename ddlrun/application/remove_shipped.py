@@ -16,7 +16,7 @@ NEVER_DAYS = 1e6
 
 
 def remove_shipped(
-    hosts: Sequence[str], options: Mapping[str, Any], reach: ProbeTarget, reporter: Reporter
+    hosts: Sequence[str], options: Mapping[str, Any], target: ProbeTarget, reporter: Reporter
 ) -> Iterator[str]:
     """Remove files that no run has used, by the options of `ddlrun clean`; yield a line for each host with how many.
 
@@ -30,7 +30,7 @@ def remove_shipped(
         "days": NEVER_DAYS if days is None else days,
         "most_bytes": most_bytes,
     }
-    replies = run_scripts(dict.fromkeys(hosts, task_script(task, sys.executable, build_modules())), reach)
+    replies = run_scripts(dict.fromkeys(hosts, task_script(task, sys.executable, build_modules())), target)
     reports = {host: parse_report(replies[host].out) or {"error": describe_failure(replies[host])} for host in hosts}
     failures = {host: str(report["error"]) for host, report in reports.items() if "error" in report}
     for host, report in reports.items():
@@ -40,4 +40,4 @@ def remove_shipped(
             for path in report["stuck"]:
                 reporter.text(f"{host}: {path} has files of another user, who can remove them\n")
     if failures:
-        raise UnreachableError(*render_failures(failures, reach.ssh))
+        raise UnreachableError(*render_failures(failures, target.ssh))

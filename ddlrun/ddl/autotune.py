@@ -147,7 +147,7 @@ class AutotuneCache:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             partial_path = f"{self.path}.{os.getpid()}"
             with open(partial_path, "w", encoding="utf-8") as file:
-                json.dump({**self._key, "ways": merged}, file, indent=1)
+                json.dump({**self._key, "algorithms": merged}, file, indent=1)
             os.replace(partial_path, self.path)
             return True
         return False
@@ -179,7 +179,7 @@ def _parse(text: str, key: Mapping[str, Any]) -> dict[str, AllreduceAlgorithm]:
         if {name: content[name] for name in key} != dict(key):
             return {}
         axes = len(parse_topology(str(key["topology"])).dims)
-        return {name: _parse_algorithm(values, axes) for name, values in content.get("ways", {}).items()}
+        return {name: _parse_algorithm(values, axes) for name, values in content.get("algorithms", {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         sys.stderr.write("ddlrun.ddl: what was explored before cannot be read; exploring anew\n")
         return {}

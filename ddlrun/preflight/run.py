@@ -100,14 +100,14 @@ class PreflightReport:
             raise PreflightError(*render_lines(self.failures))
 
 
-def preflight(hosts: HostList, request: PreflightRequest, reach: Callable[[float], ProbeTarget]) -> PreflightReport:
+def preflight(hosts: HostList, request: PreflightRequest, target_in: Callable[[float], ProbeTarget]) -> PreflightReport:
     """Run the checks in two round trips: one for the facts of every host, one for connections between hosts.
 
-    `reach` takes the seconds that are left. A host's problem is a finding and never raises.
+    `target_in` takes the seconds that are left. A host's problem is a finding and never raises.
     """
     begin = time.monotonic()
     end = begin + request.seconds
-    report = check_facts(hosts, request, reach(request.seconds))
+    report = check_facts(hosts, request, target_in(request.seconds))
     aliases = {finding.host for finding in report.failures if finding.code is FindingCode.SAME_HOST}
     reached = [host for host in hosts.names if host in report.facts and host not in aliases]
     if "tcp" not in request.only or len(reached) < 2 or report.network is None:
@@ -119,20 +119,20 @@ def preflight(hosts: HostList, request: PreflightRequest, reach: Callable[[float
         network = replace(network, addresses={**network.addresses, name: address})
         reached.insert(0, name)
     findings = [
-        finding for batch in batches(reached) for finding in _connect(batch, network, reach, end=end, seconds=seconds)
+        finding for part in batches(reached) for finding in _connect(part, network, target_in, end=end, seconds=seconds)
     ]
     return replace(report, findings=(*report.findings, *findings))
 
 
 def _connect(
-    hosts: Sequence[str], network: Network, reach: Callable[[float], ProbeTarget], *, end: float, seconds: float
+    hosts: Sequence[str], network: Network, target_in: Callable[[float], ProbeTarget], *, end: float, seconds: float
 ) -> Iterable[PreflightFinding]:
     """Check the connections between hosts for some seconds, at most half of the time until `end`."""
     left = end - time.monotonic()
     if left < 1:
         return [PreflightFinding(host, "tcp", FindingCode.TCP_SKIPPED) for host in hosts]
     scripts = peer_scripts(hosts, network, sys.executable, min(seconds, left / 2))
-    replies = {host: reply.out for host, reply in run_scripts(scripts, reach(left)).items()}
+    replies = {host: reply.out for host, reply in run_scripts(scripts, target_in(left)).items()}
     return judge_tcp(hosts, replies, network)
 
 
@@ -144,9 +144,9 @@ class _Replies:
     failed: Mapping[str, FinishedProcess]
 
 
-def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) -> PreflightReport:
+def check_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget) -> PreflightReport:
     """Probe every host's facts in one round trip, and judge them."""
-    replies = _probe_facts(hosts, request, reach)
+    replies = _probe_facts(hosts, request, target)
     facts = replies.facts
     findings = [_ssh_finding(host, replies.failed.get(host), request) for host in hosts.names]
     findings += judge(facts, request.only)
@@ -163,7 +163,7 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
     return PreflightReport((*findings, *network_findings), facts.hosts, network, (facts.here_name, own))
 
 
-def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) -> _Replies:
+def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget) -> _Replies:
     manager = request.manager
     base = FactsRequest(
         mpirun=manager.path,
@@ -178,11 +178,11 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
         daemon=manager.daemon,
         library=manager.mpi_library,
     )
-    names = names_to_resolve(hosts.names, reach.own_name)
+    names = names_to_resolve(hosts.names, target.own_name)
     scripts = {host: facts_script(replace(base, names=names[host], logs=None)) for host in hosts.names}
     begin = time.time()
-    read_here = reach.here(facts_script(replace(base, names=hosts.names[: 4 * MOST_NAMES])))
-    replies = run_scripts(scripts, reach)
+    read_here = target.here(facts_script(replace(base, names=hosts.names[: 4 * MOST_NAMES])))
+    replies = run_scripts(scripts, target)
     end = time.time()
     machines: dict[str, Machine] = {}
     here = parse_facts(read_here().out, "this machine", machines)
@@ -197,7 +197,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
     everything = PreflightFacts(
         hosts=facts,
         here=here,
-        here_name=next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name),
+        here_name=next((name for name in hosts.names if is_local(name, target.own_name)), target.own_name),
         request=replace(base, names=all_names),
         interval=(begin, end),
     )

@@ -142,9 +142,9 @@ def _rank_file(plan: Plan) -> Iterable[str]:
     return [own if plan.rankfile is None else f"{plan.rankfile}\n", "# spawned processes\n", *repeated]
 
 
-def make_output_folder(watch: SupervisionOptions) -> None:
+def make_output_folder(options: SupervisionOptions) -> None:
     """Make the folder for the ranks' output. Raises InputError."""
-    folder = watch.style.folder
+    folder = options.style.folder
     try:
         if folder is not None:
             os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -28,21 +28,21 @@ MPIRUN = "mpirun"
 class Console:
     """ddlrun's two streams, and the logs of a job."""
 
-    def __init__(self, watch: SupervisionOptions, ranks: int, files: RunDir) -> None:
+    def __init__(self, options: SupervisionOptions, ranks: int, files: RunDir) -> None:
         self._status = ""
         self._streams = (
-            OutputStream(1, Backlog(f"{files.stdout}.unread"), colour=watch.colour and os.isatty(1)),
-            OutputStream(2, Backlog(f"{files.stderr}.unread"), colour=watch.colour and os.isatty(2)),
+            OutputStream(1, Backlog(f"{files.stdout}.unread"), colour=options.colour and os.isatty(1)),
+            OutputStream(2, Backlog(f"{files.stderr}.unread"), colour=options.colour and os.isatty(2)),
         )
         if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
             self._streams[1].lines = self._streams[0].lines
         self._logs = OutputLog(files.stdout, self.tell), OutputLog(files.stderr, self.tell)
-        run_folder = files.path if watch.style.rank_logs else None
+        run_folder = files.path if options.style.rank_logs else None
         self.output = RankOutput(
-            watch.style,
+            options.style,
             tuple(zip(self._streams, self._logs, strict=True)),
             ranks=ranks,
-            files=RankFiles(watch.style.folder, run_folder, ranks=ranks, complain=self.tell),
+            files=RankFiles(options.style.folder, run_folder, ranks=ranks, complain=self.tell),
             before=self._clear_status,
         )
         self._manager_log = OutputLog(files.manager_log, self.tell)

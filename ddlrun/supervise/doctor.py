@@ -46,7 +46,7 @@ class JobDoctor:
             keepers: The connections.
             end_job: The function that ends the job.
         """
-        self._state, self._watch, self._files = state, state.watch, files
+        self._state, self._options, self._files = state, state.options, files
         self._keepers, self._end_job = keepers, end_job
         self._examiner: JobExaminer | None = None
         self._next_request = 0.0
@@ -104,16 +104,16 @@ class JobDoctor:
         if state.record.pause is not None or not self._keepers.reading:  # the ranks may have waited for ddlrun
             state.last_output = now
         silent = state.stalls.check(now, state.last_output)
-        ends = self._watch.stall_action is StallAction.END and self._is_stalled(now) and now >= self._next_stall_check
+        ends = self._options.stall_action is StallAction.END and self._is_stalled(now) and now >= self._next_stall_check
         if (silent or ends) and not self.busy and self._limit is None:
             self._stalled_since = now
-            interval = min(max(LEAST_INTERVAL, STALL_PART * self._watch.stall), LONGEST_INTERVAL)
+            interval = min(max(LEAST_INTERVAL, STALL_PART * self._options.stall), LONGEST_INTERVAL)
             self._begin(self._on_stall, interval, now)
 
     def _is_stalled(self, now: float) -> bool:
         """Return True if no rank of a running job has printed anything for the time of --stall-timeout."""
         running = any(peer.running for peer in self._keepers.peers.values())
-        return running and self._state.last_output < now - self._watch.stall
+        return running and self._state.last_output < now - self._options.stall
 
     def _begin(self, done: "Callable[[Diagnosis], None]", interval: float | None, now: float) -> None:
         """Begin an examination with looks at an interval, or only one look for None."""
@@ -134,11 +134,11 @@ class JobDoctor:
             diagnosis = diagnosis._replace(moved=True)
         self._save(diagnosis, "")
         self._state.console.tell(f"{diagnosis.sentence}\n{render_states(diagnosis.look)}")
-        if self._watch.on_stall is not None:
-            self._watch.on_stall(record_verdict(diagnosis))
-        self._next_stall_check = now + self._watch.stall
-        if self._watch.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.goes_on:
-            option = f"no rank printed anything for {self._watch.stall:g} s (--stall-timeout)"
+        if self._options.on_stall is not None:
+            self._options.on_stall(record_verdict(diagnosis))
+        self._next_stall_check = now + self._options.stall
+        if self._options.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.goes_on:
+            option = f"no rank printed anything for {self._options.stall:g} s (--stall-timeout)"
             self._end_job(EndReason(EXIT_STALLED, f"{option}: {diagnosis.explanation}"))
 
     def _on_limit(self, diagnosis: "Diagnosis") -> None:

@@ -39,19 +39,19 @@ class Supervision:
     """One process manager, its ranks' keepers and ddlrun's own streams."""
 
     def __init__(
-        self, watch: SupervisionOptions, job: SupervisedJob, files: RunDir, listener: Listener, process: Process
+        self, options: SupervisionOptions, job: SupervisedJob, files: RunDir, listener: Listener, process: Process
     ) -> None:
         """Prepare the supervision of a running process manager.
 
         Args:
-            watch: The options.
+            options: The options.
             job: The ranks and their hosts.
             files: The run folder.
             listener: The socket to which the keepers connect.
             process: The process manager.
         """
-        state = self._state = SupervisionState(watch, job, files, process)
-        self._watch, self._ranks = watch, job.ranks
+        state = self._state = SupervisionState(options, job, files, process)
+        self._options, self._ranks = options, job.ranks
         self._console, self._manager = state.console, state.manager
         self._epoll, self._readers = state.epoll, Readers(state.epoll)
         self._stalls, self._limits = state.stalls, state.limits
@@ -126,7 +126,7 @@ class Supervision:
             deadlines += limit, self._warnings.deadline(), self._readers.deadline(), self._doctor.deadline()
         if self._termination.phase is not Phase.RUNNING or not self._manager.running:
             deadlines.append(now + END_INTERVAL)
-        if self._watch.status_line or self._watch.stall:
+        if self._options.status_line or self._options.stall:
             deadlines.append(now + STATUS_SECONDS)
         return max(0.0, min(deadlines) - now)
 
@@ -150,12 +150,12 @@ class Supervision:
         self._termination.advance(now, all_gone=all_gone)
         if not self._termination.ending:
             self._examine(now)
-        if self._watch.status_line:
+        if self._options.status_line:
             self._console.draw_status(now, lambda: self._status(now))
 
     def _check_limits(self, now: float) -> None:
         for number, reached in self._warnings.take_due(now):
-            if number in self._watch.forward:
+            if number in self._options.forward:
                 self._keepers.send_signal(number, reached)
         self._doctor.end_at_limit(self._limits.exceeded(now), now)
         self._reactions.end_after_signal(now)
@@ -164,7 +164,7 @@ class Supervision:
             self._console.tell(message)
 
     def _examine(self, now: float) -> None:
-        if self._watch.stall:
+        if self._options.stall:
             self._doctor.check_stall(now)
         self._doctor.advance(now)
 
@@ -177,11 +177,11 @@ class Supervision:
         self.record.unswept.update(reachable)
         self.record.unwatched.update(reachable)
         if silent:
-            reason = explain_silence(silent, self._watch.heartbeat)
+            reason = explain_silence(silent, self._options.heartbeat)
             self._reactions.end_job(EndReason(UnreachableError.exit_code, reason))
 
     def _on_signal(self, number: int) -> None:
-        if number in self._watch.forward:
+        if number in self._options.forward:
             self._keepers.send_signal(number)
         elif number == signal.SIGTSTP:
             self._console.tell(NO_SUSPENSION)
@@ -189,8 +189,8 @@ class Supervision:
             if number != signal.SIGPIPE:
                 self._termination.hurry()
         else:
-            if self._watch.status_line:
-                grace = f"{self._watch.grace:g} s at most"
+            if self._options.status_line:
+                grace = f"{self._options.grace:g} s at most"
                 self._console.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
             self._reactions.end_job(EndReason(128 + number, None, number, requested=True))
 

@@ -34,7 +34,7 @@ class KeeperReactions:
             listener: The socket to which they connect.
             files: The run folder.
         """
-        self._state, self._watch, self._job = state, state.watch, state.job
+        self._state, self._options, self._job = state, state.options, state.job
         self._console, self._manager, self._record = state.console, state.manager, state.record
         self._stalls, self._limits = state.stalls, state.limits
         self._heartbeat, self._warnings = state.heartbeat, state.warnings
@@ -42,9 +42,9 @@ class KeeperReactions:
         self._signalled_at = 0.0
         events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
         self.keepers = Keepers(listener, state.epoll, events, ranks=state.job.ranks)
-        self.input = InputForwarder(state.watch.input, state.epoll, self.keepers)
+        self.input = InputForwarder(state.options.input, state.epoll, self.keepers)
         self.termination = Termination(
-            self.keepers, state.manager, state.record, grace=state.watch.grace, tell=state.console.tell
+            self.keepers, state.manager, state.record, grace=state.options.grace, tell=state.console.tell
         )
 
         self.doctor = JobDoctor(state, files, self.keepers, self.end_job)
@@ -106,7 +106,7 @@ class KeeperReactions:
         if self._limits.rank_started(rank, peer.heard_at):  # no other keeper will connect
             self.keepers.stop_listening()
         if self.termination.ending:
-            self.keepers.send(peer, protocol.TERMINATE, str(self._watch.grace))
+            self.keepers.send(peer, protocol.TERMINATE, str(self._options.grace))
 
     def _on_rank_end(self, peer: KeeperConnection, rank: int, end: protocol.ProgramEnd) -> None:
         peer.state = PeerState.ENDED

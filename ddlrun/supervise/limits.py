@@ -17,9 +17,9 @@ NEVER = float("inf")
 class JobLimits:
     """A job's limits from its start on; times are those of time.monotonic()."""
 
-    def __init__(self, watch: SupervisionOptions, job: SupervisedJob, session: int) -> None:
+    def __init__(self, options: SupervisionOptions, job: SupervisedJob, session: int) -> None:
         """Start the clock of a job that runs in the process manager's session."""
-        self._watch, self._job, self._session = watch, job, session
+        self._options, self._job, self._session = options, job, session
         self.started_at = time.monotonic()
         self._started: set[int] = set()
         self._last_start = self.started_at
@@ -46,19 +46,19 @@ class JobLimits:
 
     def deadline(self) -> float:
         """Return the time of the next limit."""
-        timeout = self.started_at + self._watch.timeout if self._watch.timeout else NEVER
-        return min(timeout, self._last_start + self._watch.start) if self._watch.start else timeout
+        timeout = self.started_at + self._options.timeout if self._options.timeout else NEVER
+        return min(timeout, self._last_start + self._options.start) if self._options.start else timeout
 
     def exceeded(self, now: float) -> EndReason | None:
         """Return the reason to end the job if a limit is exceeded: the job's own, or that for its ranks' start."""
-        if self._watch.timeout and now > self.started_at + self._watch.timeout:
-            text = f"the time limit of {self._watch.timeout:g} s (--timeout)"
+        if self._options.timeout and now > self.started_at + self._options.timeout:
+            text = f"the time limit of {self._options.timeout:g} s (--timeout)"
             return EndReason(TIMED_OUT, text, requested=True, examined=True)
-        if not self._watch.start or now <= self._last_start + self._watch.start:
+        if not self._options.start or now <= self._last_start + self._options.start:
             return None
         missing = [rank for rank in range(self._job.ranks) if rank not in self._started]
         if missing:
-            text = f"{self._job.describe(missing)} did not start in {self._watch.start:g} s (--start-timeout)"
+            text = f"{self._job.describe(missing)} did not start in {self._options.start:g} s (--start-timeout)"
             return EndReason(UnreachableError.exit_code, text + self._explain_late_start())
         self._last_start = NEVER
         return None

@@ -45,7 +45,7 @@ class FinishedJob(NamedTuple):
 
 def run_job(
     command: ManagerCommand,
-    watch: SupervisionOptions,
+    options: SupervisionOptions,
     job: SupervisedJob,
     files: RunDir,
     guard: Callable[[int], None],
@@ -53,11 +53,11 @@ def run_job(
 ) -> FinishedJob:
     """Run a process manager and supervise its job: pass on output, forward signals, end the job as a whole.
 
-    The first signal of `signals.ENDING` ends the ranks within `watch.grace` seconds, the second at once.
+    The first signal of `signals.ENDING` ends the ranks within `options.grace` seconds, the second at once.
 
     Args:
         command: The command of the process manager.
-        watch: The options of the supervision.
+        options: The options of the supervision.
         job: The ranks, their hosts, and the addresses for their keepers.
         files: The run folder.
         guard: The function that is given the process manager's session: see guard_session.
@@ -66,11 +66,11 @@ def run_job(
     Raises:
         OSError: The process manager cannot be started.
     """
-    listener = Listener(job.addresses, watch.encryption)
+    listener = Listener(job.addresses, options.encryption)
     variables = {
         protocol.ADDRESSES: listener.variable(),
-        "DDLRUN_GRACE": str(watch.grace),
-        "DDLRUN_HEARTBEAT": str(watch.heartbeat),
+        "DDLRUN_GRACE": str(options.grace),
+        "DDLRUN_HEARTBEAT": str(options.heartbeat),
     }
     try:
         signals.queue()
@@ -79,7 +79,7 @@ def run_job(
         allow_files(job.ranks)
         with process:
             try:
-                supervision = Supervision(watch, job, files, listener, process)
+                supervision = Supervision(options, job, files, listener, process)
                 outcome = supervision.run(signals)
             finally:
                 if process.poll() is None or process.returncode:

@@ -19,25 +19,25 @@ from ddlrun.supervise.stall_detection import StallDetector
 class SupervisionState:
     """A running process manager, the progress of its ranks, and what is printed of them."""
 
-    def __init__(self, watch: SupervisionOptions, job: SupervisedJob, files: RunDir, process: Process) -> None:
+    def __init__(self, options: SupervisionOptions, job: SupervisedJob, files: RunDir, process: Process) -> None:
         """Begin with the start of the process manager.
 
         Args:
-            watch: The options.
+            options: The options.
             job: The ranks and their hosts.
             files: The run folder.
             process: The process manager.
         """
-        self.watch, self.job = watch, job
+        self.options, self.job = options, job
         self.epoll = select.epoll()
-        self.console = Console(watch, job.ranks, files)
+        self.console = Console(options, job.ranks, files)
         ssh_clients = SshClients(self.epoll, job.host_names if job.manager.starts_ssh else ())
         self.manager = ManagerProcess(process, job, ssh_clients)
-        self.stalls = StallDetector(watch.stall, job, self.console.tell)
-        self.limits = JobLimits(watch, job, process.pid)
-        self.heartbeat = Heartbeat(watch.heartbeat, self.limits.started_at)
+        self.stalls = StallDetector(options.stall, job, self.console.tell)
+        self.limits = JobLimits(options, job, process.pid)
+        self.heartbeat = Heartbeat(options.heartbeat, self.limits.started_at)
         self.warnings = SignalWarnings()
-        self.samples = Sampling(watch.sample_interval, job.ranks, files, self.console.tell)
+        self.samples = Sampling(options.sample_interval, job.ranks, files, self.console.tell)
         self.record = JobRecord()
         self.last_output = self.limits.started_at
         """The time at which a rank last wrote something."""

@@ -150,10 +150,11 @@ def test_a_cache_is_of_one_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "7", json.dumps({**KEY, "ways": {"c": 3}}), json.dumps({**KEY, "ways": {"c": ["chunks", ["x"], 1, 1]}}),
-     json.dumps({**KEY, "ways": {"c": ["chunks", ["ring"] * 3, 0, 8]}}),
-     json.dumps({**KEY, "ways": {"c": ["chunks", ["ring"], 1, 8]}}), "[" * 100_000,
-     json.dumps({**KEY, "ways": {"c": ["chunks", ["ring"] * 3, float("inf"), 8]}})],
+    ["{", "[]", "7", json.dumps({**KEY, "algorithms": {"c": 3}}),
+     json.dumps({**KEY, "algorithms": {"c": ["chunks", ["x"], 1, 1]}}),
+     json.dumps({**KEY, "algorithms": {"c": ["chunks", ["ring"] * 3, 0, 8]}}),
+     json.dumps({**KEY, "algorithms": {"c": ["chunks", ["ring"], 1, 8]}}), "[" * 100_000,
+     json.dumps({**KEY, "algorithms": {"c": ["chunks", ["ring"] * 3, float("inf"), 8]}})],
 )  # fmt: skip
 def test_a_damaged_file_is_explored_anew(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert AutotuneCache(None, KEY, text).get("c") is None
@@ -183,7 +184,7 @@ def test_the_second_job_does_not_explore(mpirun: str, tmp_path: Path) -> None:
     [path] = tmp_path.glob("ddlrun/explored/*.json")
     content = json.loads(path.read_text())
     assert (content["topology"], content["hosts"]) == ("3x1x1", [os.uname().nodename])
-    assert sorted(content["ways"]) == ["float32 524288 all_reduce", "float32 524288 start"]
+    assert sorted(content["algorithms"]) == ["float32 524288 all_reduce", "float32 524288 start"]
 
 
 @pytest.mark.openmpi(4)
