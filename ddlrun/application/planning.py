@@ -12,7 +12,7 @@ from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
-from ddlrun.machine.openmpi4 import count_cores
+from ddlrun.machine.hwloc_2_0 import count_cores
 from ddlrun.managers import ProcessManager
 from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.managers.installation import Installation, probe_horovod
@@ -159,7 +159,7 @@ def survey_machines(settings: Settings, manager: PendingManager, probe: PendingP
 
 def count_as(manager: ProcessManager, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
     """Return the machines of hosts with cores numbered as the process manager's hwloc numbers them."""
-    if not any(machine.openmpi4_cores for machine in machines.values()):
+    if not any(machine.hwloc_2_0_cores for machine in machines.values()):
         return machines
     return count_cores(machines, hwloc_2_0=manager.counts_by_hwloc_2_0())
 

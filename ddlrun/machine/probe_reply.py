@@ -146,7 +146,7 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
     # /sys shows which devices are up, have a driver, and may be opened.
     gpus, nics, _ = read_devices(split_output(sections[SYSFS]), machine.cores)
     return machine._replace(
-        gpus=gpus, nics=nics, memory=kernel.memory, notes=notes, openmpi4_cores=kernel.openmpi4_cores
+        gpus=gpus, nics=nics, memory=kernel.memory, notes=notes, hwloc_2_0_cores=kernel.hwloc_2_0_cores
     )
 
 

@@ -47,7 +47,7 @@ def _machine(output: ProbeOutput) -> Machine:
         numa_distances=distance_rows(cores.numa_nodes, locality.distances),
         packaged=cores.packaged,
         empty_packages=cores.numbering.empty_packages,
-        openmpi4_cores=cores.openmpi4_cores,
+        hwloc_2_0_cores=cores.hwloc_2_0_cores,
         memory=installed_memory(kib),
         notes=(*cores.notes, *notes, *_memory_note(output, kib)),
     )

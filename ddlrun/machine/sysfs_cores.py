@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ddlrun.machine import Core, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import parse_cpu_mask
 from ddlrun.machine.depths import count_threads, types_at_several_depths
+from ddlrun.machine.hwloc_2_0 import number_alike, number_hwloc_2_0_cores
 from ddlrun.machine.numa_groups import near_groups
 from ddlrun.machine.numbering import (
     Allowed,
@@ -17,7 +18,6 @@ from ddlrun.machine.numbering import (
     number_cores,
     with_near,
 )
-from ddlrun.machine.openmpi4 import number_alike, number_openmpi4_cores
 from ddlrun.machine.sysfs_script import ProbeOutput
 from ddlrun.ranges import parse_ranges
 
@@ -28,11 +28,11 @@ _NEWER_GROUPS = {"cluster_cpus": "Cluster", "die_cpus": "Die", "drawer_siblings"
 class SysfsCores(NamedTuple):
     """The numbered cores, the NUMA nodes, whether there are packages, and notes.
 
-    `openmpi4_cores` are the cores as hwloc 2.0 numbers them, none where it does so alike.
+    `hwloc_2_0_cores` are the cores as hwloc 2.0 numbers them, none where it does so alike.
     """
 
     numbering: Numbering
-    openmpi4_cores: tuple[Core, ...]
+    hwloc_2_0_cores: tuple[Core, ...]
     numa_nodes: tuple[int, ...]
     packaged: bool
     notes: tuple[MachineNote, ...]
@@ -65,7 +65,7 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     numbering = number_cores(count_threads(sets) if "Core" in several else sets, allowed)
     old_sets = _old_sets(without_near._replace(nodes=nodes, groups=known), near)
     cgroup_2 = any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
-    other_cores = number_openmpi4_cores(
+    other_cores = number_hwloc_2_0_cores(
         old_sets,
         allowed,
         cgroup_2=cgroup_2,
@@ -85,7 +85,7 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     }
     return SysfsCores(
         numbering=numbering,
-        openmpi4_cores=other_cores,
+        hwloc_2_0_cores=other_cores,
         numa_nodes=_numa_nodes(files, nodes, allowed),
         packaged=packaged,
         notes=tuple(machine_note(code) for code, applies in codes.items() if applies),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ddlrun.errors import DdlrunError, HostError, PlacementError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Core, Machine
-from ddlrun.machine.openmpi4 import count_cores
+from ddlrun.machine.hwloc_2_0 import count_cores
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.mapping.lint_findings import LintCode
 from ddlrun.mapping.placement import Placement, place

@@ -9,10 +9,10 @@ import pytest
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import Machine, MachineNoteCode
 from ddlrun.machine.hwloc import parse_hwloc
+from ddlrun.machine.hwloc_2_0 import count_cores
 from ddlrun.machine.lscpu import parse_lscpu, parse_lscpu_summary
 from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo
-from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.managers.openmpi.dialects import parse_program
 from ddlrun.mapping.rankfile import render

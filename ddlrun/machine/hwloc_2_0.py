@@ -12,13 +12,13 @@ def count_cores(machines: Mapping[str, Machine], *, hwloc_2_0: bool) -> dict[str
 
     Machines that are the same object remain so.
     """
-    convert = _with_openmpi4_cores if hwloc_2_0 else _without_note
-    converted = {id(machine): convert(machine) for machine in machines.values() if machine.openmpi4_cores}
+    convert = _with_hwloc_2_0_cores if hwloc_2_0 else _without_note
+    converted = {id(machine): convert(machine) for machine in machines.values() if machine.hwloc_2_0_cores}
     return {host: converted.get(id(machine), machine) for host, machine in machines.items()}
 
 
-def _with_openmpi4_cores(machine: Machine) -> Machine:
-    package_of = {pu.os_index: core.package for core in machine.openmpi4_cores for pu in core.pus}
+def _with_hwloc_2_0_cores(machine: Machine) -> Machine:
+    package_of = {pu.os_index: core.package for core in machine.hwloc_2_0_cores for pu in core.pus}
     renumbered: dict[int | None, int] = {core.package: package_of[core.pus[0].os_index] for core in machine.cores}
     packages = set(package_of.values())
     packaged, nics = (
@@ -26,21 +26,21 @@ def _with_openmpi4_cores(machine: Machine) -> Machine:
         machine.nics,
     )  # cores of one package can as well be counted over the host
     return machine._replace(
-        cores=machine.openmpi4_cores,
+        cores=machine.hwloc_2_0_cores,
         gpus=tuple(gpu._replace(package=renumbered.get(gpu.package)) for gpu in machine.gpus),
         nics=None if nics is None else tuple(nic._replace(package=renumbered.get(nic.package)) for nic in nics),
         packaged=packaged,
         empty_packages=tuple(sorted(set(machine.empty_packages) - packages)) if packaged else (),
-        openmpi4_cores=(),
+        hwloc_2_0_cores=(),
     )
 
 
 def _without_note(machine: Machine) -> Machine:
     notes = tuple(note for note in machine.notes if note.code is not MachineNoteCode.CORES_OF_OPEN_MPI_4)
-    return machine._replace(notes=notes, openmpi4_cores=())
+    return machine._replace(notes=notes, hwloc_2_0_cores=())
 
 
-def number_openmpi4_cores(sets: CpuSets, allowed: Allowed, *, cgroup_2: bool, has_core_ids: bool) -> tuple[Core, ...]:
+def number_hwloc_2_0_cores(sets: CpuSets, allowed: Allowed, *, cgroup_2: bool, has_core_ids: bool) -> tuple[Core, ...]:
     """Return the cores as hwloc 2.0 numbers them; `sets` are those that it reads.
 
     It does not see what a cgroup of version 2 hides. Where CPU 0 is offline and /proc/cpuinfo has no core ids, it finds
