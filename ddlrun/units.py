@@ -42,6 +42,16 @@ def parse_memory(text: str) -> int:
     return size
 
 
+def parse_multiple(text: str) -> int | None:
+    """Parse 256K, 4M or 12, whose prefixes are powers of 1024; return None where the text is no such number.
+
+    >>> parse_multiple("256K"), parse_multiple("12"), parse_multiple("1.5M")
+    (262144, 12, None)
+    """
+    match = re.fullmatch(r"([0-9]{1,18})([kmg]?)", text.lower())
+    return int(match[1]) * PREFIXES[match[2] and f"{match[2]}i"] if match else None
+
+
 def parse_rate(text: str, where: str) -> float:
     """Parse 100 Gbit/s, 12.5 GB/s, or tc's 200mbit; return bytes per second. Raises InputError.
 

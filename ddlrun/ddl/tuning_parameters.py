@@ -5,8 +5,8 @@ from typing import Any
 from ddlrun.allreduce_algorithms import MOST_CONNECTIONS, Tuning
 from ddlrun.ddl.wire_compression import parse_wire
 from ddlrun.errors import InputError
+from ddlrun.units import parse_multiple
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 NUMBERS = [name for name in Tuning._fields if name != "wire"]
 MAY_BE_ZERO = {"flat", "explore", "measure"}
 MOST = {"connections": MOST_CONNECTIONS}
@@ -30,15 +30,13 @@ def parse_tuning(text: str, default: Tuning, where: str = "DDLRUN_DDL_TUNING") -
             parse_wire(value, f"{where}: wire")
             fields[name] = value
             continue
-        unit = value[-1:].upper() if value[-1:].upper() in UNITS else ""
-        number = value[: len(value) - len(unit)]
-        least = 0 if name in MAY_BE_ZERO else 1
-        if name not in NUMBERS or not (number.isascii() and number.isdigit()) or int(number) < least:
+        size, least = parse_multiple(value), 0 if name in MAY_BE_ZERO else 1
+        if name not in NUMBERS or size is None or size < least:
             raise InputError(
                 f"{where} {text!r}: {part.strip()!r} is not NAME=NUMBER with {', '.join(NUMBERS)}; "
                 "write for example chunk=64K,depth=8,flat=64K,bucket=4M,wire=bfloat16"
             )
-        fields[name] = int(number) * UNITS[unit]
+        fields[name] = size
         if fields[name] > MOST.get(name, fields[name]):
             raise InputError(f"{where} {text!r}: {name} is at most {MOST[name]}")
     if fields.keys() & FIXED_SIZES:
