@@ -36,6 +36,14 @@ def read_text(path: str, what: str) -> str:
         raise InputError(f"{what} {path}: byte {error.start} is not UTF-8; it is no text file") from error
 
 
+def split_words(text: str | None, option: str) -> tuple[str, ...]:
+    """Return the words of an option's value, as a shell splits them. Raises InputError."""
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise InputError(f"{option} {text!r}: {error}; quote it as for a shell") from error
+
+
 def read_rankfile(path: str) -> str:
     """Read a rank file unchanged: CR stays, and bytes that are not UTF-8 become escapes. Raises InputError."""
     try:

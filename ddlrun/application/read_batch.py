@@ -2,11 +2,10 @@
 
 import os
 import re
-import shlex
 import sys
 from dataclasses import replace
 
-from ddlrun.application.inputs import configs_folder, read_text
+from ddlrun.application.inputs import configs_folder, read_text, split_words
 from ddlrun.application.job_hosts import Options
 from ddlrun.application.program import read_program
 from ddlrun.application.reporter import Reporter
@@ -53,7 +52,7 @@ def read_batch(
         cores=options["cores"] or options["cores_per_rank"],
         memory=parse_memory(options["memory"]) if options["memory"] else None,
         modules=options["modules"],
-        container=_split_container(options["container_command"]),
+        container=split_words(options["container_command"], "--container-command"),
         image=options["image"],
         warn=int(options["warn"]) if options["warn"] else None,
         requeue=options["requeue"],
@@ -61,13 +60,6 @@ def read_batch(
         directives=options["directives"],
         gpus=_gpus_per_host(scheduler, topology, options, reporter),  # last: it may query the scheduler
     )
-
-
-def _split_container(command: str | None) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(command or ""))
-    except ValueError as error:
-        raise InputError(f"--container-command {command!r}: {error}; quote it as for a shell") from error
 
 
 def _ddlrun_command(*, in_container: bool) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """The container of --container, read from the options of a launch."""
 
 import os
-import shlex
 import shutil
 from collections.abc import Mapping
 from typing import Any
 
+from ddlrun.application.inputs import split_words
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.plan.container import AUTO, ContainerRequest, choose_runtime, image_kind
 from ddlrun.ship.request import ENVIRONMENT_WORD
@@ -25,10 +25,7 @@ def read_container(options: Mapping[str, Any]) -> ContainerRequest | None:
         raise InputError(
             "`--ship` env: ranks in a container have the Python of its image; leave out env or `--container`"
         )
-    try:
-        words = tuple(shlex.split(args or ""))
-    except ValueError as error:
-        raise InputError(f"`--container-args` {args!r}: {error}; quote it as for a shell") from error
+    words = split_words(args, "`--container-args`")
     runtime = choose_runtime(image, runtime or AUTO, shutil.which)
     is_file = image_kind(image) not in ("name", "url")
     return ContainerRequest(runtime, os.path.abspath(image) if is_file else image, words)

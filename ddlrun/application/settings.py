@@ -1,12 +1,11 @@
 """The Settings of a launch, read from its options: nothing beyond this room sees the dictionary of options."""
 
 import os
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddlrun.application.inputs import find_job, read_rankfile
+from ddlrun.application.inputs import find_job, read_rankfile, split_words
 from ddlrun.application.job_hosts import Options, arrange_hosts, assign_job_hosts
 from ddlrun.application.locked_environment import use_locked_environment
 from ddlrun.application.profile_store import read_profiles
@@ -77,7 +76,7 @@ def read_settings(given: LaunchOptions, program: tuple[str, ...], reporter: Repo
         environment=environment,
         mpi=MpiOptions(
             mpirun=options["mpirun"],
-            args=_read_mpi_args(options["mpi_args"] or ""),
+            args=_read_mpi_args(options["mpi_args"]),
             tcp=options.get("tcp", False),
             allow_root=options["allow_run_as_root"],
             spawn_slots=options["spawn_slots"],
@@ -198,23 +197,13 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         restarts=options.get("restarts", 0),
         arguments=options.get("arguments", ()),
         retention=Retention(options.get("keep_runs"), options.get("keep_days")),
-        on_event=_split_command(options.get("on_event") or ""),
+        on_event=split_words(options.get("on_event"), "`--on-event`"),
         dashboard=options.get("dashboard"),
     )
 
 
-def _split_command(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise InputError(f"`--on-event` {text!r}: {error}; quote it as for a shell") from error
-
-
-def _read_mpi_args(text: str) -> tuple[str, ...]:
-    try:
-        args = tuple(shlex.split(text))
-    except ValueError as error:
-        raise InputError(f"`--mpi-args` {text!r}: {error}; quote it as for a shell") from error
+def _read_mpi_args(text: str | None) -> tuple[str, ...]:
+    args = split_words(text, "`--mpi-args`")
     if args and not args[0].startswith("-"):
         raise InputError(f"`--mpi-args`: {args[0]!r} is no option; mpirun would start it instead of the script")
     planned = [word for word in args if word in PLANNED]
