@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ddlrun.cli import main
-from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.launch import command
+from ddlrun.cli.options.argv import options_by_name
 from ddlrun.errors import DdlrunError, spell_options
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import RunOptions

@@ -12,7 +12,7 @@ from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.read_container import read_container
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option
-from ddlrun.cli.shared_options import (
+from ddlrun.cli.options.shared import (
     SHIP_FOLDER,
     check_build_option,
     container_options,

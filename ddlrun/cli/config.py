@@ -7,10 +7,10 @@ from typing import Any, Literal, TypedDict
 import click
 
 from ddlrun.application.profile_store import stored_profiles
-from ddlrun.cli.configuration import find_configuration, source_of
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import Option, Sections, argument, option
-from ddlrun.cli.value_types import Choice
+from ddlrun.cli.options.configuration import find_configuration, source_of
+from ddlrun.cli.options.types import Choice
 from ddlrun.environment.secrets import REDACTED, has_secret, redact
 from ddlrun.hosts import fold
 from ddlrun.plan.precedence import DEFAULT

@@ -6,7 +6,7 @@ import click
 
 from ddlrun.application.dashboard import open_dashboard
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.value_types import WholeNumber
+from ddlrun.cli.options.types import WholeNumber
 from ddlrun.runs.history import find_run_folder, run_name
 from ddlrun.runs.store import state_folder
 

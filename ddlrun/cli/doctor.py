@@ -7,7 +7,7 @@ import click
 
 from ddlrun.application.examination import examine
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.value_types import SECONDS
+from ddlrun.cli.options.types import SECONDS
 from ddlrun.doctor.diagnosis import render_record
 from ddlrun.runs.history import find_run_folder
 from ddlrun.runs.store import state_folder

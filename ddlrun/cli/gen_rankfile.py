@@ -9,7 +9,7 @@ from ddlrun.application.output_files import write_atomically
 from ddlrun.application.rank_files import ASSUMED_PRESET, generate_rankfile
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.shared_options import (
+from ddlrun.cli.options.shared import (
     ORDER_HELP,
     hostfile_option,
     hosts_argument,
@@ -19,7 +19,7 @@ from ddlrun.cli.shared_options import (
     probe_option,
     ssh_options,
 )
-from ddlrun.cli.value_types import Choice, WholeNumber
+from ddlrun.cli.options.types import Choice, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, parse_topology
 

@@ -9,23 +9,23 @@ from ddlrun.application.attempts import check_root, forget_outer_job, plan_attem
 from ddlrun.application.planning import Planned, check_settings, start_probe
 from ddlrun.application.programs import read_programs, split_programs
 from ddlrun.application.settings import read_settings
-from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.dashboard import MOST_PORT
-from ddlrun.cli.job_options import job_options
-from ddlrun.cli.launch_arguments import launch_options, strip_secrets
-from ddlrun.cli.launch_help import format_usual_help, help_all_option
-from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.shared_options import (
+from ddlrun.cli.options.arguments import launch_options, strip_secrets
+from ddlrun.cli.options.configuration import forget_variables
+from ddlrun.cli.options.job import job_options
+from ddlrun.cli.options.notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
+from ddlrun.cli.options.shared import (
     SHIP_FOLDER,
     check_build_option,
     check_options,
     container_args_option,
     container_options,
 )
-from ddlrun.cli.translation import TranslatedArgv, translate
-from ddlrun.cli.value_types import COUNT, Number, WholeNumber
+from ddlrun.cli.options.translation import TranslatedArgv, translate
+from ddlrun.cli.options.types import COUNT, Number, WholeNumber
+from ddlrun.cli.options.usual import format_usual_help, help_all_option
 from ddlrun.errors import InputError
 from ddlrun.plan import shown_command
 from ddlrun.runs.store import check_rank_file, write_run_dir

@@ -9,8 +9,8 @@ import click
 from ddlrun.application.inputs import reach, read_machines, read_rankfile, ssh_launcher
 from ddlrun.application.output_files import write_atomically
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.shared_options import load_option, machine_option, probe_option, ssh_options
-from ddlrun.cli.value_types import COUNT, Choice
+from ddlrun.cli.options.shared import load_option, machine_option, probe_option, ssh_options
+from ddlrun.cli.options.types import COUNT, Choice
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.lint_findings import LintFinding, render_findings

@@ -7,7 +7,7 @@ import click
 
 from ddlrun.application.read_supervision import parse_ranks
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.value_types import WholeNumber
+from ddlrun.cli.options.types import WholeNumber
 from ddlrun.runs.history import find_run_folder
 from ddlrun.runs.log_files import read_logs
 from ddlrun.runs.store import state_folder

@@ -7,7 +7,7 @@ from contextlib import closing
 import click
 
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.value_types import WholeNumber
+from ddlrun.cli.options.types import WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader

@@ -9,7 +9,7 @@ from ddlrun.allreduce_algorithms import MODES
 from ddlrun.application.forecasting import MODEL, forecast
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option, option_group
-from ddlrun.cli.shared_options import (
+from ddlrun.cli.options.shared import (
     TOPOLOGY_HELP,
     hostfile_option,
     hosts_argument,
@@ -18,7 +18,7 @@ from ddlrun.cli.shared_options import (
     scheduler_options,
     ssh_options,
 )
-from ddlrun.cli.value_types import COUNT, Choice, Number
+from ddlrun.cli.options.types import COUNT, Choice, Number
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS
 from ddlrun.report.forecast import forecast_dict, render_forecast
 

@@ -8,7 +8,7 @@ import click
 
 from ddlrun.application.probing import load_saved, probe_hosts
 from ddlrun.cli.options import Sections, option
-from ddlrun.cli.shared_options import (
+from ddlrun.cli.options.shared import (
     hostfile_option,
     hosts_argument,
     probe_timeout_option,

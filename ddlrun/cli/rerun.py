@@ -7,10 +7,10 @@ import shlex
 import click
 
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
-from ddlrun.cli.launch_help import USUAL_OPTIONS, format_usual_options
 from ddlrun.cli.options import Option, Sections, argument
-from ddlrun.cli.translation import translate
+from ddlrun.cli.options.arguments import merge_arguments, parse_changes, strip_secrets
+from ddlrun.cli.options.translation import translate
+from ddlrun.cli.options.usual import USUAL_OPTIONS, format_usual_options
 from ddlrun.errors import InputError
 from ddlrun.runs.history import PastRun, find_run, read_past_run
 from ddlrun.runs.store import state_folder

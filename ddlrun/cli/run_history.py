@@ -5,7 +5,7 @@ import os
 import click
 
 from ddlrun.cli.options import Sections, option
-from ddlrun.cli.value_types import COUNT
+from ddlrun.cli.options.types import COUNT
 from ddlrun.runs.history import read_history
 from ddlrun.runs.run_table import render_history, render_history_json
 from ddlrun.runs.store import state_folder

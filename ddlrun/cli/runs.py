@@ -10,7 +10,7 @@ from ddlrun.application.run_processes import clean as clean_hosts
 from ddlrun.application.run_processes import end_named_runs, list_processes, raise_failures
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, argument, option, option_group
-from ddlrun.cli.shared_options import (
+from ddlrun.cli.options.shared import (
     GRACE_HELP,
     SHIP_FOLDER,
     hostfile_option,
@@ -19,7 +19,7 @@ from ddlrun.cli.shared_options import (
     probe_timeout_option,
     ssh_options,
 )
-from ddlrun.cli.value_types import COUNT, SECONDS, Number
+from ddlrun.cli.options.types import COUNT, SECONDS, Number
 from ddlrun.runs.registry import read_runs
 from ddlrun.runs.run_table import render_runs, render_runs_json
 from ddlrun.runs.store import state_folder

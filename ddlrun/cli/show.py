@@ -19,14 +19,14 @@ from ddlrun.application.planning import (
 )
 from ddlrun.application.programs import Programs, read_programs, split_programs
 from ddlrun.application.settings import read_settings
-from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.job_options import job_options
-from ddlrun.cli.launch_arguments import launch_options
-from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.options.arguments import launch_options
+from ddlrun.cli.options.configuration import forget_variables
+from ddlrun.cli.options.job import job_options
+from ddlrun.cli.options.notes import note_excluded, note_misplaced
+from ddlrun.cli.options.translation import translate
 from ddlrun.cli.show_schema import show_schema
-from ddlrun.cli.translation import translate
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.managers import ProcessManager
 from ddlrun.mapping.placement import Placement

@@ -8,15 +8,15 @@ from ddlrun import __version__
 from ddlrun.application.programs import split_programs
 from ddlrun.application.read_batch import check_launch, read_batch, read_template
 from ddlrun.application.submission import attend, estimate_start, select_scheduler, submit
-from ddlrun.cli.argv import SplitArgv, split_argv
-from ddlrun.cli.configuration import find_configuration
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.launch_arguments import launch_options
-from ddlrun.cli.option_notes import note_misplaced, note_secrets
 from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
-from ddlrun.cli.translation import translate
-from ddlrun.cli.value_types import COUNT, Time, WholeNumber
+from ddlrun.cli.options.arguments import launch_options
+from ddlrun.cli.options.argv import SplitArgv, split_argv
+from ddlrun.cli.options.configuration import find_configuration
+from ddlrun.cli.options.notes import note_misplaced, note_secrets
+from ddlrun.cli.options.translation import translate
+from ddlrun.cli.options.types import COUNT, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.schedulers.submit.registry import GROUP, SCHEDULERS
 from ddlrun.topology import parse_topology

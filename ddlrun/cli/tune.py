@@ -8,8 +8,8 @@ import click
 from ddlrun.application.tuning import save_profile, tune
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option
+from ddlrun.cli.options.shared import budget_option, hosts_argument, measuring_options, shape_options
 from ddlrun.cli.plan import gradient_options
-from ddlrun.cli.shared_options import budget_option, hosts_argument, measuring_options, shape_options
 from ddlrun.report.tune import render_tune
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddlrun.cli.launch_help import full_help
+from ddlrun.cli.options.usual import full_help
 from docs.reference.contexts import command_contexts
 from docs.reference.man_pages import write_man_pages
 from docs.reference.schemas import write_schemas

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.value_types import AcceleratorsType, Time
+from ddlrun.cli.options.types import AcceleratorsType, Time
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.mapping.topology_request import UNITS
 from ddlrun.plan.config_file import CONTROLLERS, LAUNCH_KEYS, LISTS, SWITCHES

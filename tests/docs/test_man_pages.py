@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.cli.argv import options_by_name
+from ddlrun.cli.options.argv import options_by_name
 from docs.reference.contexts import command_contexts
 from docs.reference.man_pages import FOLDER, render_man_pages
 from docs.reference.man_texts import EXAMPLES

@@ -20,9 +20,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.cli.argv import split_argv
 from ddlrun.cli.launch import command as launch_command
-from ddlrun.cli.translation import translate
+from ddlrun.cli.options.argv import split_argv
+from ddlrun.cli.options.translation import translate
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.framework_builds import FrameworkBuild, parse_build, render_builds
 from ddlrun.environment.frameworks import (

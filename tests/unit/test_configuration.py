@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from ddlrun.application.config_files import ConfigFile, find_files
 from ddlrun.cli import group
-from ddlrun.cli.configuration import variable_of
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.launch import command as launch
+from ddlrun.cli.options.configuration import variable_of
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, NAMED_FILE, OPTION_SOURCES, PROJECT_FILE, USER_FILE, VARIABLE
 from ddlrun.plan.tuning_profile import Profile, render_profiles

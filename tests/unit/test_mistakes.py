@@ -13,13 +13,13 @@ import pytest
 
 from ddlrun.application.program import read_program
 from ddlrun.cli import COMMANDS, MOST_COLUMNS, SECTIONS, group, run_command
-from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.launch_help import USUAL_OPTIONS
-from ddlrun.cli.option_names import SYNONYMS
-from ddlrun.cli.option_notes import find_misplaced
 from ddlrun.cli.options import Option
-from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, WholeNumber
+from ddlrun.cli.options.argv import options_by_name
+from ddlrun.cli.options.names import SYNONYMS
+from ddlrun.cli.options.notes import find_misplaced
+from ddlrun.cli.options.types import SECONDS, Choice, Kilobytes, Number, WholeNumber
+from ddlrun.cli.options.usual import USUAL_OPTIONS
 from ddlrun.errors import DdlrunError, spell_options
 from docs.reference.tables import DOCS, read_table
 

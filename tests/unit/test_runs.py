@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ddlrun.application.inputs import reach
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
+from ddlrun.cli.options.arguments import merge_arguments, parse_changes, strip_secrets
 from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.launch import command as launch
+from ddlrun.cli.options.argv import options_by_name
 
 PACKAGE = Path(__file__).parents[2] / "ddlrun"
 TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}

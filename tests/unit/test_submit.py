@@ -17,8 +17,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.cli.argv import split_argv
 from ddlrun.cli.launch import command as launch
+from ddlrun.cli.options.argv import split_argv
 from ddlrun.cli.submit import LAUNCH_OPTIONS, command
 from ddlrun.errors import UnreachableError
 from ddlrun.remote import batch_job

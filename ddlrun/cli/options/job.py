@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.configuration import apply_configuration
 from ddlrun.cli.options import option, option_group
-from ddlrun.cli.shared_options import (
+from ddlrun.cli.options.configuration import apply_configuration
+from ddlrun.cli.options.shared import (
     GRACE_HELP,
     ORDER_HELP,
     TOPOLOGY_HELP,
@@ -23,7 +23,7 @@ from ddlrun.cli.shared_options import (
     scheduler_options,
     ssh_options,
 )
-from ddlrun.cli.value_types import COUNT, SECONDS, Choice, Kilobytes, Number, WholeNumber
+from ddlrun.cli.options.types import COUNT, SECONDS, Choice, Kilobytes, Number, WholeNumber
 from ddlrun.environment.frameworks import FRAMEWORKS
 from ddlrun.environment.horovod_settings import HOROVOD, HorovodSetting
 from ddlrun.mapping.policy import MEMBINDS

@@ -9,7 +9,7 @@ import click
 
 from ddlrun.application.inputs import DEFAULT_PROBE_SECONDS
 from ddlrun.cli.options import SchedulerType, argument, option, option_group
-from ddlrun.cli.value_types import COUNT, AcceleratorsType, Choice, Time, WholeNumber
+from ddlrun.cli.options.types import COUNT, AcceleratorsType, Choice, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.managers import AUTO, MANAGERS
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli.argv import match_option, options_by_name
+from ddlrun.cli.options.argv import match_option, options_by_name
 from ddlrun.wording import nearest
 
 # Names of the parameter of -H.

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from ddlrun.cli.configuration import SHARED, apply_configuration, describe_values
-from ddlrun.cli.option_names import naming_unknown_options, note_repeated_hosts
-from ddlrun.cli.value_types import Choice
+from ddlrun.cli.options.configuration import SHARED, apply_configuration, describe_values
+from ddlrun.cli.options.names import naming_unknown_options, note_repeated_hosts
+from ddlrun.cli.options.types import Choice
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.plugins import plugin_names
 
@@ -85,7 +85,7 @@ class CompletedParameter(click.Parameter):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
         """Return the completions of a value."""
-        from ddlrun.cli.completers import complete_parameter  # noqa: PLC0415 - 10 ms, for a shell's completion alone
+        from ddlrun.cli.options.completers import complete_parameter  # noqa: PLC0415 - 10 ms, for a shell's completion alone
 
         items = complete_parameter(self, ctx, incomplete)
         return super().shell_complete(ctx, incomplete) if items is None else items

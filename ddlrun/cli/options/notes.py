@@ -8,8 +8,8 @@ import click
 from click.core import ParameterSource
 
 from ddlrun.application.inputs import read_text
-from ddlrun.cli.foreign_options import RENAMED, VALUES
 from ddlrun.cli.options import Option
+from ddlrun.cli.options.foreign import RENAMED, VALUES
 from ddlrun.environment.secrets import REDACTED, redact
 from ddlrun.errors import InputError, UnreachableError
 

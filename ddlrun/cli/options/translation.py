@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import click
 
-from ddlrun.cli.argv import match_option, options_by_name
-from ddlrun.cli.foreign_options import (
+from ddlrun.cli.options.argv import match_option, options_by_name
+from ddlrun.cli.options.foreign import (
     ACCELERATE,
     FAMILIES,
     MCA,

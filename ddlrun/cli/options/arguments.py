@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from ddlrun.application.settings import LaunchOptions
-from ddlrun.cli.argv import SplitArgv, options_by_name, split_argv
-from ddlrun.cli.configuration import find_configuration, source_of
-from ddlrun.cli.option_names import SYNONYMS
+from ddlrun.cli.options.argv import SplitArgv, options_by_name, split_argv
+from ddlrun.cli.options.configuration import find_configuration, source_of
+from ddlrun.cli.options.names import SYNONYMS
 from ddlrun.environment.secrets import REDACTED, has_secret, redact, redact_words
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS
