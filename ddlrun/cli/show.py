@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlrun.application.inputs import read_text
 from ddlrun.application.output_files import write_atomically
 from ddlrun.application.planning import (
     Surveyed,
@@ -26,7 +28,6 @@ from ddlrun.cli.options.configuration import forget_variables
 from ddlrun.cli.options.job import job_options
 from ddlrun.cli.options.notes import note_excluded, note_misplaced
 from ddlrun.cli.options.translation import translate
-from ddlrun.cli.show_schema import show_schema
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.managers import ProcessManager
 from ddlrun.mapping.placement import Placement
@@ -52,7 +53,11 @@ from ddlrun.report.views import (
 )
 from ddlrun.wording import did_you_mean
 
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.report.view_records import SchemasRecord
+
 VIEWS = ("placement", "rankfile", "machines", "command", "env", "hosts", "topology", "schema")
+SCHEMAS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "schemas")
 # The options that launch does not have, and --json, which it has for a dry run.
 OWN_OPTIONS = ("as_json", "svg")
 
@@ -116,7 +121,7 @@ def command(ctx: click.Context, /, view: str, script: str | None, args: tuple[st
     if options["svg"] and view != "placement":
         raise InputError(f"--svg draws a placement: ddlrun show placement --svg {options['svg']}")
     if view == "schema":
-        show_schema(script, args, as_json=options["as_json"])
+        _show_schema(script, args, as_json=options["as_json"])
         return
     if script:
         note_misplaced(script, split_programs(args)[0], ctx.command.params)
@@ -180,3 +185,28 @@ def _manager(settings: Settings) -> ProcessManager | None:
 def _canvas() -> Canvas:
     style = UNICODE if (sys.stdout.encoding or "").lower().startswith("utf") else ASCII
     return Canvas(shutil.get_terminal_size((100, 24)).columns, style)
+
+
+def _show_schema(name: str | None, more: Sequence[str], *, as_json: bool) -> None:
+    """Print a schema, or the list of all. Raises InputError where there is none of that name."""
+    if more:
+        raise InputError(f"show schema {name} {' '.join(more)}: name one schema")
+    if name is not None:
+        click.echo(_read_schema(name), nl=False)
+        return
+    titles = {name: str(json.loads(_read_schema(name))["title"]) for name in _schema_names()}
+    record: SchemasRecord = {"schema": "urn:ddlrun:show-schema:1", "schemas": titles}
+    width = max(map(len, titles))
+    text = "\n".join(f"{name.ljust(width)}  {title}" for name, title in titles.items())
+    click.echo(json.dumps(record, indent=2) if as_json else text)
+
+
+def _read_schema(name: str) -> str:
+    names = _schema_names()
+    if name not in names:
+        raise InputError(f"schema {name!r}: no such schema{did_you_mean(name, names)}; there are {', '.join(names)}")
+    return read_text(f"{SCHEMAS}/{name}.json", "schema")
+
+
+def _schema_names() -> list[str]:
+    return sorted(file.removesuffix(".json") for file in os.listdir(SCHEMAS) if file.endswith(".json"))

@@ -210,7 +210,7 @@ def test_files_in_configs_are_valid_and_name_their_schema(path: Path) -> None:
 
 
 RECORDS = {
-    "ddlrun.report.view_records", "ddlrun.cli.show_schema", "ddlrun.mapping.lint_record", "ddlrun.network.description",
+    "ddlrun.report.view_records", "ddlrun.cli.show", "ddlrun.mapping.lint_record", "ddlrun.network.description",
     "ddlrun.network.measurements", "ddlrun.plan.records", "ddlrun.preflight.records", "ddlrun.report.records",
     "ddlrun.runs.binding_record", "ddlrun.runs.records",
 }  # fmt: skip
