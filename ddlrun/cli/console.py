@@ -1,10 +1,14 @@
 """The console: what a launch shows goes to standard error."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ddlrun.errors import spell_options
-from ddlrun.plan.outcome import Outcome
-from ddlrun.plan.settings import RunOptions
+
+if TYPE_CHECKING:
+    from ddlrun.plan.outcome import Outcome
+    from ddlrun.plan.settings import RunOptions
 
 
 class ConsoleReporter:
@@ -24,5 +28,10 @@ class ConsoleReporter:
         """Print a text as it is; colours are left out elsewhere than on a terminal."""
         click.echo(text, nl=False, err=True)
 
-    def ended(self, run: RunOptions, outcome: Outcome) -> None:
+    def ended(self, run: "RunOptions", outcome: "Outcome") -> None:
         """Do nothing: the text of a failure has been printed, and the run folder has the outcome."""
+
+
+def print_note(text: str) -> None:
+    """Print a note."""
+    ConsoleReporter().line(f"note: {text}")

@@ -8,6 +8,7 @@ import click
 
 from ddlrun.application.inputs import reach, read_machines, read_rankfile, ssh_launcher
 from ddlrun.application.output_files import write_atomically
+from ddlrun.cli.console import print_note
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.shared import load_option, machine_option, probe_option, ssh_options
 from ddlrun.cli.options.types import COUNT, Choice
@@ -63,7 +64,7 @@ def _print_findings(rankfile: str, findings: Sequence[LintFinding], options: Map
         click.echo(report, err=options["fixing"])
     elif not options["fixing"]:
         hint = "" if _has_machines(options) else "; cores were not checked: give --machine, --load or --probe"
-        click.echo(f"ddlrun: note: {rankfile}: no findings{hint}", err=True)
+        print_note(f"{rankfile}: no findings{hint}")
 
 
 def _has_machines(options: Mapping[str, Any]) -> bool:
@@ -82,5 +83,5 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
         return probe(hosts, reach(ssh_launcher(options))).get
     machines = read_machines(hosts, options["machine"], options["load"])
     for note in unchecked_notes(machines):
-        click.echo(f"ddlrun: note: {note}", err=True)
+        print_note(note)
     return machines.get

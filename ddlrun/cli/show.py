@@ -21,7 +21,7 @@ from ddlrun.application.planning import (
 )
 from ddlrun.application.programs import Programs, read_programs, split_programs
 from ddlrun.application.settings import read_settings
-from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.console import ConsoleReporter, print_note
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options
 from ddlrun.cli.options.configuration import forget_variables
@@ -146,7 +146,7 @@ def _show(view: str, settings: Settings, svg: str | None) -> View:
     job = place_job(settings, machines, _manager(settings) if settings.job.profiles.candidates else None)
     placement = job.placement
     for note in (*settings.hosts.notes, *filter(None, [settings.job.profiles.note]), *placement_notes(placement)):
-        click.echo(f"ddlrun: note: {note}", err=True)
+        print_note(note)
     if svg:
         write_atomically(svg, [render_svg(placement)], "--svg")
     return _show_placed(view, placement, job.reason, settings)
@@ -170,7 +170,7 @@ def _plan(settings: Settings) -> Plan:
     surveyed = Surveyed(attempt, survey_machines(settings, attempt.manager), None)
     plan = plan_job(place_ranks(surveyed)).plan
     for note in plan.warnings:
-        click.echo(f"ddlrun: note: {note}", err=True)
+        print_note(note)
     return plan
 
 

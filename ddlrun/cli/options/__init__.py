@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from ddlrun.cli.console import print_note
 from ddlrun.cli.options.configuration import SHARED, apply_configuration, describe_values
 from ddlrun.cli.options.names import naming_unknown_options, note_repeated_hosts
 from ddlrun.cli.options.types import Choice
@@ -69,7 +70,7 @@ class Sections(click.Command):
             return super().invoke(ctx)
         except (InputError, PlacementError):
             if values := describe_values(ctx):
-                click.echo(f"ddlrun: note: set elsewhere: {values}", err=True)
+                print_note(f"set elsewhere: {values}")
             raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":

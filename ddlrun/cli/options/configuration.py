@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ddlrun.application.config_files import Configuration, OptionValue, read_config_files
-from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.console import ConsoleReporter, print_note
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, VARIABLE
 from ddlrun.wording import did_you_mean
@@ -117,7 +117,7 @@ def _note_unknown_variables(ctx: click.Context, environ: Mapping[str, str]) -> N
         if name not in known:
             hint = did_you_mean(name, map(str.lower, known), synonyms)
             hint = re.sub("ddlrun_[a-z_]+", lambda match: match[0].upper(), hint)
-            click.echo(f"ddlrun: note: {name} has no effect: ddlrun has no such variable{hint}", err=True)
+            print_note(f"{name} has no effect: ddlrun has no such variable{hint}")
 
 
 def _parse_variable(option: click.Parameter, variable: str, text: str) -> Any:  # noqa: ANN401 - an option's value

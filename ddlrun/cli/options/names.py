@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import click
 
+from ddlrun.cli.console import print_note
 from ddlrun.cli.options.argv import match_option, options_by_name
 from ddlrun.wording import nearest
 
@@ -19,35 +19,17 @@ SYNONYMS = {
 }  # fmt: skip
 
 
-class TypedOption(NamedTuple):
-    """An option or an argument as it stands on a command line."""
-
-    option: click.Option | None
-    words: tuple[str, ...]
-
-
-def split_options(
-    args: Sequence[str], options: Mapping[str, click.Option], *, interspersed: bool
-) -> tuple[list[TypedOption], list[str]]:
-    """Split a command line into options and arguments, and the words after `--`.
-
-    Without `interspersed`, the rest begins at the first argument.
-    """
-    typed, rest = list[TypedOption](), list(args)
-    while rest and rest[0] != "--" and (interspersed or rest[0].startswith("-")):
-        match = match_option(rest[0], options) if rest[0].startswith("-") else None
-        count = match.words if match else 1
-        typed.append(TypedOption(match.option if match else None, tuple(rest[:count])))
-        del rest[:count]
-    return typed, rest
-
-
 def note_repeated_hosts(ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]) -> None:
     """Print a note where hosts are given twice, as the first ones are lost."""
-    typed, _ = split_options(args, options_by_name(params), interspersed=ctx.allow_interspersed_args)
-    hosts = [item.words for item in typed if item.option is not None and item.option.name in HOSTS]
+    options, rest, hosts = options_by_name(params), list(args), list[list[str]]()
+    while rest and rest[0] != "--" and (ctx.allow_interspersed_args or rest[0].startswith("-")):
+        match = match_option(rest[0], options) if rest[0].startswith("-") else None
+        words = rest[: match.words if match else 1]
+        if match and match.option.name in HOSTS:
+            hosts.append(words)
+        del rest[: len(words)]
     if len(hosts) > 1 and not ctx.resilient_parsing:
-        click.echo(f"ddlrun: note: hosts are given twice: only {' '.join(hosts[-1])} counts; write -H A,B", err=True)
+        print_note(f"hosts are given twice: only {' '.join(hosts[-1])} counts; write -H A,B")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from ddlrun.application.inputs import read_text
+from ddlrun.cli.console import print_note
 from ddlrun.cli.options import Option
 from ddlrun.cli.options.foreign import RENAMED, VALUES
 from ddlrun.environment.secrets import REDACTED, redact
@@ -33,10 +34,9 @@ def note_misplaced(script: str, args: Sequence[str], params: Iterable[click.Para
         return
     misplaced = find_misplaced(words[at + 1 :], _read(words[at]), params)
     if misplaced:
-        click.echo(
-            f"ddlrun: note: passed to {words[at]}, which does not mention it: {', '.join(misplaced)}; options of "
-            "ddlrun stand before the script",
-            err=True,
+        print_note(
+            f"passed to {words[at]}, which does not mention it: {', '.join(misplaced)}; options of "
+            "ddlrun stand before the script"
         )
 
 
@@ -50,7 +50,7 @@ def note_excluded(ctx: click.Context) -> None:
     for name, (excluded, reason) in EXCLUDED.items():
         options = [given[other] for other in excluded if name in given and other in given]
         if options:
-            click.echo(f"ddlrun: note: {', '.join(options)}: no effect with {given[name]}: {reason}", err=True)
+            print_note(f"{', '.join(options)}: no effect with {given[name]}: {reason}")
 
 
 def note_secrets(options: Mapping[str, Any], place: str) -> None:
@@ -58,9 +58,7 @@ def note_secrets(options: Mapping[str, Any], place: str) -> None:
     words = (*options["assignments"], *options["named"])
     for name, value in redact(dict(word.split("=", 1) for word in words if "=" in word)).items():
         if value == REDACTED:
-            click.echo(
-                f"ddlrun: note: --env {name}: its value is in {place}; export a secret, and use -x {name}", err=True
-            )
+            print_note(f"--env {name}: its value is in {place}; export a secret, and use -x {name}")
 
 
 @contextmanager
@@ -69,7 +67,7 @@ def note_on_descriptions() -> Iterator[None]:
     try:
         yield
     except UnreachableError:
-        click.echo("ddlrun: note: with --machine PRESET|FILE or --load FOLDER, no host need be reachable", err=True)
+        print_note("with --machine PRESET|FILE or --load FOLDER, no host need be reachable")
         raise
 
 

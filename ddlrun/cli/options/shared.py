@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ddlrun.application.inputs import DEFAULT_PROBE_SECONDS
+from ddlrun.cli.console import print_note
 from ddlrun.cli.options import SchedulerType, argument, option, option_group
 from ddlrun.cli.options.types import COUNT, AcceleratorsType, Choice, Time, WholeNumber
 from ddlrun.errors import InputError
@@ -23,11 +24,7 @@ from ddlrun.schedulers import GROUP, READERS
 def note_named_file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     """Return hosts; print a note where they have the name of a file."""
     if value is not None and not value.startswith("@") and os.path.isfile(value):
-        click.echo(
-            f"ddlrun: note: {value} is taken as the name of a host; to read hosts from the file of this name, "
-            f"write @{value}",
-            err=True,
-        )
+        print_note(f"{value} is taken as the name of a host; to read hosts from the file of this name, write @{value}")
     return value
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from ddlrun.cli.console import print_note
 from ddlrun.cli.options.argv import match_option, options_by_name
 from ddlrun.cli.options.foreign import (
     ACCELERATE,
@@ -40,7 +41,7 @@ class TranslatedArgv:
     def print_notes(self) -> None:
         """Print the notes."""
         for note in self.notes:
-            click.echo(f"ddlrun: note: {note}", err=True)
+            print_note(note)
 
 
 @dataclass(frozen=True, slots=True)
