@@ -1,12 +1,13 @@
 """Command lines as the user typed them: split into options, topology and script."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import click
 
 
-class SplitArgv(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SplitArgv:
     """Words of a command line: each option with its words, and the rest from the script, or a -- before it, on.
 
     The rest begins early at an option that is unknown or lacks its value: click reports that.
@@ -17,7 +18,8 @@ class SplitArgv(NamedTuple):
     rest: tuple[str, ...]
 
 
-class OptionMatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OptionMatch:
     """An option, and the number of words that it has on the command line."""
 
     option: click.Option

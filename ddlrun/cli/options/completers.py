@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import click
 from click.shell_completion import CompletionItem
@@ -21,7 +21,8 @@ from ddlrun.runs.store import state_folder
 from ddlrun.ship.request import CODE_WORD, ENVIRONMENT_WORD
 
 
-class Completer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Completer:
     """The values that a parameter may have."""
 
     values: Callable[[click.Context, str], Iterable[str]] = lambda *_: ()
