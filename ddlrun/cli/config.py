@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 import click
 
@@ -14,35 +14,11 @@ from ddlrun.cli.options.types import Choice
 from ddlrun.environment.secrets import REDACTED, has_secret, redact
 from ddlrun.hosts import fold
 from ddlrun.plan.precedence import DEFAULT
+from ddlrun.report.view_records import ConfigRecord, OptionRecord
 
 LAUNCH_OPTIONS = tuple(
     param for param in launch.params if isinstance(param, Option) and not param.hidden and param.name != "as_json"
 )
-
-
-class OptionRecord(TypedDict):
-    """An option of a launch."""
-
-    option: str
-    value: Any
-    """None: not given, and without a default."""
-    source: str
-    """The kind of source, as in the table of precedence."""
-    place: str | None
-    """The file, the line and the key, or the environment variable; None: the command line, or ddlrun's default."""
-
-
-class ConfigRecord(TypedDict):
-    """The output of `ddlrun config show --json`."""
-
-    schema: Literal["urn:ddlrun:config-show:1"]
-    files: list[str]
-    """The config files, each of which overrides those before it."""
-    options: list[OptionRecord]
-    profiles: list[str]
-    """The hosts and files of the profiles of ddlrun tune that --profile auto uses there."""
-    env: list[str]
-    """Variables of the ranks from these files and DDLRUN_ENV; secret values are <redacted>."""
 
 
 class Config(Sections):

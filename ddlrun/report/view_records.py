@@ -1,6 +1,6 @@
-"""Records of `ddlrun show`: the types of its JSON objects, from which their schemas are generated."""
+"""Records of `ddlrun show` and `ddlrun config`: types of JSON objects, from which their schemas are generated."""
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class RankfileRecord(TypedDict):
@@ -101,3 +101,28 @@ class SchemasRecord(TypedDict):
     schema: Literal["urn:ddlrun:show-schema:1"]
     schemas: dict[str, str]
     """The description of each schema, by its name."""
+
+
+class OptionRecord(TypedDict):
+    """An option of a launch."""
+
+    option: str
+    value: Any
+    """None: not given, and without a default."""
+    source: str
+    """The kind of source, as in the table of precedence."""
+    place: str | None
+    """The file, the line and the key, or the environment variable; None: the command line, or ddlrun's default."""
+
+
+class ConfigRecord(TypedDict):
+    """The output of `ddlrun config show --json`."""
+
+    schema: Literal["urn:ddlrun:config-show:1"]
+    files: list[str]
+    """The config files, each of which overrides those before it."""
+    options: list[OptionRecord]
+    profiles: list[str]
+    """The hosts and files of the profiles of ddlrun tune that --profile auto uses there."""
+    env: list[str]
+    """Variables of the ranks from these files and DDLRUN_ENV; secret values are <redacted>."""

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddlrun.cli.config import ConfigRecord
 from ddlrun.ddl.monitor.event_records import IterationsRecord, StragglerRecord
 from ddlrun.doctor.diagnosis import DiagnosisRecord
 from ddlrun.machine.preset import MachineDescription
@@ -23,6 +22,7 @@ from ddlrun.preflight.records import CheckRecord, RunCheckRecord
 from ddlrun.report.records import ForecastRecord, HierarchyRecord
 from ddlrun.report.view_records import (
     CommandRecord,
+    ConfigRecord,
     EnvironmentRecord,
     HostsRecord,
     RankfileRecord,
