@@ -414,7 +414,7 @@ def test_what_each_rank_sets_is_shown() -> None:
 
 
 def ours(*words: str) -> list[str]:
-    context = click.Context(launch_command, help_option_names=["-h", "--help"])  # click keeps the -h that it first made
+    context = click.Context(launch_command)
     return translate(words, launch_command.get_params(context)).words
 
 

@@ -31,6 +31,10 @@ class Sections(click.Command):
     borrowed: ClassVar[Sequence[click.Parameter]] = ()
     """Options of another command that this one takes, too. They are in the help of the other one."""
 
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names, which click keeps from the first context, in whatever program that was."""
+        return ["-h", "--help"]
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the command's own parameters and those that it borrows."""
         return [*super().get_params(ctx), *self.borrowed]
