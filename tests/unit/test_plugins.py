@@ -158,6 +158,15 @@ def test_an_entry_point_of_another_type(broken: Path, tmp_path: Path) -> None:
     assert "READER is no SchedulerReader; repair the package" in done.stderr
 
 
+def test_a_process_manager_that_is_no_class(broken: Path, tmp_path: Path) -> None:
+    (broken / "ddlrun_broken.py").write_text("TOYRUN = 'toyrun'\n")
+    points = "[ddlrun.managers]\ntoyrun = ddlrun_broken:TOYRUN\n"
+    (broken / "ddlrun_broken-0.3.dist-info/entry_points.txt").write_text(points)
+    done = ddlrun(broken, "launch", "--mpirun", "true", "true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "TOYRUN is no class of ProcessManager; repair the package" in done.stderr
+
+
 @pytest.mark.parametrize("words", [["--scheduler", "none"], ["-H", "n1", "--machine", "dgx1"]])
 def test_a_broken_plugin_does_not_matter_where_hosts_are_known(broken: Path, tmp_path: Path, words: list[str]) -> None:
     done = ddlrun(broken, "show", "hosts", *words, cwd=tmp_path)
