@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ddlrun.errors import InputError
+from ddlrun.errors import InputError, spell_options
 from ddlrun.host_names import BRACKET, NAME, expand_names
 from ddlrun.ranges import find_runs, render_range
 
@@ -111,7 +111,7 @@ def parse_hosts(text: str, where: str = "hosts") -> HostList:
     >>> [host.name for host in parse_hosts("b,a[3,1-2]:4")]
     ['b', 'a3', 'a1', 'a2']
     """
-    return HostList(tuple(parse_host_words(text, where)), where)
+    return HostList(tuple(parse_host_words(text, where)), spell_options(where))
 
 
 def parse_host_words(text: str, where: str) -> list[Host]:

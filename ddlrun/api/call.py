@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from ddlrun.environment.open_mpi import RANK_VARIABLES
 
@@ -38,13 +38,22 @@ def main(folder: str) -> None:
     linecache.cache.update(cells)
     sys.path.extend(entry for entry in paths if entry not in sys.path)
     try:
-        result = find_pickler().dumps(_call(call))
+        result = _call(call)
     except Exception as error:  # noqa: BLE001 - the function's
-        text = "".join(traceback.format_exception(type(error), error, _own_frames_left_out(error)))
-        _write(path, (None, text, _pickle_error(error)))
-        sys.stderr.write(text)
-        sys.exit(1)
-    _write(path, (result,))
+        _fail(path, "".join(traceback.format_exception(type(error), error, _own_frames_left_out(error))), error)
+    try:
+        pickled = find_pickler().dumps(result)
+    except Exception as error:  # noqa: BLE001 - the classes of results are the user's
+        kind = type(result).__qualname__
+        _fail(path, f"the return value of rank {rank} (type {kind}) cannot be pickled: {error}\n", error)
+    _write(path, (pickled,))
+
+
+def _fail(path: str, text: str, error: Exception) -> NoReturn:
+    """Write an exception as the result, and exit."""
+    _write(path, (None, text, _pickle_error(error)))
+    sys.stderr.write(text)
+    sys.exit(1)
 
 
 def _read_function(folder: str) -> tuple[list[str], dict[str, Any], bytes]:

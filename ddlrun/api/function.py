@@ -9,6 +9,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType
 from typing import Any, ClassVar, TypeVar
 
@@ -77,7 +78,8 @@ def run(function: Callable[..., T], /, *args: Any, **options: OptionValue) -> li
     for name in {"args", "kwargs"}.intersection(options):
         raise InputError(f"{name}: give the arguments of the function after it: run(train, 0.5)")
     with _call_folder(options.get("run_dir"), _pickle(function, args)) as folder:
-        name = getattr(function, "__qualname__", type(function).__qualname__)  # for ddlrun ps and the like
+        inner = function.func if isinstance(function, partial) else function
+        name = getattr(inner, "__qualname__", type(inner).__qualname__)  # for ddlrun ps and the like
         job = launch_job(("ddlrun.api.call", name, folder), {**options, "m": True}, raises=True)
         return _read_results(job, folder)
 
@@ -85,7 +87,8 @@ def run(function: Callable[..., T], /, *args: Any, **options: OptionValue) -> li
 def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Return the call, the paths of modules that it needs, and the source of notebook cells. Raises InputError."""
     if not callable(function):
-        raise InputError(f"{function!r} is no function; give the function and its arguments: run(train, 0.5)")
+        script = f", or launch a script: ddlrun.launch({function!r})" if isinstance(function, str) else ""
+        raise InputError(f"{function!r} is no function; give the function and its arguments: run(train, 0.5){script}")
     pickler = find_pickler()
     if pickler is pickle and getattr(function, "__module__", None) == "__main__":
         raise InputError(

@@ -55,7 +55,7 @@ def find_hosts(options: Options, allocation: Allocation | None) -> HostList:
 def _named_hosts(options: Options, _allocation: Allocation | None) -> HostList | None:
     if options["hosts"] is None and options["hostfile"] is None:
         return None
-    return read_hosts(options["hosts"], options["hostfile"], "-H")
+    return read_hosts(options["hosts"], options["hostfile"], "`-H`")
 
 
 def _rankfile_hosts(options: Options, _allocation: Allocation | None) -> HostList | None:

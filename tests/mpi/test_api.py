@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,20 @@ def test_results_of_a_function_without_mpirun(tmp_path: Path) -> None:
     assert results == [3, 3]
 
 
+def make_generator() -> Iterator[int]:
+    return (number for number in range(3))
+
+
+def test_a_result_that_cannot_be_pickled_is_the_return_value(tmp_path: Path) -> None:
+    with pytest.raises(
+        ddlrun.JobError, match=r"the return value of rank 0 \(type generator\) cannot be pickled: "
+    ) as raised:
+        ddlrun.run(partial(make_generator), np=1, process_manager="ddlrun", run_dir=str(tmp_path / "run"))
+    assert "Traceback" not in str(raised.value)
+    (past,) = [past for past in [read_past_run(str(tmp_path / "run"))] if past is not None]
+    assert " ddlrun.run(make_generator)\n" in render_history([past])
+
+
 CELL = """def divide(number):
     return 1 / number
 """
@@ -83,6 +99,7 @@ def test_the_traceback_of_a_cell_shows_its_lines(tmp_path: Path) -> None:
         ({"np": 3, "topology": "2x1"}, "topology 2x1x1 means 2 ranks, but np 3 means 3"),
         ({"hots": "h1"}, "no such option hots (did you mean hosts?)"),
         ({"np": 1, "tag_output": "x"}, "Option 'tag_output=True' does not take a value"),
+        ({"H": "a b"}, "H, column 1: 'a b' is not a host name"),
         ({"num_proc": 0}, "num_proc: '0' is not a whole number of at least 1"),
         ({"fetch": "out"}, "fetch has no effect without ship; add ship code"),
         ({"np": 999, "framework": "mpi", "tag_output": False}, "overload=True"),

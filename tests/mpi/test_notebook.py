@@ -98,7 +98,7 @@ def test_functions_of_a_notebook(mpirun: str, tmp_path: Path) -> None:
     assert sorted(texts(outputs[2], "stream", "text").splitlines()) == ["True", *lines]
     (error,) = [output for output in outputs[3] if output.output_type == "error"]
     assert error.ename == "JobError"
-    assert "ValueError: negative rate" in error.evalue
+    assert 'in train\n    raise ValueError("negative rate")\nValueError: negative rate' in error.evalue
     assert texts(outputs[4], "error", "ename") == "KeyboardInterrupt"
     assert not running(seconds)
     assert texts(outputs[5], "stream", "text") == "['still here', 'still here']\n"

@@ -80,6 +80,8 @@ def test_a_variable_without_a_value_is_refused() -> None:
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(InputError, match="5 is no function"):
         ddlrun.run(5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"or launch a script: ddlrun.launch\('train.py'\)$"):
+        ddlrun.run("train.py")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [b"h1", {"h1"}, {"h1": 2}])
