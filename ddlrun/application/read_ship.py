@@ -1,12 +1,16 @@
-"""The files of --ship: the code around the script, its Python environment, and named paths."""
+"""The files of --ship: the code around the script, its Python environment or that of a lock file, and named paths."""
 
 import os
 import sys
 
 from ddlrun.application.job_hosts import Options
+from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, is_inside, parse_fetch, parse_ship
 from ddlrun.wording import did_you_mean
+
+# The element of --ship that names a lock file.
+LOCK = "env="
 
 
 def read_ship(options: Options, program: tuple[str, ...]) -> ShipRequest | None:
@@ -106,3 +110,30 @@ def _environment_sources(program: tuple[str, ...]) -> tuple[list[ShipSource], li
     imports = find_editable(folder)
     packages = [ShipSource(SourceKind.PACKAGE, path) for path in imports]
     return [ShipSource(SourceKind.ENVIRONMENT, folder), *packages], imports
+
+
+def use_locked_environment(
+    options: Options, program: tuple[str, ...], reporter: Reporter
+) -> tuple[Options, tuple[str, ...]]:
+    """Return options and program with the environment of a lock file, where --ship names one.
+
+    The environment is made here if this was not done before. Raises InputError where it cannot be made.
+    """
+    words = (options.get("ship") or "").split(",")
+    files = [word.removeprefix(LOCK) for word in words if word.startswith(LOCK)]
+    if not files:
+        return options, program
+    if len(files) > 1 or "env" in words:
+        raise InputError(f"`--ship` {options['ship']!r}: several environments; name one")
+    if options.get("container"):
+        raise InputError(f"`--ship` env={files[0]}: ranks in a container have the Python of its image; leave it out")
+    if program[0] != sys.executable:
+        raise InputError(
+            f"`--ship` env={files[0]}: {program[0]} is no script of Python; start a .py file, or a module with `-m`"
+        )
+    from ddlrun.ship.lock_file import make_environment, read_lock  # noqa: PLC0415 - 8 ms, for --ship env alone
+
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = make_environment(read_lock(files[0]), f"{cache}/ddlrun/environments", reporter.line)
+    shipped = ",".join("env" if word.startswith(LOCK) else word for word in words)
+    return {**options, "ship": shipped, "locked_environment": True}, (f"{folder}/bin/python", *program[1:])

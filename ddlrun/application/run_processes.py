@@ -144,7 +144,7 @@ def clean(hosts: str | None, options: Options, show: Show, reporter: Reporter) -
             show(f"{host}: {'left by a job' if dry_run else 'removed'}: {path}")
     if not dry_run:
         if options["shipped_days"] is not None or options["shipped_size"] is not None:
-            from ddlrun.application.remove_shipped import remove_shipped  # noqa: PLC0415 - 20 ms, for these options alone
+            from ddlrun.application.shipping import remove_shipped  # noqa: PLC0415 - 20 ms, for these options alone
 
             names = _choose_hosts(hosts, runs, options)
             for line in remove_shipped(names, options, _target(options, REMOVAL_SECONDS), reporter):

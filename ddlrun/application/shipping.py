@@ -1,24 +1,23 @@
-"""The stage of a launch that puts the files of --ship on its hosts, and the check whether hosts can take them."""
+"""The files of --ship on hosts: the stage of a launch that puts them there, their check, and their removal."""
 
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ddlrun.application.inputs import reach
-from ddlrun.application.locked_environment import use_locked_environment
-from ddlrun.application.read_ship import read_ship
+from ddlrun.application.read_ship import read_folder, read_ship, use_locked_environment
 from ddlrun.application.reporter import Reporter
-from ddlrun.errors import DdlrunError, InputError
+from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.agent import AgentLauncher
-from ddlrun.remote.probe import ProbeTarget, is_local
+from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures, run_scripts
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.runs.store import state_folder
 from ddlrun.ship.archive import Archive, make_archive
@@ -27,13 +26,16 @@ from ddlrun.ship.environment import find_interpreter, read_environment
 from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.record import read_marks, read_record, write_record
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
+from ddlrun.ship.script import build_modules, parse_report, task_script
 from ddlrun.ship.server import TransferPlan
 from ddlrun.ship.transfer import ShippedRun, TransferResult, transfer
 from ddlrun.supervise.launch import own_addresses
 from ddlrun.topology import Topology
-from ddlrun.units import render_memory
+from ddlrun.units import parse_bytes, render_memory
+from ddlrun.wording import counted
 
 LEAST_SECONDS = 60.0
+NEVER_DAYS = 1e6
 # The time limit of a transfer as a whole; connections without progress end much earlier.
 LONGEST_SECONDS = 86400.0
 # ssh ends after this many unanswered keepalive messages, and after this many seconds if --heartbeat is 0.
@@ -196,3 +198,31 @@ def _render(hosts: HostList, archives: list[Archive], result: TransferResult) ->
         size = render_memory(sum(archive.size for archive in lacking))
         copied = f"{len(lacking)} of {len(archives)}, {size}" if lacking else "nothing"
         yield f"{name}: --ship would copy {copied}; {render_memory(result.free[name])} free"
+
+
+def remove_shipped(
+    hosts: Sequence[str], options: Mapping[str, Any], target: ProbeTarget, reporter: Reporter
+) -> Iterator[str]:
+    """Remove files that no run has used, by the options of `ddlrun clean`; yield a line for each host with how many.
+
+    Raises InputError, and UnreachableError with the hosts that failed.
+    """
+    days, size = options["shipped_days"], options["shipped_size"]
+    most_bytes = None if size is None else parse_bytes(size, "--shipped-size")
+    task = {
+        "action": "clean",
+        "folder": read_folder(options["ship_dir"]),
+        "days": NEVER_DAYS if days is None else days,
+        "most_bytes": most_bytes,
+    }
+    replies = run_scripts(dict.fromkeys(hosts, task_script(task, sys.executable, build_modules())), target)
+    reports = {host: parse_report(replies[host].out) or {"error": describe_failure(replies[host])} for host in hosts}
+    failures = {host: str(report["error"]) for host, report in reports.items() if "error" in report}
+    for host, report in reports.items():
+        if host not in failures:
+            left = f", {render_memory(report['left'])} left" if most_bytes is not None else ""
+            yield f"{host}: removed {counted(report['removed'], 'shipped folder')}{left}"
+            for path in report["stuck"]:
+                reporter.text(f"{host}: {path} has files of another user, who can remove them\n")
+    if failures:
+        raise UnreachableError(*render_failures(failures, target.ssh))

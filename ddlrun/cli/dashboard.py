@@ -6,17 +6,15 @@ import click
 
 from ddlrun.application.dashboard import open_dashboard
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.options.types import WholeNumber
+from ddlrun.cli.options.types import PORT
 from ddlrun.runs.history import find_run_folder, run_name
 from ddlrun.runs.store import state_folder
-
-MOST_PORT = 65535
 
 
 @click.command("dashboard", cls=Sections)
 @argument("run", required=False)
 @option(
-    "Output", "--port", type=WholeNumber(0, MOST_PORT), default=0, metavar="PORT",
+    "Output", "--port", type=PORT, default=0, metavar="PORT",
     help="Port of the page; default: any free port.",
 )  # fmt: skip
 def command(run: str | None, port: int) -> None:

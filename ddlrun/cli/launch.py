@@ -10,7 +10,6 @@ from ddlrun.application.planning import Planned, check_settings, start_probe
 from ddlrun.application.programs import read_programs, split_programs
 from ddlrun.application.settings import read_settings
 from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.dashboard import MOST_PORT
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options, strip_secrets
 from ddlrun.cli.options.configuration import forget_variables
@@ -24,7 +23,7 @@ from ddlrun.cli.options.shared import (
     container_options,
 )
 from ddlrun.cli.options.translation import TranslatedArgv, translate
-from ddlrun.cli.options.types import COUNT, Number, WholeNumber
+from ddlrun.cli.options.types import COUNT, PORT, Number, WholeNumber
 from ddlrun.cli.options.usual import format_usual_help, help_all_option
 from ddlrun.errors import InputError
 from ddlrun.plan import shown_command
@@ -103,7 +102,7 @@ class Launch(Sections):
     help="Start COMMAND at the start, a stall and the end of the run, with JSON as its input, or post it to URL.",
 )  # fmt: skip
 @option(
-    "Run", "--dashboard", type=WholeNumber(0, MOST_PORT), metavar="PORT",
+    "Run", "--dashboard", type=PORT, metavar="PORT",
     help="Serve a web page of the run at this port of this computer until it ends; 0: at any free port.",
 )  # fmt: skip
 @option(

@@ -7,7 +7,7 @@ from contextlib import closing
 import click
 
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.options.types import WholeNumber
+from ddlrun.cli.options.types import PORT
 from ddlrun.errors import InputError
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
@@ -18,13 +18,12 @@ from ddlrun.runs.store import state_folder
 
 # What --to otlp needs.
 PACKAGE = "opentelemetry-exporter-otlp-proto-http"
-MOST_PORT = 65535
 
 
 @click.command("metrics", cls=Sections)
 @argument("run", required=False)
 @option(
-    "Output", "--listen", type=WholeNumber(0, MOST_PORT), metavar="PORT",
+    "Output", "--listen", type=PORT, metavar="PORT",
     help="Serve the metrics at http://127.0.0.1:PORT/metrics until the run ends; 0: any free port.",
 )  # fmt: skip
 @option(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.application.locked_environment import use_locked_environment
-from ddlrun.application.read_ship import read_ship
+from ddlrun.application.read_ship import read_ship, use_locked_environment
 from ddlrun.application.shipping import make_archives
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.errors import InputError

@@ -128,3 +128,4 @@ class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic si
 
 COUNT = WholeNumber(min=1)
 SECONDS = Time()
+PORT = WholeNumber(0, 65535)
