@@ -16,7 +16,7 @@ from ddlrun.units import render_byte_rate, render_bytes
 from ddlrun.wording import counted, kernel_wait
 
 if TYPE_CHECKING:
-    from ddlrun.monitor.records import SlownessRecord, TopRecord
+    from ddlrun.monitor.records import TopRecord
 
 COLUMNS = 80
 BARS = "▁▂▃▄▅▆▇█"
@@ -62,21 +62,14 @@ def render_top_json(folder: str, history: History) -> str:
         "run_dir": folder,
         "time": history.time,
         "limit": summarize(history, findings),
-        "findings": [_finding_record(finding) for finding in findings],
+        "findings": [
+            {"cause": it.cause.value, "ranks": it.ranks, "host": it.host, "severity": it.severity, "text": it.text}
+            for it in findings
+        ],
         "ranks": [sample_record(ranks[name][-1]) for name in sort_by_trouble(ranks, findings)],
         "hosts": [sample_record(samples[-1]) for samples in history.hosts(1).values()],
     }
     return json.dumps(record, indent=2) + "\n"
-
-
-def _finding_record(finding: Finding) -> "SlownessRecord":
-    return {
-        "cause": finding.cause.value,
-        "ranks": finding.ranks,
-        "host": finding.host,
-        "severity": finding.severity,
-        "text": finding.text,
-    }
 
 
 def render_table(history: History, findings: Sequence[Finding], most_rows: int | None = None) -> list[str]:
