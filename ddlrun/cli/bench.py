@@ -9,7 +9,7 @@ import click
 
 from ddlrun.application import measurement_job
 from ddlrun.application.output_files import check_writable, write_atomically
-from ddlrun.cli.console import ConsoleReporter, print_note
+from ddlrun.cli.console import ConsoleReporter, print_note, print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import budget_option, hosts_argument, measuring_options, shape_options
 from ddlrun.errors import InputError
@@ -65,7 +65,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if result["note"]:
         print_note(result["note"])
     record: BenchRecord = {"schema": "urn:ddlrun:bench:1", **result}
-    click.echo(json.dumps(record, indent=2) + "\n" if options["as_json"] else render_bench(result), nl=False)
+    print_result(record, render_bench(result), as_json=options["as_json"])
     if options["save_links"]:
         write_atomically(options["save_links"], [result["network"]], "--save-links")
     if options["plot"]:

@@ -10,7 +10,7 @@ import click
 from ddlrun.application.check import checks_of, run_checks
 from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.read_container import read_container
-from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.console import ConsoleReporter, print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import (
     SHIP_FOLDER,
@@ -29,7 +29,7 @@ from ddlrun.errors import InputError
 from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest
-from ddlrun.preflight.table import render_report, report_json
+from ddlrun.preflight.table import check_record, render_report
 from ddlrun.remote.probe import check_distinct
 
 
@@ -82,8 +82,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         container=read_container(options),
     )
     report = run_checks(host_list, launcher, request)
-    text = report_json(report) if options["as_json"] else render_report(report, everything=options["everything"])
-    click.echo(text, nl=False)
+    text = render_report(report, everything=options["everything"])
+    print_result(check_record(report), text, as_json=options["as_json"])
     if report.unreachable or not options["ship"]:
         return report.exit_code
     from ddlrun.application.shipping import check_ship  # noqa: PLC0415 - 40 ms, for --ship alone

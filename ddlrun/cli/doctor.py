@@ -1,11 +1,11 @@
 """ddlrun doctor: the reason why a running job hangs."""
 
-import json
 import os
 
 import click
 
 from ddlrun.application.examination import examine
+from ddlrun.cli.console import print_result
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.types import SECONDS
 from ddlrun.doctor.diagnosis import render_record
@@ -30,4 +30,4 @@ def command(run: str | None, interval: float, *, as_json: bool) -> None:
     installed on the hosts. Of a run that has ended, the last examination is printed.
     """
     record = examine(find_run_folder(run, state_folder(os.environ)), interval)
-    click.echo(json.dumps(record, indent=2) if as_json else render_record(record), nl=as_json)
+    print_result(record, render_record(record), as_json=as_json)

@@ -1,13 +1,12 @@
 """ddlrun plan: predict every decomposition of a job on a network; no host need be reachable."""
 
-import json
 from typing import Any
 
 import click
 
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.application.forecasting import MODEL, forecast
-from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.console import ConsoleReporter, print_result
 from ddlrun.cli.options import Sections, option, option_group
 from ddlrun.cli.options.shared import (
     TOPOLOGY_HELP,
@@ -101,7 +100,4 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     --host-count 16 --gpus-per-host 4 --links 100gbe.
     """
     report = forecast(options, ConsoleReporter())
-    if options["as_json"]:
-        click.echo(json.dumps(forecast_dict(report), indent=2))
-    else:
-        click.echo(render_forecast(report), nl=False)
+    print_result(forecast_dict(report), render_forecast(report), as_json=options["as_json"])

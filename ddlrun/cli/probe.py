@@ -1,12 +1,11 @@
 """ddlrun probe: show the machines of hosts."""
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddlrun.application.probing import load_saved, probe_hosts
+from ddlrun.cli.console import print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import (
     hostfile_option,
@@ -16,7 +15,6 @@ from ddlrun.cli.options.shared import (
     ssh_options,
 )
 from ddlrun.errors import UnreachableError
-from ddlrun.machine import Machine
 from ddlrun.plan import machine_group_dict
 from ddlrun.remote.probe import group
 from ddlrun.report.machines import render_groups
@@ -50,16 +48,13 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     else:
         machines, problems = probe_hosts(hosts, options)
     if machines:
-        click.echo(_json(machines, problems) if options["as_json"] else render_groups(group(machines)), nl=False)
+        groups = group(machines)
+        record: ProbeRecord = {
+            "schema": "urn:ddlrun:probe:1",
+            "machines": [machine_group_dict(names, machine) for machine, names in groups],
+            "problems": problems,
+        }
+        print_result(record, render_groups(groups), as_json=options["as_json"])
     if problems:
         raise UnreachableError(*problems)
     return 0
-
-
-def _json(machines: Mapping[str, Machine], problems: list[str]) -> str:
-    record: ProbeRecord = {
-        "schema": "urn:ddlrun:probe:1",
-        "machines": [machine_group_dict(names, machine) for machine, names in group(machines)],
-        "problems": problems,
-    }
-    return json.dumps(record, indent=2) + "\n"

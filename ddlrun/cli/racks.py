@@ -1,6 +1,5 @@
 """ddlrun racks: find the racks of hosts by measuring."""
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ import click
 from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.measurement_job import LEAST_HOSTS, measure
 from ddlrun.application.output_files import check_writable, write_atomically
-from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.console import ConsoleReporter, print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import hosts_argument, measuring_options
 from ddlrun.environment.open_mpi import MCA
@@ -47,10 +46,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
     result: RacksResult = measure(listed.take(map(Host, listed.names)), options, words, ["racks"], ConsoleReporter())
     hierarchy = MeasuredHierarchy(listed, result)
-    if options["as_json"]:
-        click.echo(json.dumps(hierarchy_dict(hierarchy), indent=2))
-    else:
-        click.echo(render_hierarchy(hierarchy), nl=False)
+    print_result(hierarchy_dict(hierarchy), render_hierarchy(hierarchy), as_json=options["as_json"])
     if options["output"] and hierarchy.certain:
         write_atomically(options["output"], [render_hostfile(hierarchy.ordered())], "--output")
     return 0 if hierarchy.certain else 1

@@ -4,10 +4,11 @@ import os
 
 import click
 
+from ddlrun.cli.console import print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.types import COUNT
 from ddlrun.runs.history import read_history
-from ddlrun.runs.run_table import render_history, render_history_json
+from ddlrun.runs.run_table import history_record, render_history
 from ddlrun.runs.store import state_folder
 
 MOST_RUNS = 20
@@ -26,4 +27,4 @@ def command(number: int, *, all_runs: bool, as_json: bool) -> None:
     """
     history = read_history(state_folder(os.environ), None if all_runs else number)
     columns = os.get_terminal_size(1).columns if os.isatty(1) else None
-    click.echo(render_history_json(history) if as_json else render_history(history, columns), nl=False)
+    print_result(history_record(history), render_history(history, columns), as_json=as_json)

@@ -8,7 +8,7 @@ import click
 
 from ddlrun.application.run_processes import clean as clean_hosts
 from ddlrun.application.run_processes import end_named_runs, list_processes, raise_failures
-from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.console import ConsoleReporter, print_result
 from ddlrun.cli.options import Sections, argument, option, option_group
 from ddlrun.cli.options.shared import (
     GRACE_HELP,
@@ -21,7 +21,7 @@ from ddlrun.cli.options.shared import (
 )
 from ddlrun.cli.options.types import COUNT, SECONDS, Number
 from ddlrun.runs.registry import read_runs
-from ddlrun.runs.run_table import render_runs, render_runs_json
+from ddlrun.runs.run_table import render_runs, runs_record
 from ddlrun.runs.store import state_folder
 
 host_options = option_group(hostfile_option, ssh_options, probe_timeout_option)
@@ -38,8 +38,7 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """
     runs = read_runs(state_folder(os.environ))
     processes, failed = list_processes(hosts, runs, options)
-    text = render_runs_json(runs, processes) if options["as_json"] else render_runs(runs, processes)
-    click.echo(text, nl=False)
+    print_result(runs_record(runs, processes), render_runs(runs, processes), as_json=options["as_json"])
     raise_failures(failed, options)
     return 0
 

@@ -21,7 +21,7 @@ from ddlrun.application.planning import (
 )
 from ddlrun.application.programs import Programs, read_programs, split_programs
 from ddlrun.application.settings import read_settings
-from ddlrun.cli.console import ConsoleReporter, print_note
+from ddlrun.cli.console import ConsoleReporter, print_note, print_result
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options
 from ddlrun.cli.options.configuration import forget_variables
@@ -131,7 +131,7 @@ def command(ctx: click.Context, /, view: str, script: str | None, args: tuple[st
     settings = read_settings(launch_options(ctx, programs.options), programs.first, ConsoleReporter())
     check_distinct(settings.hosts.hosts, os.uname().nodename)
     shown = _show(view, settings, options["svg"])
-    click.echo(json.dumps(shown.record, indent=2) if options["as_json"] else shown.text.rstrip("\n"))
+    print_result(shown.record, shown.text.rstrip("\n") + "\n", as_json=options["as_json"])
 
 
 def _show(view: str, settings: Settings, svg: str | None) -> View:
@@ -197,8 +197,8 @@ def _show_schema(name: str | None, more: Sequence[str], *, as_json: bool) -> Non
     titles = {name: str(json.loads(_read_schema(name))["title"]) for name in _schema_names()}
     record: SchemasRecord = {"schema": "urn:ddlrun:show-schema:1", "schemas": titles}
     width = max(map(len, titles))
-    text = "\n".join(f"{name.ljust(width)}  {title}" for name, title in titles.items())
-    click.echo(json.dumps(record, indent=2) if as_json else text)
+    text = "".join(f"{name.ljust(width)}  {title}\n" for name, title in titles.items())
+    print_result(record, text, as_json=as_json)
 
 
 def _read_schema(name: str) -> str:

@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 
 import click
 
+from ddlrun.cli.console import print_result
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
-from ddlrun.monitor.table import COLUMNS, render_top, render_top_json
+from ddlrun.monitor.table import COLUMNS, render_top, top_record
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import find_run_folder, may_run, read_past_run
 from ddlrun.runs.store import state_folder
@@ -46,12 +47,10 @@ def command(run: str | None, *, once: bool, as_json: bool) -> None:
     history = History()
     with closing(MetricsReader(RunDir(folder).metrics)) as reader:
         history.add(reader.read())
-        if as_json:
-            click.echo(render_top_json(folder, history), nl=False)
-            return
-        if not once and os.isatty(1):
+        if not (once or as_json) and os.isatty(1):
             _show(folder, history, reader)
-    click.echo("\n".join(_render(folder, history)))
+    text = "".join(f"{line}\n" for line in _render(folder, history))
+    print_result(top_record(folder, history), text, as_json=as_json)
 
 
 def _show(folder: str, history: History, reader: MetricsReader) -> None:

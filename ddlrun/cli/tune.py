@@ -1,12 +1,11 @@
 """ddlrun tune: find the settings that average gradients fastest, and save them as a profile for launch."""
 
-import json
 from typing import Any
 
 import click
 
 from ddlrun.application.tuning import save_profile, tune
-from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.console import ConsoleReporter, print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import budget_option, hosts_argument, measuring_options, shape_options
 from ddlrun.cli.plan import gradient_options
@@ -42,8 +41,6 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     HOSTS is a list such as n[01-16], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """
     tuning = tune(hosts, options, ConsoleReporter())
-    click.echo(
-        json.dumps(tuning.record, indent=2) + "\n" if options["as_json"] else render_tune(tuning.record), nl=False
-    )
+    print_result(tuning.record, render_tune(tuning.record), as_json=options["as_json"])
     save_profile(tuning.record, replace=options["save"] is not None)
     return tuning.exit_code

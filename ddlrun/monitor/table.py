@@ -1,6 +1,5 @@
 """The text and JSON of ddlrun top: ranks in the order of their troubles, and their hosts, in up to 80 columns."""
 
-import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -53,11 +52,11 @@ def render_top(
     return [line[:columns] for line in (*wrapped, *render_table(history, findings, most_rows))]
 
 
-def render_top_json(folder: str, history: History) -> str:
-    """Render the latest samples of a run folder and the findings as JSON."""
+def top_record(folder: str, history: History) -> "TopRecord":
+    """Return the latest samples of a run folder and the findings as JSON can carry them."""
     findings = diagnose(history)
     ranks = history.ranks()
-    record: TopRecord = {
+    return {
         "schema": "urn:ddlrun:top:1",
         "run_dir": folder,
         "time": history.time,
@@ -69,7 +68,6 @@ def render_top_json(folder: str, history: History) -> str:
         "ranks": [sample_record(ranks[name][-1]) for name in sort_by_trouble(ranks, findings)],
         "hosts": [sample_record(samples[-1]) for samples in history.hosts(1).values()],
     }
-    return json.dumps(record, indent=2) + "\n"
 
 
 def render_table(history: History, findings: Sequence[Finding], most_rows: int | None = None) -> list[str]:

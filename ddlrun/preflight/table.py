@@ -68,15 +68,14 @@ def _summary(report: PreflightReport) -> str:
     return f"{fold(hosts)}: {result}{network}"
 
 
-def report_json(report: PreflightReport) -> str:
-    """Write a report as JSON: the network, and every finding, including those of checks that passed."""
-    record: CheckRecord = {
+def check_record(report: PreflightReport) -> "CheckRecord":
+    """Return a report as JSON can carry it: the network, and every finding, including those of checks that passed."""
+    return {
         "schema": "urn:ddlrun:check:1",
         "exit_code": report.exit_code,
         "network": None if report.network is None else _network_dict(report.network),
         "findings": [_finding_dict(finding) for finding in report.findings],
     }
-    return json.dumps(record, indent=2) + "\n"
 
 
 def _finding_dict(finding: PreflightFinding) -> "FindingRecord":

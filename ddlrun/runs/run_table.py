@@ -1,6 +1,5 @@
 """Tables and JSON of runs: with their processes, for ddlrun ps, and past ones, for ddlrun runs."""
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -52,9 +51,9 @@ def render_runs(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProc
     return "".join(f"{line}\n" for line in lines or ["no runs"])
 
 
-def render_runs_json(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProcess]]) -> str:
-    """Render the runs and all processes as JSON."""
-    records: RunsRecord = {
+def runs_record(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProcess]]) -> "RunsRecord":
+    """Return the runs and all processes as JSON can carry them."""
+    return {
         "schema": "urn:ddlrun:ps:1",
         "runs": [{**asdict(run), "alive": run.alive()} for run in runs],
         "processes": {
@@ -62,7 +61,6 @@ def render_runs_json(runs: Sequence[Run], processes: Mapping[str, Sequence[Orpha
             for host, on_host in processes.items()
         },
     }
-    return json.dumps(records, indent=2) + "\n"
 
 
 def _group(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProcess]]) -> list[RunProcesses]:
@@ -174,10 +172,9 @@ def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-def render_history_json(history: Sequence[PastRun]) -> str:
-    """Render runs as JSON."""
-    record: HistoryRecord = {"schema": "urn:ddlrun:runs:1", "runs": [_past_record(past) for past in history]}
-    return json.dumps(record, indent=2) + "\n"
+def history_record(history: Sequence[PastRun]) -> "HistoryRecord":
+    """Return runs as JSON can carry them."""
+    return {"schema": "urn:ddlrun:runs:1", "runs": [_past_record(past) for past in history]}
 
 
 def _past_record(past: PastRun) -> "PastRunRecord":

@@ -71,7 +71,7 @@ ALLOWED = {
         "topology", "units", "wording",
     },
     "cli": {
-        "allreduce_algorithms", "application", "doctor", "environment", "errors", "hosts", "machine",
+        "allreduce_algorithms", "application", "doctor", "environment", "errors", "hosts",
         "mapping", "monitor", "network", "plan", "plugins", "preflight", "managers", "remote", "report", "runs",
         "schedulers", "ship", "topology", "units", "wording",
     },

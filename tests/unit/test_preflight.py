@@ -31,7 +31,7 @@ from ddlrun.preflight.identity import find_aliases
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
 from ddlrun.preflight.run import PreflightReport, ambiguous_interfaces, misnamed_hosts
 from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
-from ddlrun.preflight.table import check_json, render_report, report_json
+from ddlrun.preflight.table import check_json, check_record, render_report
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.supervise.encryption import find_cryptography
@@ -457,13 +457,13 @@ def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
             PreflightFinding("h4", "ssh", FindingCode.UNREACHABLE, {"message": "refused", "remedy": "c"}),
         ),
     )
-    assert lost.exit_code == json.loads(report_json(lost))["exit_code"] == 3
+    assert lost.exit_code == check_record(lost)["exit_code"] == 3
     with pytest.raises(UnreachableError, match="host h4: refused"):
         lost.raise_failures()
     rejected = (RejectedSubnet("172.17.0.0/16", "a bridge"),)
     network = Network(("10.0.0.0/16",), {"h1": ("eth0",)}, {"h1": "10.0.0.1"}, "the fastest", rejected)
     for some_report in (lost, replace(report, network=network)):
-        validate(json.loads(report_json(some_report)), "check")
+        validate(json.loads(json.dumps(check_record(some_report))), "check")
         validate(json.loads(check_json(some_report)), "run-check")
     assert (
         render_report(replace(report, findings=tuple(well)), everything=True)
