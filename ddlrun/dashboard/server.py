@@ -33,16 +33,15 @@ POLICY = (
 class DashboardServer(LocalServer):
     """A server of the page of one run at a time."""
 
-    def __init__(self, port: int, folder: str, token: str | None = None) -> None:
+    def __init__(self, port: int, folder: str) -> None:
         """Listen on a port. Raises OSError.
 
         Args:
             port: The port; 0: any that is free.
             folder: The run folder.
-            token: The secret part of the address; None: a new one.
         """
         self.folder = folder
-        self.token = token or secrets.token_urlsafe(16)
+        self.token = secrets.token_urlsafe(16)
         self.over = threading.Event()
         self._streams = 0
         self._changed = threading.Condition()

@@ -29,7 +29,6 @@ class ListedGpu(NamedTuple):
     """A GPU as --query-gpu lists it."""
 
     number: int
-    uuid: str
     pci_address: str
     name: str
 
@@ -124,7 +123,7 @@ def parse_query(text: str, host: str) -> tuple[ListedGpu, ...]:
         if not match:
             _fail(host, number, "it is not a GPU's index, UUID, address and name", line)
         address = f"{match[3][-4:]}:{match[4]}".lower()
-        gpus.append(ListedGpu(int(match[1]), match[2], address, cells[3]))
+        gpus.append(ListedGpu(int(match[1]), address, cells[3]))
     if not gpus or not text.endswith("\n"):
         _fail(host, text.count("\n") + 1, "it is cut off", text[-40:])
     return tuple(gpus)

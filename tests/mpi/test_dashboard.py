@@ -100,7 +100,8 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
             job.communicate(timeout=300)
             wait_for(lambda: text_of(page, "link").startswith("no connection"))
             address = urllib.parse.urlsplit(url)
-            with DashboardServer(address.port or 0, str(tmp_path / "run"), address.path.strip("/")) as server:
+            with DashboardServer(address.port or 0, str(tmp_path / "run")) as server:
+                server.token = address.path.strip("/")
                 server.start()
                 wait_for(lambda: text_of(page, "link") == "connected")
                 wait_for(lambda: page.evaluate(POINTS) > points)

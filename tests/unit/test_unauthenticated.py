@@ -54,9 +54,9 @@ class Guarded(NamedTuple):
 
 @contextmanager
 def dashboard(folder: Path) -> Iterator[Guarded]:
-    server = DashboardServer(0, str(folder), "token")
+    server = DashboardServer(0, str(folder))
     server.start()
-    yield Guarded(server.server_port, os.getpid(), lambda: get(server.server_port, "/token/"))
+    yield Guarded(server.server_port, os.getpid(), lambda: get(server.server_port, f"/{server.token}/"))
     server.stop()
 
 
