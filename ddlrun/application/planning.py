@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.application.chosen_gpus import check_named_gpus
 from ddlrun.application.inputs import reach, read_machines
-from ddlrun.application.read_container import check_container
+from ddlrun.application.options.container import check_container
 from ddlrun.application.reporter import Reporter
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical

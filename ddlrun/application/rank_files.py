@@ -6,7 +6,7 @@ from typing import Any
 
 from ddlrun import __version__
 from ddlrun.application.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
-from ddlrun.application.read_policy import read_policy
+from ddlrun.application.options.policy import read_policy
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ddlrun.application.inputs import reach
-from ddlrun.application.read_ship import read_folder, read_ship, use_locked_environment
+from ddlrun.application.options.ship import read_folder, read_ship, use_locked_environment
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold

@@ -9,7 +9,7 @@ import click
 
 from ddlrun.application.check import checks_of, run_checks
 from ddlrun.application.inputs import read_job_hosts
-from ddlrun.application.read_container import read_container
+from ddlrun.application.options.container import read_container
 from ddlrun.cli.console import ConsoleReporter, print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import (

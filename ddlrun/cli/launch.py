@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from ddlrun.application.attempts import check_root, forget_outer_job, plan_attempt, run_until_done
+from ddlrun.application.options.programs import read_programs, split_programs
+from ddlrun.application.options.settings import read_settings
 from ddlrun.application.planning import Planned, check_settings, start_probe
-from ddlrun.application.programs import read_programs, split_programs
-from ddlrun.application.settings import read_settings
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options, strip_secrets

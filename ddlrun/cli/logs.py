@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from ddlrun.application.read_supervision import parse_ranks
+from ddlrun.application.options.supervision import parse_ranks
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.types import WholeNumber
 from ddlrun.runs.history import find_run_folder

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.application.inputs import read_text
+from ddlrun.application.options.programs import Programs, read_programs, split_programs
+from ddlrun.application.options.settings import read_settings
 from ddlrun.application.output_files import write_atomically
 from ddlrun.application.planning import (
     Surveyed,
@@ -19,8 +21,6 @@ from ddlrun.application.planning import (
     read_machine_source,
     survey_machines,
 )
-from ddlrun.application.programs import Programs, read_programs, split_programs
-from ddlrun.application.settings import read_settings
 from ddlrun.cli.console import ConsoleReporter, print_note, print_result
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options

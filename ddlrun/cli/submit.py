@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.application.programs import split_programs
-from ddlrun.application.read_batch import check_launch, read_batch, read_template
+from ddlrun.application.options.batch import check_launch, read_batch, read_template
+from ddlrun.application.options.programs import split_programs
 from ddlrun.application.submission import attend, estimate_start, select_scheduler, submit
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.launch import command as launch

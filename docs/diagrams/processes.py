@@ -12,7 +12,7 @@ def draw_pipeline() -> Drawing:
         720, 464,
     )  # fmt: skip
     stages = [
-        ("Settings, HostList, TopologyRequest", "", "cli, application/settings, schedulers"),
+        ("Settings, HostList, TopologyRequest", "", "cli, application/options, schedulers"),
         ("Machine of each host, MPI, frameworks", "", "application/planning, remote, preflight"),
         ("Placement", "host, cores, GPU, NIC, threads per rank", "mapping/placement"),
         ("Plan", "complete, frozen, printable", "plan, environment, managers"),

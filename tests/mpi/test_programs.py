@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.application.programs import Section, split_programs
+from ddlrun.application.options.programs import Section, split_programs
 from ddlrun.managers.openmpi.installation import find_mpi_library
 from ddlrun.rank.command_line import WRAPPERS, wrap
 from tests.conftest import OWN, launch_line

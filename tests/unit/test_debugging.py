@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.application.read_supervision import parse_wrapper, read_input
+from ddlrun.application.options.supervision import parse_wrapper, read_input
 from ddlrun.errors import InputError
 from ddlrun.plan.supervision import InputMode, RankInput
 from ddlrun.plan.wrappers import DEBUGGER, Wrapper, highest_rank, make_debugger, render_wrappers

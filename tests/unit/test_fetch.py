@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlrun.application.fetching import remove_interrupted, render_fetched, render_left
-from ddlrun.application.read_ship import read_ship
+from ddlrun.application.options.ship import read_ship
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
 from ddlrun.ship.host.link import LinkError, connect, receive_message, send_message

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.application.read_ship import read_ship, use_locked_environment
+from ddlrun.application.options.ship import read_ship, use_locked_environment
 from ddlrun.application.shipping import make_archives
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.errors import InputError

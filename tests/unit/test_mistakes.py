@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ddlrun.application.program import read_program
+from ddlrun.application.options.program import read_program
 from ddlrun.cli import COMMANDS, MOST_COLUMNS, SECTIONS, group, run_command
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import Option

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.application.job_hosts import HOST_READERS
+from ddlrun.application.options.hosts import HOST_READERS
 from ddlrun.plan.job_placement import ORDER_CHOICES
 from ddlrun.plan.precedence import (
     ENVIRONMENT_LAYERS,

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.application.read_ship import read_ship
+from ddlrun.application.options.ship import read_ship
 from ddlrun.application.shipping import reach_privately
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.rank.shipped import OwnPaths, Places

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ddlrun.application.settings import LaunchOptions
+from ddlrun.application.options.settings import LaunchOptions
 from ddlrun.cli.options.argv import SplitArgv, options_by_name, split_argv
 from ddlrun.cli.options.configuration import find_configuration, source_of
 from ddlrun.cli.options.names import SYNONYMS

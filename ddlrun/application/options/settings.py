@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddlrun.application.inputs import find_job, read_rankfile, split_words
-from ddlrun.application.job_hosts import Options, arrange_hosts, assign_job_hosts
+from ddlrun.application.options.container import read_container
+from ddlrun.application.options.hosts import Options, arrange_hosts, assign_job_hosts
+from ddlrun.application.options.policy import read_policy
+from ddlrun.application.options.ship import read_ship, use_locked_environment
+from ddlrun.application.options.supervision import read_input, read_supervision, read_wrappers, requeued
 from ddlrun.application.profile_store import read_profiles
-from ddlrun.application.read_container import read_container
-from ddlrun.application.read_policy import read_policy
-from ddlrun.application.read_ship import read_ship, use_locked_environment
-from ddlrun.application.read_supervision import read_input, read_supervision, read_wrappers, requeued
 from ddlrun.application.reporter import Reporter
 from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
 from ddlrun.environment.frameworks import parse_frameworks

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddlrun.application.program import read_program
+from ddlrun.application.options.program import read_program
 from ddlrun.errors import InputError
 from ddlrun.plan.wrappers import Wrapper
 

@@ -6,10 +6,10 @@ import sys
 from dataclasses import replace
 
 from ddlrun.application.inputs import configs_folder, read_text, split_words
-from ddlrun.application.job_hosts import Options
-from ddlrun.application.program import read_program
+from ddlrun.application.options.hosts import Options
+from ddlrun.application.options.program import read_program
+from ddlrun.application.options.settings import LaunchOptions, read_settings
 from ddlrun.application.reporter import Reporter
-from ddlrun.application.settings import LaunchOptions, read_settings
 from ddlrun.application.submission import has_gpus
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_request

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from ddlrun.application.job_hosts import Options
+from ddlrun.application.options.hosts import Options
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, is_inside, parse_fetch, parse_ship
