@@ -44,7 +44,10 @@ class PipeReporter(ConsoleReporter):
 
     def ended(self, run: RunOptions, outcome: Outcome) -> None:
         """Send the outcome of an attempt."""
-        self._send({"outcome": outcome.as_dict(), "run_dir": run.run_dir.path, "restarts": run.attempt})
+        reason = outcome.reason and spell_options(outcome.reason, self.spell)
+        self._send(
+            {"outcome": {**outcome.as_dict(), "reason": reason}, "run_dir": run.run_dir.path, "restarts": run.attempt}
+        )
 
     def fail(self, error: DdlrunError) -> None:
         """Send an error."""

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
+from ddlrun.errors import spell_options
+
 # 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
 ORDERED_CODES = (130, 137, 143)
 
@@ -47,7 +49,7 @@ class Outcome(NamedTuple):
     signal: int | None
     """The signal that ended the run; None: none did."""
     seconds: float
-    reason: str | None = None
+    reason: str | None = None  # options of ddlrun launch stand in backticks, except in JSON
     root: RankEnd | None = None
     """The rank that failed first and made the others end."""
     ends: tuple[RankEnd, ...] = ()
@@ -74,6 +76,7 @@ class Outcome(NamedTuple):
         return {
             "schema": "urn:ddlrun:run-outcome:1",
             **self._asdict(),
+            "reason": self.reason and spell_options(self.reason),
             "exit_code_of": "program" if self.code_of_program else "ddlrun",
             "root": self.root._asdict() if self.root else None,
             "ends": [end._asdict() for end in self.ends],

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+from ddlrun.errors import spell_options
 from ddlrun.managers.openmpi.hints import MPI_HINTS
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
@@ -63,7 +64,7 @@ def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:
         yield f"ended by {signal_name(outcome.signal)} after {outcome.until_end:.1f} s"
     else:
         verb = "ended" if outcome.requested else "failed"
-        reason = outcome.reason or f"{plan.manager.name} ended with {outcome.exit_code}"
+        reason = spell_options(outcome.reason or "") or f"{plan.manager.name} ended with {outcome.exit_code}"
         yield f"{verb} after {outcome.until_end:.1f} s: {reason}"
     hint = _hint(outcome)
     if hint:

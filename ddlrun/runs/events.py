@@ -5,6 +5,7 @@ import time
 from typing import Literal, TypedDict
 
 from ddlrun.doctor.diagnosis import HangVerdictRecord
+from ddlrun.errors import spell_options
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 
@@ -61,7 +62,7 @@ def render_end(plan: Plan, outcome: Outcome) -> str:
     record["state"] = _final_state(outcome)
     record["exit_code"] = outcome.exit_code
     record["seconds"] = outcome.seconds
-    record["reason"] = outcome.reason
+    record["reason"] = outcome.reason and spell_options(outcome.reason)
     record["failed_rank"] = outcome.root.rank if outcome.root else None
     record["lost_hosts"] = list(outcome.lost_hosts)
     return json.dumps(record) + "\n"

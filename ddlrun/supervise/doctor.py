@@ -138,7 +138,7 @@ class JobDoctor:
             self._options.on_stall(record_verdict(diagnosis))
         self._next_stall_check = now + self._options.stall
         if self._options.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.goes_on:
-            option = f"no rank printed anything for {self._options.stall:g} s (--stall-timeout)"
+            option = f"no rank printed anything for {self._options.stall:g} s (`--stall-timeout`)"
             self._end_job(EndReason(EXIT_STALLED, f"{option}: {diagnosis.explanation}"))
 
     def _on_limit(self, diagnosis: "Diagnosis") -> None:

@@ -10,7 +10,7 @@ from ddlrun.supervise.keepers import Keepers
 BEATS = 8
 STARVED = "the network loses packets"
 UNREACHABLE = "the host is down, or its network is cut"
-REACHABLE = "the host replies, but its keepers do not run: it is too busy (see --heartbeat), or they were stopped"
+REACHABLE = "the host replies, but its keepers do not run: it is too busy (see `--heartbeat`), or they were stopped"
 
 
 def explain_silence(silent: Sequence[SilentKeeper], seconds: float) -> str:

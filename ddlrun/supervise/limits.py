@@ -52,13 +52,13 @@ class JobLimits:
     def exceeded(self, now: float) -> EndReason | None:
         """Return the reason to end the job if a limit is exceeded: the job's own, or that for its ranks' start."""
         if self._options.timeout and now > self.started_at + self._options.timeout:
-            text = f"the time limit of {self._options.timeout:g} s (--timeout)"
+            text = f"the time limit of {self._options.timeout:g} s (`--timeout`)"
             return EndReason(TIMED_OUT, text, requested=True, examined=True)
         if not self._options.start or now <= self._last_start + self._options.start:
             return None
         missing = [rank for rank in range(self._job.ranks) if rank not in self._started]
         if missing:
-            text = f"{self._job.describe(missing)} did not start in {self._options.start:g} s (--start-timeout)"
+            text = f"{self._job.describe(missing)} did not start in {self._options.start:g} s (`--start-timeout`)"
             return EndReason(UnreachableError.exit_code, text + self._explain_late_start())
         self._last_start = NEVER
         return None

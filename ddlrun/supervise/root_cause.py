@@ -17,7 +17,7 @@ from ddlrun.wording import signal_name
 
 RESET = "a firewall or another device on the way reset it, or the host was restarted"
 SIGNALLED = "was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"
-SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
+SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; `--spawn-slots` N lets the job start N more processes per host"
 
 
 class ClosedConnection(NamedTuple):

@@ -71,6 +71,14 @@ def test_a_result_that_cannot_be_pickled_is_the_return_value(tmp_path: Path) -> 
     assert " ddlrun.run(make_generator)\n" in render_history([past])
 
 
+def test_a_time_limit_is_named_as_in_python(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    outcome = ddlrun.launch("sleep", "60", np=1, process_manager="ddlrun", timeout=0.1, run_dir=folder)
+    assert (outcome.exit_code, outcome.reason) == (124, "the time limit of 0.1 s (timeout)")
+    record = json.loads((tmp_path / "run" / "outcome.json").read_text())
+    assert record["reason"] == "the time limit of 0.1 s (--timeout)"
+
+
 CELL = """def divide(number):
     return 1 / number
 """

@@ -135,6 +135,7 @@ OUTCOMES = st.builds(
     ends=st.lists(ENDS, max_size=3).map(tuple),
     seconds=st.floats(0, 1e6),
     until_end=st.floats(0, 1e6),
+    reason=st.none() | st.text().filter(lambda text: "`" not in text),  # a record spells options
 )
 
 
