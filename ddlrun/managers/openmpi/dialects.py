@@ -111,6 +111,7 @@ class OpenMpi5(OpenMpi):
 class OpenMpi6(OpenMpi5):
     """Open MPI 6.0."""
 
+    spawn_warning = ""
     daemons = ("ompi-prted", "prted")
     session_folders: ClassVar[tuple[str, ...]] = ("PRTE_MCA_prte_tmpdir_base",) * 2
     keepalive = "PRTE_MCA_prte_keepalive"
