@@ -198,7 +198,7 @@ def test_open_mpi_6_crashes_without_an_ipv4_address() -> None:
         ("4.1.4", "a.b", "--rankfile /r/rankfile --mca rmaps_base_inherit 1 --mca rmaps_base_oversubscribe 1 --mca"),
         ("5.0.11", "a.b", "--map-by rankfile:file=/r/rankfile:oversubscribe --prtemca"),
         ("5.0.11", "a.b,c", "--map-by rankfile:file=/r/rankfile --prtemca"),
-        ("6.1.0", "a.b,c", "--map-by rankfile:file=/r/rankfile --prtemca bindto none --prtemca"),
+        ("6.1.0", "a.b,c", "--map-by rankfile:file=/r/rankfile --prtemca bindto none:overload-allowed --prtemca"),
     ],
 )
 def test_a_job_that_spawns_processes(version: str, hosts: str, words: str) -> None:

@@ -9,9 +9,10 @@ for word; do
   esac
   name=$word
 done
-if [ -x "$PRTE_PREFIX/bin/$1" ]; then
-  program=$PRTE_PREFIX/bin/$1
-  shift
-  set -- "$program" "$@"
-fi
+for program in "$PRTE_PREFIX/bin/$1" "$PRTE_PREFIX/bin/${1#ompi-}"; do
+  if [ -x "$program" ]; then
+    shift
+    exec "$program" "$@"
+  fi
+done
 exec "$@"

