@@ -1,12 +1,12 @@
 """ddlrun config: the value of each option of a launch, and where it comes from."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from ddlrun.application.profile_store import stored_profiles
+from ddlrun.cli.console import print_result
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import Option, Sections, argument, option
 from ddlrun.cli.options.configuration import find_configuration, source_of
@@ -14,6 +14,7 @@ from ddlrun.cli.options.types import Choice
 from ddlrun.environment.secrets import REDACTED, has_secret, redact
 from ddlrun.hosts import fold
 from ddlrun.plan.precedence import DEFAULT
+from ddlrun.report.table import left_aligned
 from ddlrun.report.view_records import ConfigRecord, OptionRecord
 
 LAUNCH_OPTIONS = tuple(
@@ -51,23 +52,18 @@ def command(ctx: click.Context, /, what: str, *, show_all: bool, as_json: bool, 
     records = [record for record in _options(ctx) if show_all or record["source"] != DEFAULT]
     variables = [_redact_assignment(word) for word in configuration.assignments]
     profiles = list(_describe_profiles()) if ctx.params["profile"] == "auto" else []
-    if as_json:
-        record: ConfigRecord = {
-            "schema": "urn:ddlrun:config-show:1",
-            "files": list(configuration.files),
-            "options": records,
-            "profiles": profiles,
-            "env": variables,
-        }
-        click.echo(json.dumps(record, indent=2))
-        return
-    rows = [
-        (record["option"], _render_value(record["value"]), record["place"] or record["source"]) for record in records
-    ]
+    record: ConfigRecord = {
+        "schema": "urn:ddlrun:config-show:1",
+        "files": list(configuration.files),
+        "options": records,
+        "profiles": profiles,
+        "env": variables,
+    }
+    rows = [(shown["option"], _render_value(shown["value"]), shown["place"] or shown["source"]) for shown in records]
     rows += [("--env", word, "env of a config file, or DDLRUN_ENV") for word in variables]
-    click.echo("".join(f"config file {path}\n" for path in configuration.files), nl=False)
-    click.echo("".join(f"--profile auto: {line}\n" for line in profiles), nl=False)
-    click.echo("".join(_render_rows(rows)) or "every option has ddlrun's default: see --all\n", nl=False)
+    lines = [*(f"config file {path}" for path in configuration.files), *(f"--profile auto: {it}" for it in profiles)]
+    lines += left_aligned(rows) if rows else ["every option has ddlrun's default: see --all"]
+    print_result(record, "".join(f"{line}\n" for line in lines), as_json=as_json)
 
 
 def _describe_profiles() -> Iterator[str]:
@@ -112,9 +108,3 @@ def _render_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return " ".join(value) if isinstance(value, list) else str(value)
-
-
-def _render_rows(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(2)] if rows else []
-    for row in rows:
-        yield f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}\n"
