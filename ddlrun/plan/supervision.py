@@ -124,8 +124,9 @@ class SupervisedJob(NamedTuple):
     def describe(self, ranks: Iterable[int]) -> str:
         """Return ranks and their hosts in words.
 
+        >>> from ddlrun.managers.own import own_manager
         >>> from ddlrun.topology import Topology
-        >>> SupervisedJob(Topology((2, 2)), RankOrder.HOST, ("n0", "n1")).describe([2, 1, 0])
+        >>> SupervisedJob(Topology((2, 2)), RankOrder.HOST, ("n0", "n1"), own_manager("")).describe([2, 1, 0])
         'ranks 0-2 on n[0-1]'
         """
         numbers = sorted(ranks)
