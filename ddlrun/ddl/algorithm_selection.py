@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import (
     AlgorithmSpace,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from ddlrun.ddl.weighted_schedule import HostLayout
 
 
-class AlgorithmSelector(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AlgorithmSelector:
     """Selects the algorithm of each reduction. All ranks create it together.
 
     learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the

@@ -8,7 +8,8 @@ import os
 import statistics
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ddlrun.allreduce_algorithms import (
     MOST_CONNECTIONS,
@@ -43,7 +44,8 @@ RUNS = 3
 SHORT, SHORT_RUNS, THIRDS = 10e-3, 5, 3
 
 
-class AutotuneResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AutotuneResult:
     """The fastest algorithm, and the number of reductions and the seconds that the search took."""
 
     algorithm: AllreduceAlgorithm

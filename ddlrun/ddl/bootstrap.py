@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, CONNECTIONS, ONE_HOST, TCP_DEPTH
@@ -52,13 +53,13 @@ def start_learner(
     if over_tcp:
         several = CONNECTIONS if host.hosts > 1 and not settings.sets("connections") else ()
         local_ranks = size if host.hosts == 1 else 0
-        selector = selector._replace(grows=not settings.sets("chunk"), local_ranks=local_ranks, connections=several)
+        selector = replace(selector, grows=not settings.sets("chunk"), local_ranks=local_ranks, connections=several)
         if host.leaving and grid.axes[0] not in host.leaving:
-            selector = selector._replace(host_ranks=grid.topology.accelerators)
+            selector = replace(selector, host_ranks=grid.topology.accelerators)
     if world is not None and hosts is not None and not _is_instrumented(context.options):
         links = find_links(world, hosts, environ)
         monitored = hosts if selector.cache is not None and links.are_unknown else None
-        selector = selector._replace(layout=links.layout, monitored=monitored)
+        selector = replace(selector, layout=links.layout, monitored=monitored)
     learner = _make_learner(grid, selector, host, environ)
     if grid.rank == 0 and context.options.dbg_level:
         sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 _alive: weakref.WeakSet[GradientAverager] = weakref.WeakSet()
 
 
-class AveragingOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AveragingOptions:
     """The options of a `DistributedOptimizer`.
 
     passes: backward passes per step. bucket_bytes: None: the tuning's. overlap: begin during the backward pass. axes

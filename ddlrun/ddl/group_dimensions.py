@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import dimension_algorithm
 from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     Place = tuple[int, ...]
 
 
-class GroupDimensions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GroupDimensions:
     """The dimensions of a group from the view of a member.
 
     order: the member of each block, in the order of the blocks in a reduce-scatter over the dimensions. hosts: the

@@ -7,7 +7,10 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Protocol
 
 from ddlrun.allreduce_algorithms import WEIGHTED
 from ddlrun.ddl.dimensions import coords_of
@@ -33,7 +36,8 @@ OFTEN, LEAST_DELAY = 0.75, 0.25
 FEWEST = 4
 
 
-class Begin(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Begin:
     """The begin of a reduction on a rank.
 
     own: seconds since the reduction before, in which the rank waited for no other; 0 if that was still in progress.
@@ -55,7 +59,8 @@ class LateSchedules(Protocol):
         """Take another host last from the next reduction on. All ranks call it together."""
 
 
-class LateHost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LateHost:
     """A host, as its place in the dimension between hosts, and the seconds by which it is the last one.
 
     reduction: the seconds of a reduction after all hosts have begun.
@@ -177,9 +182,8 @@ class LateHostMonitor:
         by_host = defaultdict[int, list[list[Begin]]](list)
         for host, begins in rows:
             by_host[host].append(begins)
-        return find_late_host(
-            [[max(begins) for begins in zip(*by_host[host], strict=True)] for host in sorted(by_host)]
-        )
+        last = partial(max, key=attrgetter("own", "former"))
+        return find_late_host([list(map(last, zip(*by_host[host], strict=True))) for host in sorted(by_host)])
 
     def _report(self, late: LateHost | None) -> None:
         names = self._world.gather((self._host, os.uname().nodename))

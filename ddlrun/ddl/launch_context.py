@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ddlrun.ddl.options import Options, check_size, parse_options
 from ddlrun.errors import InputError
@@ -81,7 +82,8 @@ def read_world_size(environ: Mapping[str, str], default: str) -> str:
     return next((environ[name] for name in WORLD_SIZES if name in environ), default)
 
 
-class HostPosition(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HostPosition:
     """The position of a learner on its host, and the number of hosts, as MPI finds them.
 
     leaving: the dimensions in which some learner has a peer on another host; the same on all learners.
@@ -93,7 +95,8 @@ class HostPosition(NamedTuple):
     leaving: str = ""
 
 
-class LaunchContext(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
     """The options, the topology, and the rank order of a job."""
 
     options: Options

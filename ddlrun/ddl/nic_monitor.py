@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from ddlrun.allreduce_algorithms import NOT_WEIGHTED
 from ddlrun.block_sizing import JobLinks
@@ -32,7 +33,8 @@ TURNS, LARGEST_TRIAL = 5, 8 << 20
 GAIN = 0.1
 
 
-class Comparison(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Comparison:
     """The algorithms with equal and with sized blocks.
 
     measure: runs an algorithm and returns its seconds, the same on all ranks.

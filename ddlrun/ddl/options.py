@@ -1,7 +1,7 @@
 """The DDL string, such as "-mode r:4x2x3 -dump_iter 100": parse and render."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
 
 from ddlrun.errors import InputError
 from ddlrun.topology import Topology, parse_topology
@@ -23,7 +23,8 @@ NUMBERS = {
 }
 
 
-class Options(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Options:
     """The options of a DDL string. `topology` None: the launcher's, else one ring of all learners."""
 
     mode: str = "r"
@@ -82,7 +83,7 @@ def _mode(options: Options, _name: str, value: str, where: str) -> Options:
     if letter not in MODES:
         letters = ", ".join(f"{key} ({meaning})" for key, meaning in MODES.items())
         raise InputError(f"{where}: -mode {value!r}: unknown letter {letter!r}; one of {letters}, then :XxYxZ")
-    return options._replace(mode=letter, topology=parse_topology(shape, f"{where}: -mode") if colon else None)
+    return replace(options, mode=letter, topology=parse_topology(shape, f"{where}: -mode") if colon else None)
 
 
 def _number(options: Options, name: str, value: str, where: str) -> Options:
@@ -90,7 +91,7 @@ def _number(options: Options, name: str, value: str, where: str) -> Options:
     if not value.isascii() or not value.isdigit() or (values is not None and int(value) not in values):
         allowed = "a number from 0 on" if values is None else ", ".join(map(str, values))
         raise InputError(f"{where}: {name} {value!r} is not {'' if values is None else 'one of '}{allowed}: {meaning}")
-    return Options(**{**options._asdict(), field: int(value)})
+    return Options(**{**asdict(options), field: int(value)})
 
 
 def _allowed() -> str:

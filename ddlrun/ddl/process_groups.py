@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -25,7 +26,8 @@ GLOO, GLOO_AND_NCCL = "gloo", "cpu:gloo,cuda:nccl"
 REMEDY = "begin it with rank=ddl.rank(), world_size=ddl.size(), or leave it to ddlrun.ddl.torch.init_process_group()"
 
 
-class GpuSupport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GpuSupport:
     """What a rank has for NCCL: a torch that was built with it, and the name of its current GPU ("": none)."""
 
     nccl: bool
@@ -39,17 +41,17 @@ def explain_no_nccl(ranks: Sequence[GpuSupport]) -> str:
     'ranks 0 and 2 are on one GPU; call torch.cuda.set_device(ddl.local_rank()) before, or start one rank a GPU'
     """
     owners: dict[str, int] = {}
-    for rank, (nccl, gpu) in enumerate(ranks):
-        if not gpu:
+    for rank, support in enumerate(ranks):
+        if not support.gpu:
             return f"rank {rank} has no GPU"
-        if not nccl:
+        if not support.nccl:
             return f"torch has no NCCL on rank {rank}"
-        if gpu in owners:
+        if support.gpu in owners:
             return (
-                f"ranks {owners[gpu]} and {rank} are on one GPU; call torch.cuda.set_device(ddl.local_rank()) before, "
-                "or start one rank a GPU"
+                f"ranks {owners[support.gpu]} and {rank} are on one GPU; call torch.cuda.set_device(ddl.local_rank()) "
+                "before, or start one rank a GPU"
             )
-        owners[gpu] = rank
+        owners[support.gpu] = rank
     return ""
 
 

@@ -197,5 +197,6 @@ def _message(peer: int, bounds: Sequence[int], first: int, end: int) -> tuple[Me
 
 def with_ranks(step: ScheduleStep, peers: Sequence[int]) -> ScheduleStep:
     """Replace the indices of peers in a dimension by their ranks."""
-    sends, receives = (tuple(m._replace(peer=peers[m.peer]) for m in messages) for messages in step[:2])
+    sends = tuple(message._replace(peer=peers[message.peer]) for message in step.sends)
+    receives = tuple(message._replace(peer=peers[message.peer]) for message in step.receives)
     return step._replace(sends=sends, receives=receives)

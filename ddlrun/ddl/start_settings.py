@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict, astuple, dataclass
+from typing import TYPE_CHECKING, Any
 
 from ddlrun import __version__
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
@@ -30,7 +31,8 @@ SAME_ORDER = "set the same DDLRUN_RANK_ORDER on all ranks"
 SAME_TUNING = "pass the same tuning to init(), or set the same DDLRUN_DDL_TUNING, on all ranks"
 
 
-class StartRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StartRequest:
     """The arguments of `ddl.init`, and the number of ranks."""
 
     options: str | None
@@ -40,7 +42,8 @@ class StartRequest(NamedTuple):
     """Whether the ranks are only some of the job's."""
 
 
-class SharedSetting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SharedSetting:
     """A setting that is the same on all ranks: its name, its value as text, and the remedy if the values differ."""
 
     name: str
@@ -48,7 +51,8 @@ class SharedSetting(NamedTuple):
     remedy: str
 
 
-class StartSettings(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StartSettings:
     """The settings of a learner."""
 
     context: LaunchContext
@@ -65,7 +69,7 @@ class StartSettings(NamedTuple):
 
     def shared(self) -> list[SharedSetting]:
         """Return the settings that must be the same on all ranks."""
-        options = self.context.options._asdict()
+        options = asdict(self.context.options)
         flags = [name for name in options if name not in {"mode", "topology"}]
         return [
             SharedSetting("the version of ddlrun", __version__, SAME_VERSION),
@@ -120,7 +124,7 @@ def _compare(comm: Communicator, shared: list[SharedSetting], problem: Exception
     """
     if _all_equal(comm, shared):
         return
-    records = comm.allgather((_describe(problem), [tuple(setting) for setting in shared]))
+    records = comm.allgather((_describe(problem), [astuple(setting) for setting in shared]))
     problems = [text for text, _ in records]
     if not any(problems):
         raise InputError(*name_differences([[SharedSetting(*row) for row in rows] for _, rows in records]))

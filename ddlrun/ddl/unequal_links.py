@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from typing import TYPE_CHECKING, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 from ddlrun.block_sizing import JobLinks, divide_blocks, is_equal
 from ddlrun.ddl.weighted_schedule import HostLayout
@@ -26,14 +27,16 @@ MOST_HOSTS = 1_000_000
 _TERM = r"(?:([0-9]{1,7})\*)?([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 
 
-class HostGroups(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HostGroups:
     """The hosts of a job, rack by rack: the ranks of each one, and the number of hosts of each rack."""
 
     ranks: tuple[tuple[int, ...], ...]
     racks: tuple[int, ...]
 
 
-class LinksReply(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LinksReply:
     """The layout of unequal hosts or links, None if all are equal.
 
     are_unknown: the hosts are equal, and the rates of their links are not given.
@@ -137,7 +140,7 @@ def _read_links(hosts: HostGroups, text: str) -> tuple[LinksReply | None, tuple[
 def with_racks(hosts: HostGroups, environ: Mapping[str, str]) -> HostGroups:
     """Return the hosts with the racks of the launch, which does not know those of a part of the job."""
     racks = tuple(int(size) for size in environ.get(RACKS, "").split("+") if size.isdecimal())
-    return hosts._replace(racks=racks) if sum(racks) == len(hosts.ranks) else hosts
+    return replace(hosts, racks=racks) if sum(racks) == len(hosts.ranks) else hosts
 
 
 def group_hosts(grid: Grid, leaders: Sequence[int]) -> HostGroups:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ BLOCK = 32768
 GROUP = 256
 
 
-class WireFormat(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WireFormat:
     """The type that float32 is sent as ("": float32) in the dimensions `axes` ("": those that leave the host)."""
 
     dtype: str = ""
@@ -83,7 +85,8 @@ class Converter:
     """length(count): the elements of packed memory that `count` elements of float32 take."""
 
     def __init__(self, dtype: str) -> None:
-        self.memory, self._narrow, self._truncate, self._widen = FORMATS[dtype]
+        kind = FORMATS[dtype]
+        self.memory, self._narrow, self._truncate, self._widen = kind.memory, kind.narrow, kind.truncate, kind.widen
         self._scratch, self._half = np.empty(BLOCK, np.uint32), np.empty(BLOCK, self.memory)
 
     def pack(self, values: Array, target: Array, *, settled: bool) -> None:
@@ -113,7 +116,8 @@ class Converter:
             self._widen(half, block, self._scratch)
 
 
-class _Format(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Format:
     """A 16-bit type: its dtype in memory, and functions (source, target, scratch) that convert a block.
 
     narrow: rounds to nearest even. truncate: for values that were rounded before. widen: to float32.

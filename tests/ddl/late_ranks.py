@@ -7,6 +7,7 @@ All ranks are on one machine, and count as hosts of 2. Rank 0 prints the errors 
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ def reduce_with_a_late_host(world: Communicator, order: RankOrder, checks: Check
     hosts = HostGroups(tuple(grid_ranks(grid, host) for host in range(4)), (4,))
     tuning = BETWEEN_HOSTS._replace(explore=0)
     selector = make_selector(grid, parse_options("-mode p"), tuning, grid.members(grid.axes), os.environ)
-    reducer = HostReducer(grid, selector._replace(monitored=hosts), "")
+    reducer = HostReducer(grid, replace(selector, monitored=hosts), "")
     reducer.schedules.set_late_host(LATE_HOST)
     late = grid.coords[1] == LATE_HOST
     for number, (dtype, op) in enumerate((dtype, op) for dtype in DTYPES for op in WHOLE if op != "prod"):

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ OPTIONS = st.builds(
 @given(OPTIONS)
 def test_a_string_is_parsed_to_its_options(options: Options) -> None:
     shape = f":{options.topology}" if options.topology else ""
-    numbers = "".join(f" -{name} {number}" for name, number in options._asdict().items() if isinstance(number, int))
+    numbers = "".join(f" -{name} {number}" for name, number in asdict(options).items() if isinstance(number, int))
     assert parse_options(f"-mode {options.mode}{shape}{numbers}") == options
 
 

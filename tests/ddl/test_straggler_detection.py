@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -34,7 +35,7 @@ TIMES = st.lists(st.floats(0.01, 10), min_size=2, max_size=9)
 def check(detector: StragglerDetector, compute: Mapping[int, float], moves: int = 0) -> list[StragglerFinding]:
     """Check four learners that take 0.1 s, except those in `compute`; rank 3 was moved `moves` times."""
     rows = [IterationStats(compute.get(rank, 0.1), 0.0005, 0.02) for rank in range(4)]
-    return detector.check([*rows[:3], rows[3]._replace(moves=moves)])
+    return detector.check([*rows[:3], replace(rows[3], moves=moves)])
 
 
 def assert_findings(findings: list[StragglerFinding], verdict: Verdict, score: float) -> None:
@@ -48,7 +49,7 @@ def test_a_learner_12_percent_slow_is_found_at_the_third_check(learners: int) ->
         detector = StragglerDetector()
         findings = [detector.check(rows) for rows in checks(seed, learners=learners, window=50, number=3, slow=1.12)]
         assert [len(new) for new in findings] == [0, 0, 1]
-        assert findings[2][0][:2] == (learners - 1, Verdict.SLOW)
+        assert (findings[2][0].rank, findings[2][0].verdict) == (learners - 1, Verdict.SLOW)
 
 
 @pytest.mark.parametrize("learners", [2, 3, 8])
@@ -112,19 +113,19 @@ SLOW = IterationStats(0.2, 0.001, 0.05, delayed=0.0, idle=0.2, throttled=0.0, sw
 @pytest.mark.parametrize(
     ("stats", "code", "text"),
     [
-        (SLOW._replace(delayed=0.5), CauseCode.WAITS_FOR_CPU, "queue"),
-        (SLOW._replace(delayed=math.nan, switches=50.0), CauseCode.WAITS_FOR_CPU, "queue"),
+        (replace(SLOW, delayed=0.5), CauseCode.WAITS_FOR_CPU, "queue"),
+        (replace(SLOW, delayed=math.nan, switches=50.0), CauseCode.WAITS_FOR_CPU, "queue"),
         (
-            SLOW._replace(delayed=0.5, throttled=0.4),
+            replace(SLOW, delayed=0.5, throttled=0.4),
             CauseCode.QUOTA,
             "its cgroup was stopped for its CPU quota 40% of the time",
         ),
         (
-            SLOW._replace(idle=0.6),
+            replace(SLOW, idle=0.6),
             CauseCode.WAITS_ELSEWHERE,
             "it waits for something else than a CPU: data, a disk, a device",
         ),
-        (SLOW._replace(clock=0.5), CauseCode.SLOW_CORE, "which run at 50% of their clock: a slow core"),
+        (replace(SLOW, clock=0.5), CauseCode.SLOW_CORE, "which run at 50% of their clock: a slow core"),
         (SLOW, CauseCode.SLOW_CORE, "it works longer on its own CPUs: a slow core, or more to do"),
         (
             IterationStats(0.2, 0.001, 0.05),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddlrun.errors import InputError
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 SIZE_KB = 1024  # the default of IBM's PyTorch too
 
 
-class MemoryLoad(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MemoryLoad:
     """The load of a device, in bytes.
 
     used: in use. capacity: in all. leaving: in use, but being copied out. ahead: brought back before they are needed.
@@ -24,7 +26,8 @@ class MemoryLoad(NamedTuple):
     ahead: int = 0
 
 
-class Policy(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Policy:
     """The sizes and shares by which saved tensors leave and come back.
 
     size: bytes of the smallest block that leaves; 0: none does. frac: the share of the device that must be in use

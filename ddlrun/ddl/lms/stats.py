@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
 from ddlrun.units import render_memory
 
 
-class Stats(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stats:
     """Counts, and bytes, since the start.
 
     A block is the memory of one or more saved tensors. Only blocks of at least `size_kb` count, and a block that is
@@ -50,4 +51,4 @@ class Stats(NamedTuple):
 
 def sum_stats(*parts: Stats) -> Stats:
     """Return the sums of all fields; of several devices the peaks and capacities are added too."""
-    return Stats(*map(sum, zip(*parts, strict=True))) if parts else Stats()
+    return Stats(*map(sum, zip(*map(astuple, parts), strict=True))) if parts else Stats()

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from dataclasses import astuple, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ddlrun.ddl.communicators import split_hosts
@@ -58,20 +59,20 @@ class CoreRebinding:
     @property
     def width(self) -> int:
         """The number of figures in a row."""
-        return len(IterationStats._fields)
+        return len(fields(IterationStats))
 
-    def row(self, times: Sequence[Iteration]) -> IterationStats:
+    def row(self, times: Sequence[Iteration]) -> tuple[float, ...]:
         """Return this learner's figures. /proc is read only if the last check suspected it, because that has a cost."""
         median, error = median_and_error([iteration.compute for iteration in times])
         inside = median_and_error([iteration.inside for iteration in times])[0]
         stats = IterationStats(compute=median, error=error, inside=inside, moves=self._moves)
         if self._last_load is None:
-            return stats
+            return astuple(stats)
         since, before = self._last_load
         now, load = time.perf_counter(), read_load()
         self._last_load = now, load
         clock, maximum = read_clock(os.sched_getaffinity(0))
-        return stats._replace(**_shares(before, load, now - since), clock=clock / maximum)
+        return astuple(replace(stats, **_shares(before, load, now - since), clock=clock / maximum))
 
     def act(self, rows: NDArray[Any]) -> None:
         """Check the figures of all learners; report new findings, and move if one is about this learner."""
@@ -158,7 +159,7 @@ class CoreRebinding:
 def _shares(before: CpuLoad, now: CpuLoad, wall: float) -> dict[str, float]:
     """Return the shares of `wall` seconds, as fields of IterationStats."""
     # Threads that ended took their time along, so a sum may fall. max(nan, 0.0) is nan: unknown values stay unknown.
-    growth = [max(later - earlier, 0.0) for earlier, later in zip(before, now, strict=True)]
+    growth = [max(later - earlier, 0.0) for earlier, later in zip(astuple(before), astuple(now), strict=True)]
     on_cpu, delayed, delayed_all, throttled, switches = (amount / wall for amount in growth)
     idle = 1 - on_cpu - delayed
     return {"delayed": delayed_all, "idle": idle, "throttled": throttled, "switches": switches}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ddlrun.allreduce_algorithms import dimension_algorithm
 from ddlrun.ddl.communicators import load_mpi_collectives
@@ -83,7 +84,8 @@ class InstrumentedLearner(Learner):
 
     def __init__(self, grid: Grid, selector: AlgorithmSelector, host: HostPosition, environ: Mapping[str, str]) -> None:
         super().__init__(grid, selector, host)
-        self._dump, self._rebind = _make_rounds(grid, selector, self.reducer.meter, environ)
+        rounds = _make_rounds(grid, selector, self.reducer.meter, environ)
+        self._dump, self._rebind = rounds.dump, rounds.rebind
         self._warm = False
         self._timer = IterationTimer()
         if self._dump is not None:
@@ -186,7 +188,8 @@ class _TimedHandle(Handle):
             self._timer.end_reduction()
 
 
-class _Rounds(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Rounds:
     """The rounds of -dump_iter and of -rebind_iter; None without the option."""
 
     dump: ExchangeRounds | None

@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +79,7 @@ class IterationReport:
             "mode": self._mode, "seconds": float(np.median(whole)), "compute": compute.tolist(),
             "reduce": inside.tolist(), "jitter": jitter.tolist(),
             "most_jitter": {"rank": worst, "host": self._hosts[worst], "share": float(jitter[worst])},
-            "dimensions": [{**line._asdict(), "rate": line.rate} for line in lines], **self._spans(rows),
+            "dimensions": [{**asdict(line), "rate": line.rate} for line in lines], **self._spans(rows),
         })  # fmt: skip
 
     def _spans(self, rows: NDArray[Any]) -> IterationSpans:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 SHARE, FORGET = 0.5, 0.99
 
 
-class Iteration(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Iteration:
     """Seconds of an iteration outside and inside of calls of ddlrun.ddl, and its end by perf_counter."""
 
     compute: float

@@ -11,7 +11,8 @@ import math
 import os
 import resource
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddlrun.ranges import parse_ranges
 
@@ -24,7 +25,8 @@ CPUS = "/sys/devices/system/cpu"
 THROTTLED = {"throttled_usec": 1e6, "throttled_time": 1e9}
 
 
-class CpuCore(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CpuCore:
     """A core: its CPUs (hardware threads), its package and its NUMA node; -1: unknown."""
 
     cpus: frozenset[int]
@@ -32,7 +34,8 @@ class CpuCore(NamedTuple):
     node: int
 
 
-class CpuLoad(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CpuLoad:
     """The load of a process since it began.
 
     on_cpu, delayed: seconds that its main thread ran, and waited for a CPU. delayed_all: seconds that all of its

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,14 +11,16 @@ if TYPE_CHECKING:
     from ddlrun.ddl.monitor.procfs import CpuCore
 
 
-class SpareCoreOffer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SpareCoreOffer:
     """New CPUs for a learner, and their origin as text."""
 
     cpus: frozenset[int]
     origin: str
 
 
-class _Loan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Loan:
     """The CPUs that a learner had before, and the cores that it took from each group."""
 
     before: frozenset[int]
@@ -96,4 +99,4 @@ def _free_cores(cpus: Iterable[int], owned: frozenset[int], core_of: Callable[[i
     """Return the cores of CPUs, cut to these CPUs, of which no learner owns any."""
     allowed = frozenset(cpus)
     cores = dict.fromkeys(core_of(cpu) for cpu in sorted(allowed))
-    return [core._replace(cpus=core.cpus & allowed) for core in cores if not core.cpus & owned]
+    return [replace(core, cpus=core.cpus & allowed) for core in cores if not core.cpus & owned]

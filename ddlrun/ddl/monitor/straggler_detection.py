@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +34,8 @@ BETTER = 0.95  # a move helped if the learner takes at most this share of its ti
 SWITCHES = 20  # involuntary context switches per second from which on a learner waits for a CPU
 
 
-class IterationStats(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class IterationStats:
     """A learner's figures of the iterations since the last check; nan: unknown, or not read.
 
     compute: median of its computing time, in seconds. error: standard error of that median, in seconds. inside: median
@@ -61,7 +63,8 @@ class Verdict(Enum):
     NOT_BETTER = "not better"
 
 
-class StragglerFinding(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StragglerFinding:
     """A finding about a learner. score: its time as a multiple of the median; before: the same before its move."""
 
     rank: int
@@ -79,14 +82,16 @@ class CauseCode(Enum):
     SLOW_CORE = "slow core"
 
 
-class Cause(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cause:
     """Why a learner is slow: as a code, and as text for the report."""
 
     code: CauseCode
     text: str
 
 
-class RelativeTimes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RelativeTimes:
     """Each learner's time in one check as a multiple of the median of all, and the standard error of that."""
 
     times: Array

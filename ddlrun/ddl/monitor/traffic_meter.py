@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ddlrun.ddl.wire_compression import WIRES
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 PHASES = ("reduce-scatter", "allgather")
 
 
-class DimensionTraffic(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DimensionTraffic:
     """A dimension in one iteration: its letters, learners and algorithm, bytes that a learner sends, busy seconds."""
 
     dimension: str

@@ -160,7 +160,8 @@ class GroupCollectives:
 
     def _transfer(self, elements: Any, operator: Operator, kind: type[BlockChunk]) -> Callable[[], bool]:  # noqa: ANN401
         """Begin a reduce-scatter or an allgather of equal blocks, in the order of the ranks."""
-        dimensions, order, _ = self._grid()
+        grid = self._grid()
+        dimensions, order = grid.dimensions, grid.order
         size = len(elements) // self._size
         transfer = BlockTransfer(
             blocks=ArrayBlocks(elements, self._size, order),
@@ -227,7 +228,8 @@ class GroupCollectives:
         """The monitors of the NICs and of a late host; each is None if it is not needed."""
         nics = late = None
         if self.layout is None and self._settings.may_measure:
-            dimensions, _, hosts = self._grid()
+            grid = self._grid()
+            dimensions, hosts = grid.dimensions, grid.hosts
             interval = self._settings.tuning(BETWEEN_HOSTS).measure
             nics = make_monitor(self._world, hosts, interval)
             if nics is not None and len(dimensions[-1].peers) == len(hosts.ranks) >= LEAST_HOSTS:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -43,7 +44,8 @@ def can_size_blocks(elements: Any, operator: ReduceOp) -> bool:  # noqa: ANN401 
     return elements.nbytes >= LEAST_BYTES and operator.division != "each"
 
 
-class Monitors(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Monitors:
     """The monitors of a group (None if unused), its engine, and a communicator for measurements."""
 
     nics: NicMonitor | None
