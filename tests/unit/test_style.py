@@ -26,6 +26,15 @@ ABOVE_HOSTS = [name for path in TREES if not (name := str(path.relative_to(PACKA
 # Imports that are no ordinary ones at the top, at most, and what each says: the time that it would cost there.
 MOST_LATE = 60
 LATE = re.compile(r" - (\d[\d.]* m?s|seconds)\b")
+# Modules whose records are NamedTuples: a launch defines those of these rooms, which as dataclasses would take 30 ms of
+# its start, and those of ddl are made or compared per message, per tensor or per call. All others are dataclasses.
+NAMED_TUPLES = (
+    "allreduce_algorithms.py", "application/", "cli/", "doctor/", "environment/", "hosts.py", "machine/", "managers/",
+    "mapping/", "plan/", "supervise/", "topology.py",
+    "ddl/block_chunks.py", "ddl/flat.py", "ddl/hook.py", "ddl/lms/", "ddl/nccl_pipeline.py", "ddl/operation.py",
+    "ddl/reduce_ops.py", "ddl/schedule.py", "ddl/schedule_cache.py", "ddl/torch_backend/works.py",
+    "ddl/weighted_schedule.py",
+)  # fmt: skip
 
 each_module = pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))
 
@@ -84,3 +93,12 @@ def raises(path: Path, tree: ast.Module) -> list[ast.Raise]:
     """Return the statements that raise an error in a module that runs in a launch."""
     in_launch = path.relative_to(PACKAGE).parts[0] not in {"agent", "cli", "ddl", "measure", "monitor", "rank"}
     return [node for node in ast.walk(tree) if isinstance(node, ast.Raise)] if in_launch else []
+
+
+@pytest.mark.parametrize("path", ABOVE_HOSTS, ids=str)
+def test_records_above_hosts_are_frozen(path: str) -> None:
+    classes = [node for node in ast.walk(TREES[PACKAGE / path]) if isinstance(node, ast.ClassDef)]
+    named = [node.name for node in classes if "NamedTuple" in map(ast.unparse, node.bases)]
+    assert named == [] or path.startswith(NAMED_TUPLES)
+    decorators = {ast.unparse(part) for node in classes for part in node.decorator_list}
+    assert {text for text in decorators if text.startswith("dataclass")} <= {"dataclass(frozen=True, slots=True)"}
