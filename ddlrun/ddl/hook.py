@@ -38,9 +38,9 @@ class Averaging:
 
     def finish(self) -> None:
         """Wait for all buffers: after the backward pass nothing else moves their messages."""
-        for handle, buffer, future in self._pending:
-            handle.wait()
-            future.set_result(buffer)
+        for pending in self._pending:
+            pending.handle.wait()
+            pending.future.set_result(pending.buffer)
         self._pending.clear()
 
 

@@ -147,15 +147,15 @@ def _reduce_at_once(row: Tensor, dimension: DimensionGroup, calls: _Calls) -> It
 def _reduce_chunk(chunk: Tensor, dimensions: Sequence[DimensionGroup], calls: _Calls) -> Iterator[Any]:
     """Yield the steps of a chunk, each issued when the one before has been waited for, in the chunk's own memory."""
     pieces = [chunk]
-    for group, size, me in dimensions:
-        whole, each = pieces[-1], len(pieces[-1]) // size
-        own = whole[me * each : (me + 1) * each]
-        yield calls.reduce_scatter(own, whole, calls.op, group, async_op=True)
+    for dimension in dimensions:
+        whole, each = pieces[-1], len(pieces[-1]) // dimension.size
+        own = whole[dimension.me * each : (dimension.me + 1) * each]
+        yield calls.reduce_scatter(own, whole, calls.op, dimension.group, async_op=True)
         if calls.divide:
-            own /= size
+            own /= dimension.size
         pieces.append(own)
-    for (group, _, _), whole, own in reversed(list(zip(dimensions, pieces, pieces[1:], strict=False))):
-        yield calls.all_gather(whole, own, group, async_op=True)
+    for dimension, whole, own in reversed(list(zip(dimensions, pieces, pieces[1:], strict=False))):
+        yield calls.all_gather(whole, own, dimension.group, async_op=True)
 
 
 def _reduce_padded(rest: Tensor, size: int, dimensions: Sequence[DimensionGroup], calls: _Calls) -> Iterator[Any]:

@@ -4,6 +4,7 @@ Only reduce-scatters are written down. The allgather is the mirrored reduce-scat
 each message returning to its sender. So it takes every block to all learners that contributed to its sum.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -127,11 +128,13 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str
     size, settled = _product(dimensions), wire_of(dimensions)
     leaves, first, steps = _leaves(count, size, settled), 0, Steps()
     divisor = summed if division == "once" else 1
-    for peers, me, algorithm, wire in dimensions:
+    for dimension in dimensions:
+        peers = dimension.peers
         size //= len(peers)
         bounds = leaves[first : first + len(peers) * size + 1 : size]
-        phase = [with_ranks(step, peers)._replace(wire=wire) for step in REDUCE_SCATTERS[algorithm](me, bounds)]
-        first += me * size
+        scattered = REDUCE_SCATTERS[dimension.algorithm](dimension.me, bounds)
+        phase = [with_ranks(step, peers)._replace(wire=dimension.wire) for step in scattered]
+        first += dimension.me * size
         divisor *= len(peers)
         if phase and (division == "each" or (division == "once" and size == 1)):
             phase[-1] = phase[-1]._replace(divisor=divisor)
@@ -170,9 +173,9 @@ def own_block(dimensions: Sequence[Dimension], count: int) -> tuple[int, int]:
     """Return (low, high) of the block whose sum a reduce-scatter leaves with this learner."""
     size, first = _product(dimensions), 0
     bounds = block_bounds(count, size)
-    for peers, me, *_ in dimensions:
-        size //= len(peers)
-        first += me * size
+    for dimension in dimensions:
+        size //= len(dimension.peers)
+        first += dimension.me * size
     return bounds[first], bounds[first + 1]
 
 
@@ -183,10 +186,7 @@ def _leaves(count: int, size: int, wire: str) -> tuple[int, ...]:
 
 
 def _product(dimensions: Sequence[Dimension]) -> int:
-    size = 1
-    for peers, *_ in dimensions:
-        size *= len(peers)
-    return size
+    return math.prod(len(dimension.peers) for dimension in dimensions)
 
 
 def _message(peer: int, bounds: Sequence[int], first: int, end: int) -> tuple[Message, ...]:

@@ -69,30 +69,32 @@ class ScheduleCache:
 
     def host_parts(self, collective: Collective, longest: int) -> HostParts:
         """Return the steps of an all_reduce inside the hosts, in parts of up to `longest` elements."""
-        first = self.dimensions(*collective[1:])[:1]
+        first = self._dimensions_of(collective)[:1]
         return HostParts(
             partial(self.steps, collective._replace(name="scatter_part")),
             partial(own_block, first),
             longest,
         )
 
+    def _dimensions_of(self, collective: Collective) -> list[Dimension]:
+        return self.dimensions(collective.axes, collective.algorithms, collective.wire)
+
     def _make_steps(self, collective: Collective, count: int, division: str) -> tuple[ScheduleStep, ...]:
-        name, *rest = collective
         if collective.algorithms == WEIGHTED and self.layout is not None:
             weighted = self._make_weighted_steps(self.layout, count, division, collective.wire)
             return (*weighted, *mirror(weighted))
         if collective.algorithms == LATE and self.late_host is not None:
             return late_schedule.allreduce(self.dimensions(""), self.late_host, count, division=division)
-        dimensions = self.dimensions(*rest)
+        dimensions = self._dimensions_of(collective)
         if division and wire_of(dimensions) == "float16":
             division = "each"  # sums would leave the range of float16
-        if name == "between_hosts":
+        if collective.name == "between_hosts":
             return tuple(between_hosts(dimensions, count, division=division))
-        if name == "scatter_part":
+        if collective.name == "scatter_part":
             return tuple(scatter_part(dimensions, count, division=division))
         scatter = reduce_scatter(dimensions, count, division=division)
         gather = mirror(scatter)
-        return tuple({"all_reduce": scatter + gather, "reduce_scatter": scatter, "allgather": gather}[name])
+        return tuple({"all_reduce": scatter + gather, "reduce_scatter": scatter, "allgather": gather}[collective.name])
 
     def _make_weighted_steps(self, layout: HostLayout, count: int, division: str, wire: str) -> Steps:
         """Return a reduce-scatter over unequal hosts or links; the wire is that between hosts, in all dimensions."""
