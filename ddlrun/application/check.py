@@ -1,4 +1,4 @@
-"""The check of hosts: before a job starts, and for ddlrun check."""
+"""The check of hosts: before a job starts, and for ddlrun check; and the builds of the frameworks here."""
 
 import os
 import sys
@@ -7,11 +7,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from ddlrun import __version__
 from ddlrun.application.inputs import reach
 from ddlrun.application.reporter import Reporter
-from ddlrun.errors import InputError
+from ddlrun.environment.framework_builds import LIBRARIES, render_builds
+from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList
 from ddlrun.managers import ProcessManager
+from ddlrun.managers.installation import probe_builds, start_mpirun_query
+from ddlrun.managers.program_mpi import mpi4py_variables
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.findings import FindingCode, Level, render_lines
@@ -115,3 +119,14 @@ def parse_checks(text: str | None) -> frozenset[str]:
         hint = did_you_mean(unknown[0], NAMES)
         raise InputError(f"`--only-checks`: unknown check {unknown[0]!r}{hint}; the checks are {', '.join(NAMES)}")
     return frozenset(names)
+
+
+def describe_builds() -> str:
+    """Return the versions and builds of Python, MPI and the frameworks: that needs neither a script nor hosts."""
+    try:
+        manager = start_mpirun_query(None, os.environ).result()
+        mpi, library = str(manager), mpi4py_variables(manager.find_library(), os.environ)
+    except DdlrunError as error:
+        mpi, library = str(error), {}
+    heading = f"ddlrun {__version__}, Python {sys.version.split()[0]} ({sys.executable})\n{mpi}"
+    return render_builds(probe_builds(sys.executable, list(LIBRARIES), library), heading)

@@ -111,7 +111,7 @@ probe_option = option("Hosts", "--probe", is_flag=True, help="Probe the machine 
 
 def _show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> None:
     if value and not ctx.resilient_parsing:
-        from ddlrun.application.builds import describe_builds  # noqa: PLC0415 - 8 ms, for this option alone
+        from ddlrun.application.check import describe_builds  # noqa: PLC0415 - 30 ms, for this option alone
 
         click.echo(describe_builds(), nl=False)
         ctx.exit()
