@@ -16,7 +16,7 @@ from ddlrun.hosts import HostList
 from ddlrun.managers import ProcessManager
 from ddlrun.managers.installation import probe_builds, start_mpirun_query
 from ddlrun.managers.program_mpi import mpi4py_variables
-from ddlrun.network.subnet_selection import parse_cidr
+from ddlrun.network.addresses import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.findings import FindingCode, Level, render_lines
 from ddlrun.preflight.identity import CHECK as IDENTITY

@@ -1,10 +1,11 @@
 """The receiver of what ddlrun says about a launch."""
 
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ddlrun.plan.outcome import Outcome
-from ddlrun.plan.settings import RunOptions
+if TYPE_CHECKING:  # commands without a launch need neither
+    from ddlrun.plan.outcome import Outcome
+    from ddlrun.plan.settings import RunOptions
 
 
 class Reporter(Protocol):
@@ -19,7 +20,7 @@ class Reporter(Protocol):
     def text(self, text: str) -> None:
         """Show a text of several lines as it is, such as the plan or the report of a failure."""
 
-    def ended(self, run: RunOptions, outcome: Outcome) -> None:
+    def ended(self, run: "RunOptions", outcome: "Outcome") -> None:
         """Take the outcome of an attempt, which is in the run folder, too."""
 
 

@@ -4,6 +4,11 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from ddlrun.errors import InputError
+
+Subnet: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 # The digits of a speed are fewer than this.
 LONGEST_SPEED = 10
@@ -113,3 +118,11 @@ def _without_ip(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
 def is_on(address: Address, subnets: Iterable[str]) -> bool:
     """Return True if an address is in one of the subnets."""
     return any(ipaddress.ip_address(address.ip) in ipaddress.ip_network(subnet) for subnet in subnets)
+
+
+def parse_cidr(text: str) -> Subnet:
+    """Parse the subnet of --network. Raises InputError."""
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise InputError(f"`--network` {text!r} is no subnet; write it as in 10.0.0.0/16 or fd00::/64") from error

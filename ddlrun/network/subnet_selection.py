@@ -4,15 +4,11 @@ import ipaddress
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from ddlrun.errors import InputError, PreflightError, spell_options
+from ddlrun.errors import PreflightError, spell_options
 from ddlrun.hosts import fold
-from ddlrun.network.addresses import Address
+from ddlrun.network.addresses import Address, Subnet, parse_cidr
 from ddlrun.units import render_rate
-
-if TYPE_CHECKING:
-    from ipaddress import IPv4Network, IPv6Network
 
 # More hosts, or subnets, are counted instead of named.
 MOST_NAMED = 64
@@ -152,9 +148,7 @@ def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | N
     return chosen if within is None else replace(chosen, subnets=(str(within),))
 
 
-def _matching(
-    addresses: Iterable[Address], within: "IPv4Network | IPv6Network | None", names: Sequence[str]
-) -> Iterator[Address]:
+def _matching(addresses: Iterable[Address], within: Subnet | None, names: Sequence[str]) -> Iterator[Address]:
     """Yield the addresses that were requested: IPv4 ones, or else IPv6 ones, or else link-local IPv4 ones."""
     matching = [
         address
@@ -166,14 +160,6 @@ def _matching(
     link_local = [address for address in matching if _local_kind(address) == "link-local" and ":" not in address.ip]
     ipv4 = [address for address in routable if ":" not in address.ip]
     yield from ipv4 or routable or link_local
-
-
-def parse_cidr(text: str) -> "IPv4Network | IPv6Network":
-    """Parse the subnet of --network. Raises InputError."""
-    try:
-        return ipaddress.ip_network(text, strict=False)
-    except ValueError as error:
-        raise InputError(f"`--network` {text!r} is no subnet; write it as in 10.0.0.0/16 or fd00::/64") from error
 
 
 def _network(by_host: Mapping[str, Sequence[Address]], reason: str, rejected: tuple[RejectedSubnet, ...]) -> Network:

@@ -14,7 +14,7 @@ from ddlrun.cli.options.types import COUNT, AcceleratorsType, Choice, Time, Whol
 from ddlrun.errors import InputError
 from ddlrun.managers import AUTO, MANAGERS
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS
-from ddlrun.network.subnet_selection import parse_cidr
+from ddlrun.network.addresses import parse_cidr
 from ddlrun.plan.container import AUTO as AUTO_RUNTIME
 from ddlrun.plan.container import RUNTIMES
 from ddlrun.remote.agent import LAUNCHERS
