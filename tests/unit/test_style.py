@@ -29,7 +29,7 @@ LATE = re.compile(r" - (\d[\d.]* m?s|seconds)\b")
 # Modules whose records are NamedTuples: a launch defines those of these rooms, which as dataclasses would take 30 ms of
 # its start, and those of ddl are made or compared per message, per tensor or per call. All others are dataclasses.
 NAMED_TUPLES = (
-    "allreduce_algorithms.py", "application/", "cli/", "doctor/", "environment/", "hosts.py", "machine/", "managers/",
+    "allreduce_algorithms.py", "application/", "doctor/", "environment/", "hosts.py", "machine/", "managers/",
     "mapping/", "plan/", "supervise/", "topology.py",
     "ddl/block_chunks.py", "ddl/flat.py", "ddl/hook.py", "ddl/lms/", "ddl/nccl_pipeline.py", "ddl/operation.py",
     "ddl/reduce_ops.py", "ddl/schedule.py", "ddl/schedule_cache.py", "ddl/torch_backend/works.py",
