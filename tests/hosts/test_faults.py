@@ -510,7 +510,7 @@ def test_a_daemon_that_hangs_at_the_end(cluster: Cluster, mpirun: str, tmp_path:
         ("h1", "(mpirun|the process manager)"),
         (
             "h3",
-            r"((orted|prted|ddlrun-agent) on h3 \(process \d+\)|ddlrun's agent on h3)",
+            r"((orted|(ompi-)?prted|ddlrun-agent) on h3 \(process \d+\)|ddlrun's agent on h3)",
         ),
     ],
 )

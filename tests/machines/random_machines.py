@@ -29,7 +29,8 @@ THREADS = 4  # an mpirun waits most of the time
 
 
 def mpirun_of(major: int, path: str) -> ChosenManager:
-    return ChosenManager(path, major, parse_program(f"(Open MPI) {major}.0", path, "test").counts_by_hwloc_2_0())
+    manager = parse_program(f"(Open MPI) {major}.0", path, "test")
+    return ChosenManager(path, manager.rankfile_dialect or 0, manager.counts_by_hwloc_2_0())
 
 
 def judge_shape(shape: Shape, mpirun: ChosenManager, seed: int) -> list[Judgement]:
