@@ -35,9 +35,8 @@ def render_own_choice() -> str:
 def check_named_gpus(machines: Mapping[str, Machine], launcher: AgentLauncher) -> None:
     """Raise InputError if a variable names GPUs of one host by UUID, but ranks also use GPUs of others."""
     named = [name for name in CHOOSING if name in os.environ and re.search(UUID, os.environ[name])]
-    own_name = os.uname().nodename
-    others = [name for name, machine in machines.items() if machine.gpus and not is_local(name, own_name)]
-    here = [machine for name, machine in machines.items() if is_local(name, own_name)]
+    others = [name for name, machine in machines.items() if machine.gpus and not is_local(name)]
+    here = [machine for name, machine in machines.items() if is_local(name)]
     all_of_them = here and not any(note.code in CHOSEN_NOTES for machine in here for note in machine.notes)
     if not named or not others or all_of_them or chooses_gpus(launcher):
         return

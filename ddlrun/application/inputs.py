@@ -195,9 +195,8 @@ def reach(
     for the ranks. GPUs that are chosen by number here are chosen on the hosts too, as the variable is passed on,
     except where Slurm chooses them for each host.
     """
-    own_name = os.uname().nodename
     allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in launcher.gpus.items()}
-    own = next((line for name, line in allocated.items() if is_local(name, own_name)), "")
+    own = next((line for name, line in allocated.items() if is_local(name)), "")
     given = render_choice(variables)
     chosen = given if chooses_gpus(launcher) else render_own_choice() + given
 
@@ -209,7 +208,6 @@ def reach(
         return run_on_hosts({name: heads[name] + script for name, script in scripts.items()}, launcher, seconds, fanout)
 
     return ProbeTarget(
-        own_name,
         lambda script: start_command(["sh", "-c", own + given + script], "", seconds),
         there,
         shlex.join(launcher.shown),
@@ -229,8 +227,7 @@ def read_machines(
     if load:
         return load_machines(load, hosts)
     described = read_preset(machine) if machine else None
-    own_name = os.uname().nodename
-    if machine and described is None and not all(is_local(name, own_name) for name in hosts.names):
+    if machine and described is None and not all(is_local(name) for name in hosts.names):
         described = probe(read_hosts(None, None), reach(SSH))["localhost"]
     if described is not None:
         return dict.fromkeys(hosts.names, described)

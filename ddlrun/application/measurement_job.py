@@ -54,7 +54,7 @@ def measured_hosts(expression: str | None, options: Mapping[str, Any], reporter:
     """Return the hosts of the job in the order of launch: rack by rack, where racks are known."""
     shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
     hosts = arrange(TopologyRequest(shape, racks=options["racks"]), read_job_hosts(expression, options)[0]).hosts
-    check_distinct(hosts, os.uname().nodename)
+    check_distinct(hosts)
     if shape is not None and len(hosts) < shape.hosts:
         check_hosts(shape, hosts)
     if shape is None and not options["racks"] and len(hosts) >= LEAST_HOSTS and not rack_numbers(hosts):

@@ -88,7 +88,7 @@ def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
     if any(map(name_problem, hosts.names)):
         dialect = manager.result().rankfile_dialect
         check_names(hosts.names, () if dialect is None else (dialect,))
-    check_distinct(hosts, os.uname().nodename)
+    check_distinct(hosts)
     check_request(settings.job.topology, hosts)
     checks = settings.check.checks
     if settings.container is not None and settings.hosts.all_local and (checks is None or "container" in checks):

@@ -20,7 +20,7 @@ CACHE_SECONDS = 3600
 def probe_hosts(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Machine], list[str]]:
     """Probe the hosts, with --save into a folder; return their machines, and the problems of hosts without one."""
     host_list, launcher = read_job_hosts(hosts, options)
-    check_distinct(host_list, os.uname().nodename)
+    check_distinct(host_list)
     target = reach(launcher, options["timeout"])
     cache = ProbeFileCache(_cache_folder(), refresh=options["refresh"])
     probed = probe_fully(host_list, target, cache)

@@ -43,8 +43,7 @@ def stored_profiles() -> Iterator[tuple[str, Profile]]:
 
 def profile_names(hosts: Sequence[str]) -> tuple[str, ...]:
     """Return the names of hosts in profiles: this machine's own name for localhost, as home folders are shared."""
-    own = os.uname().nodename
-    return tuple(own if is_local(name, own) else name for name in hosts)
+    return tuple(os.uname().nodename if is_local(name) else name for name in hosts)
 
 
 def profile_folder() -> str:

@@ -1,6 +1,5 @@
 """The rank file of ddlrun gen-rankfile: hosts and machines as they are named, and the notes on what is assumed."""
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,10 +29,10 @@ def generate_rankfile(
 ) -> Iterator[str]:
     """Return the blocks of the rank file that the options of ddlrun gen-rankfile describe; report what is assumed."""
     host_list = _read_hosts(topology, hosts, options["hostfile"], reporter)
-    check_distinct(host_list, os.uname().nodename)
+    check_distinct(host_list)
     policy = read_policy(options)
     stated = any(options[name] for name in SOURCES)
-    if not stated and all(is_local(name, os.uname().nodename) for name in host_list.names):
+    if not stated and all(is_local(name) for name in host_list.names):
         options["machine"] = "local"
     machines = _read_machines(host_list, options)
     placement = place(topology, host_list, machines, RankOrder(options["rank_order"]), policy)

@@ -54,9 +54,8 @@ def _choose_hosts(hosts: str | None, runs: Sequence[Run], options: Options) -> S
     """Return the named hosts, else this one and those of runs that were started here."""
     if hosts or options["hostfile"]:
         return read_hosts(hosts, options["hostfile"]).names
-    own_name = os.uname().nodename
     run_hosts = dict.fromkeys(name for run in runs for name in run.hosts)
-    return ("localhost", *(name for name in run_hosts if not is_local(name, own_name)))
+    return ("localhost", *(name for name in run_hosts if not is_local(name)))
 
 
 def _target(options: Options, extra_seconds: float = 0.0) -> ProbeTarget:

@@ -125,12 +125,11 @@ def _transfer_plan(plan: Plan, archives: list[Archive]) -> TransferPlan:
     hosts, topology = plan.placement.hosts, plan.placement.topology
     per_rack = topology.dims[1] if isinstance(topology, Topology) and len(topology.dims) > 2 else len(hosts)
     racks = {host.name: host.rack or index // per_rack for index, host in enumerate(hosts)}
-    own_name = os.uname().nodename
     return TransferPlan(
         archives=archives,
         hosts=hosts.names,
         racks=racks,
-        first=next((name for name in hosts.names if is_local(name, own_name)), None),
+        first=next((name for name in hosts.names if is_local(name)), None),
         addresses=own_addresses([name for name in hosts.names if name not in plan.local_hosts], plan.own_address),
     )
 
@@ -176,8 +175,7 @@ def check_ship(
     if request is None:
         return ShipCheck()
     archives = make_archives(request)
-    own_name = os.uname().nodename
-    others = [name for name in hosts.names if not is_local(name, own_name)]
+    others = [name for name in hosts.names if not is_local(name)]
     plan = TransferPlan(
         archives=archives, hosts=hosts.names, racks={}, first=None, addresses=own_addresses(others, own_address),
         only_check=True,

@@ -66,7 +66,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if options["script"] and not os.path.isfile(options["script"]) and shutil.which(options["script"]) is None:
         raise InputError(f"--script {options['script']}: no such file here; name a script or program by its path")
     host_list, launcher = read_job_hosts(hosts, options)
-    check_distinct(host_list, os.uname().nodename)
+    check_distinct(host_list)
     choice = ManagerRequest(options["process_manager"], options["mpirun"], (sys.executable,))
     manager = PendingManager(choice, os.environ).result()
     if manager.warning:

@@ -1,6 +1,5 @@
 """ddlrun racks: find the racks of hosts by measuring."""
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,7 +37,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     HOSTS is a list such as n[01-16], or @HOSTFILE; default: the hosts of the current scheduler job.
     """
     listed, _ = read_job_hosts(hosts, options)
-    check_distinct(listed, os.uname().nodename)
+    check_distinct(listed)
     if len(listed) < LEAST_HOSTS:
         raise InputError(f"{listed.source}: {len(listed)} of at least {LEAST_HOSTS} hosts; fewer cannot load an uplink")
     if options["output"]:

@@ -129,7 +129,7 @@ def command(ctx: click.Context, /, view: str, script: str | None, args: tuple[st
     programs = read_programs(script, args, options) if script else Programs(("SCRIPT",), options)
     forget_variables(ctx)
     settings = read_settings(launch_options(ctx, programs.options), programs.first, ConsoleReporter())
-    check_distinct(settings.hosts.hosts, os.uname().nodename)
+    check_distinct(settings.hosts.hosts)
     shown = _show(view, settings, options["svg"])
     print_result(shown.record, shown.text.rstrip("\n") + "\n", as_json=options["as_json"])
 

@@ -178,7 +178,8 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
         daemon=manager.daemon,
         library=manager.mpi_library,
     )
-    names = names_to_resolve(hosts.names, target.own_name)
+    own_name = os.uname().nodename
+    names = names_to_resolve(hosts.names, own_name)
     scripts = {host: facts_script(replace(base, names=names[host], logs=None)) for host in hosts.names}
     begin = time.time()
     read_here = target.here(facts_script(replace(base, names=hosts.names[: 4 * MOST_NAMES])))
@@ -197,7 +198,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
     everything = PreflightFacts(
         hosts=facts,
         here=here,
-        here_name=next((name for name in hosts.names if is_local(name, target.own_name)), target.own_name),
+        here_name=next(filter(is_local, hosts.names), own_name),
         request=replace(base, names=all_names),
         interval=(begin, end),
     )

@@ -1,5 +1,6 @@
 """Probing hosts: what each is made of, in one parallel round trip."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,6 @@ COMPLETE = "@end"
 class ProbeTarget:
     """The ways to run sh scripts on hosts."""
 
-    own_name: str
-    """This machine's name."""
     here: Callable[[str], Callable[[], FinishedProcess]]
     """Starts a script on this machine; returns a function that waits for its end."""
     there: Callable[[Mapping[str, str]], Mapping[str, FinishedProcess]]
@@ -32,17 +31,17 @@ class ProbeTarget:
     """The command that a user would try to reach a host."""
 
 
-def is_local(name: str, own_name: str) -> bool:
+def is_local(name: str) -> bool:
     """Return True if a host's name means this machine, by the name alone: nothing is resolved."""
-    own = own_name.lower()
+    own = os.uname().nodename.lower()
     return name.lower() in ("localhost", "127.0.0.1", "::1", own, own.partition(".")[0])
 
 
-def check_distinct(hosts: HostList, own_name: str) -> None:
+def check_distinct(hosts: HostList) -> None:
     """Raise InputError if two names mean this machine, or differ in upper and lower case alone."""
     first_names: dict[str, str] = {}
     for name in hosts.names:
-        key = "localhost" if is_local(name, own_name) else name.lower()
+        key = "localhost" if is_local(name) else name.lower()
         if key in first_names:
             host = "this machine" if key == "localhost" else "the same host"
             raise InputError(f"{hosts.source}: {first_names[key]} and {name} are both {host}; name it once")
@@ -80,7 +79,7 @@ class PendingProbe:
     def __init__(self, hosts: HostList, reach: ProbeTarget) -> None:
         """Start reading this machine's /sys."""
         self._names, self._reach = hosts.names, reach
-        self._local = {name: reach.here(SCRIPT) for name in hosts.names if is_local(name, reach.own_name)}
+        self._local = {name: reach.here(SCRIPT) for name in hosts.names if is_local(name)}
 
     def result(self) -> dict[str, Machine]:
         """Return each host's machine, read from its /sys; hosts with equal replies share one object.
@@ -117,7 +116,7 @@ def probe(hosts: HostList, reach: ProbeTarget) -> dict[str, Machine]:
 
 def run_scripts(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, FinishedProcess]:
     """Run each host's script, all at once: this machine's own here, the others through the launcher."""
-    local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
+    local = {name: reach.here(script) for name, script in scripts.items() if is_local(name)}
     remote = {name: script for name, script in scripts.items() if name not in local}
     results = dict(reach.there(remote)) if remote else {}
     return results | {name: finish() for name, finish in local.items()}

@@ -111,15 +111,14 @@ def _resources(placement: Placement) -> Iterator[ResourcesRecord]:
 
 def find_in_use(folder: str, hosts: Iterable[str]) -> dict[str, frozenset[int | str]]:
     """Return the CPUs and GPUs in use on each host by other runs that were started on this machine."""
-    own_name = os.uname().nodename
     in_use: dict[str, frozenset[int | str]] = {}
     for run in read_runs(folder):
         for used in run.resources if run.alive() and run.pid != os.getpid() else ():
             parts = frozenset[int | str]((*parse_ranges(used["cpus"]), *used["gpus"]))
             for host in used["hosts"]:
-                name = "" if is_local(host, own_name) else host
+                name = "" if is_local(host) else host
                 in_use[name] = in_use.get(name, frozenset()) | parts
-    return {host: in_use.get("" if is_local(host, own_name) else host, frozenset()) for host in hosts}
+    return {host: in_use.get("" if is_local(host) else host, frozenset()) for host in hosts}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import resource
 import select
 import subprocess
@@ -94,8 +95,8 @@ def looked(hosts: HostList, _: Path) -> PreflightReport:
             reply = text if number % 3 else text.replace("mpi4py 4.1.2", "mpi4py 4.0.0")
             yield name, FinishedProcess(0, reply if name != hosts.names[-1] else reply.replace(" 10.", " 11."), "")
 
-    own = dict(simulate_replies(["head"], time.time()))["head"]
-    reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), lambda scripts: dict(there(scripts)))
+    own = dict(simulate_replies([os.uname().nodename], time.time()))[os.uname().nodename]
+    reach = ProbeTarget(lambda _: lambda: FinishedProcess(0, own, ""), lambda scripts: dict(there(scripts)))
     return check_facts(hosts, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), reach)
 
 

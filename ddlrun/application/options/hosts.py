@@ -1,6 +1,5 @@
 """The hosts of a job, read from options and the scheduler's job."""
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -94,13 +93,12 @@ HOST_READERS: dict[str, Callable[[Options, Allocation | None], HostList | None]]
 def assign_job_hosts(options: Options, layout: RackLayout, allocation: Allocation | None) -> JobHosts:
     """Return the hosts of the job, its spare hosts, and what starts programs there. Raises InputError."""
     spares = _read_spares(options.get("spare_hosts"), layout)
-    own_name = os.uname().nodename
     names = (*layout.hosts.names, *(host.name for host in spares))
     least = options.get("min_topology")
     return JobHosts(
         assignment=assign_hosts(layout.hosts, spares, layout.request),
         min_topology=parse_topology(least, "`--min-topology`") if least else None,
-        local=frozenset(name for name in names if is_local(name, own_name)),
+        local=frozenset(name for name in names if is_local(name)),
         launcher=read_launcher(options, allocation, layout.hosts),
         allocation=allocation,
         notes=(*(allocation.notes if allocation is not None else ()), *map(str, layout.notes)),

@@ -64,7 +64,7 @@ def preflight(hosts: str) -> dict[str, float]:
     """Return the cost of writing all scripts and of checking the replies, without that of simulating these."""
     listed = parse_hosts(f"n[00001-{int(hosts):05}]")
     first = listed.names[0]
-    own = dict(simulate_replies(["head"], time.time()))["head"]
+    own = dict(simulate_replies([os.uname().nodename], time.time()))[os.uname().nodename]
     costs: dict[str, float] = {}
 
     def there(scripts: Mapping[str, str]) -> dict[str, FinishedProcess]:
@@ -74,7 +74,7 @@ def preflight(hosts: str) -> dict[str, float]:
         return {name: FinishedProcess(0, text, "") for name, text in texts.items()}
 
     begin = cpu()
-    reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), there)
+    reach = ProbeTarget(lambda _: lambda: FinishedProcess(0, own, ""), there)
     report = check_facts(
         listed, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), reach
     )
