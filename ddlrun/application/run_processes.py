@@ -15,7 +15,7 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.runs.history import attempt_names, find_folder, run_names
+from ddlrun.runs.history import attempt_names, find_folder, newest_first
 from ddlrun.runs.leftovers import remove_leftovers
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
@@ -39,7 +39,7 @@ Show = Callable[[str], object]
 def list_processes(hosts: str | None, runs: Sequence[Run], options: Options) -> tuple[Processes, Failures]:
     """Return the processes of all runs on each host, and the replies of hosts that failed."""
     state = state_folder(os.environ)
-    names = [name for run in run_names(state) for name in attempt_names(f"{state}/runs/{run}")]
+    names = [name for run in newest_first(state) for name in attempt_names(f"{state}/runs/{run}")]
     return find_processes(_choose_hosts(hosts, runs, options), _target(options), names)
 
 
@@ -78,7 +78,7 @@ def end_named_runs(texts: Sequence[str], options: Options) -> EndedRuns:
     is_named = bool(options["hosts"] or options["hostfile"])
     hosts = read_hosts(options["hosts"], options["hostfile"], "-H").names if is_named else ()
     registered = {run.run: run for run in sorted(read_runs(folder), key=lambda run: run.started)}
-    past = run_names(folder)
+    past = list(newest_first(folder))
     names = list(dict.fromkeys(_choose_active(text, registered, past, hosts) for text in texts))
     selected = [registered[name] for name in names if name in registered]
     for run in selected:

@@ -126,11 +126,14 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
     attempt, plan = planned.attempt, planned.plan
     settings = attempt.settings
     events = LaunchEvents(settings.run.on_event, plan, attempt.reporter)
-    with outcome_without_job(planned):
-        if not settings.run.quiet:
-            _show_plan(attempt, plan)
-        events.start()
-        done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ, signals)
+    try:
+        with outcome_without_job(planned):
+            if not settings.run.quiet:
+                _show_plan(attempt, plan)
+            events.start()
+            done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ, signals)
+    finally:
+        forget_run(state_folder(os.environ), plan.run_id)
     unchecked = _end_leftovers(done, planned, signals)
     outcome = _judge_by_scheduler(done.outcome, settings, signals)
     write_end(plan, done.bound, outcome)

@@ -192,7 +192,10 @@ def find_slow_nics(hosts: Mapping[str, Sequence[HostSample]]) -> list[Finding]:
     if len(hosts) < 2:
         return []
     speeds = {host: max((nic.speed for nic in samples[-1].nics), default=0) for host, samples in hosts.items()}
-    lost = {host: mean(_lost_packets(sample) for sample in samples) for host, samples in hosts.items()}
+    lost = {
+        host: mean(sample.retransmitted + sum(nic.errors for nic in sample.nics) for sample in samples)
+        for host, samples in hosts.items()
+    }
     usual_speed, usual_loss = median(speeds.values()), median(lost.values())
     findings = [
         Finding(
@@ -210,10 +213,6 @@ def find_slow_nics(hosts: Mapping[str, Sequence[HostSample]]) -> list[Finding]:
             details = f"loses or repeats {lost[host]:.0f} packets/s, others {usual_loss:.0f}"
             findings.append(Finding(SlownessCause.SLOW_NIC, "", host, 0.5, details))
     return findings
-
-
-def _lost_packets(sample: HostSample) -> float:
-    return sample.retransmitted + sum(nic.errors for nic in sample.nics)
 
 
 def _finding(cause: SlownessCause, samples: Sequence[RankSample], severity: float, details: str) -> Finding:

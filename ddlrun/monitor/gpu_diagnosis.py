@@ -165,7 +165,7 @@ def _describe_work(use: GpuUse) -> str:
 
 def find_starved(uses: Sequence[GpuUse], most: float) -> list[Finding]:
     """Return a finding per host if all GPUs compute at most a share of the time, and the ranks use CPUs."""
-    if not uses or not all(_may_starve(use) for use in uses):
+    if not uses or not all(use.is_judged and (use.gpu.memory_used or 0) >= LEAST_MEMORY for use in uses):
         return []
     if max(mean(use.utilization) for use in uses) > most or mean(use.mean("cpu") for use in uses) < LEAST_CPU:
         return []
@@ -180,10 +180,6 @@ def find_starved(uses: Sequence[GpuUse], most: float) -> list[Finding]:
         details = f"GPUs compute {share:.0%} of the time, while {work}: the input pipeline is too slow"
         findings.append(_finding(SlownessCause.GPU_STARVED, host, [use.gpu for use in own], 1 - share, details))
     return findings
-
-
-def _may_starve(use: GpuUse) -> bool:
-    return use.is_judged and (use.gpu.memory_used or 0) >= LEAST_MEMORY
 
 
 def _by_gpu(samples: Sequence[HostSample]) -> Mapping[int, list[GpuSample]]:

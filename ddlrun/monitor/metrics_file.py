@@ -69,12 +69,7 @@ def thin_out(lines: Sequence[bytes]) -> Iterator[bytes]:
 
 def render_line(sample: Sample) -> str:
     """Render a sample as a line of JSON that begins with its time."""
-    return json.dumps(sample_record(sample)) + "\n"
-
-
-def sample_record(sample: Sample) -> dict[str, Any]:
-    """Return the JSON object of a sample."""
-    return asdict(sample)
+    return json.dumps(asdict(sample)) + "\n"
 
 
 def parse_line(line: bytes) -> Sample:

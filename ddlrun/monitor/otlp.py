@@ -35,7 +35,7 @@ class OtlpExporter:
         """
         now = round(time * 1e9)
         metrics = []
-        for gauge, group in groupby(sorted(values, key=_gauge_name), key=lambda value: value.gauge):
+        for gauge, group in groupby(sorted(values, key=lambda value: value.gauge.name), key=lambda value: value.gauge):
             points = [export.NumberDataPoint(dict(value.labels), now, now, value.value) for value in group]
             metrics.append(export.Metric(gauge.name, gauge.help, UNITS[gauge.unit], export.Gauge(points)))
         scopes = [export.ScopeMetrics(self._scope, metrics, "")]
@@ -46,10 +46,6 @@ class OtlpExporter:
     def close(self) -> None:
         """Close the connection."""
         self._exporter.shutdown()
-
-
-def _gauge_name(value: GaugeValue) -> str:
-    return value.gauge.name
 
 
 def follow_values(path: str, name: str, may_run: Callable[[], bool]) -> Iterator[tuple[float, list[GaugeValue]]]:

@@ -2,13 +2,13 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.findings import Finding
 from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import sample_record
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.ranges import parse_ranges
 from ddlrun.units import render_byte_rate, render_bytes
@@ -65,8 +65,8 @@ def top_record(folder: str, history: History) -> "TopRecord":
             {"cause": it.cause.value, "ranks": it.ranks, "host": it.host, "severity": it.severity, "text": it.text}
             for it in findings
         ],
-        "ranks": [sample_record(ranks[name][-1]) for name in sort_by_trouble(ranks, findings)],
-        "hosts": [sample_record(samples[-1]) for samples in history.hosts(1).values()],
+        "ranks": [asdict(ranks[name][-1]) for name in sort_by_trouble(ranks, findings)],
+        "hosts": [asdict(samples[-1]) for samples in history.hosts(1).values()],
     }
 
 

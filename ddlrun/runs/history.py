@@ -142,11 +142,6 @@ def find_folder(text: str, state: str) -> str | None:
     return folder if name is not None and os.path.isdir(folder) else None
 
 
-def run_names(state: str) -> list[str]:
-    """Return the names of the runs in a state folder, the latest first."""
-    return list(newest_first(state))
-
-
 def _last_folder(state: str) -> str:
     """Return the folder of the run that was started last. Raises InputError where there is none."""
     last = os.path.realpath(f"{state}/last")

@@ -25,12 +25,6 @@ class Source:
     stream: int
 
 
-def run_sources(folder: str) -> list[Source]:
-    """Return the logs of all ranks."""
-    files = RunDir(folder)
-    return [Source(files.stdout, 0), Source(files.stderr, 1)]
-
-
 def rank_sources(folder: str, ranks: Iterable[int]) -> list[Source]:
     """Return the logs of some ranks, which a run that is starting does not have yet.
 
@@ -78,7 +72,8 @@ def read_logs(
 
 
 def _sources(folder: str, ranks: Iterable[int] | None) -> list[Source]:
-    return run_sources(folder) if ranks is None else rank_sources(folder, ranks)
+    files = RunDir(folder)
+    return [Source(files.stdout, 0), Source(files.stderr, 1)] if ranks is None else rank_sources(folder, ranks)
 
 
 def _follow(reader: "LogReader", folder: str) -> Iterator[tuple[int, bytes]]:

@@ -14,7 +14,7 @@ from ddlrun.plan import Plan
 from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.rank.process_stat import read_stat
 from ddlrun.remote.probe import is_local
-from ddlrun.runs.store import state_folder, write_private
+from ddlrun.runs.store import write_private
 
 # How often, and after how many seconds, a launch tries to lock the registry: at most 2 s.
 LOCK_TRIES, LOCK_SECONDS = 200, 0.01
@@ -168,14 +168,3 @@ def forget_run(folder: str, run_id: str) -> None:
     """Remove the record of a run that has ended."""
     with suppress(OSError):
         os.unlink(f"{folder}/active/{run_id}")
-
-
-@contextmanager
-def record_run(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
-    """Keep a record of the run for `ddlrun ps` while it lasts."""
-    folder = state_folder(environ)
-    write_record(plan, folder)
-    try:
-        yield
-    finally:
-        forget_run(folder, plan.run_id)

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
@@ -158,15 +158,16 @@ def write_report(plan: Plan, report: str) -> None:
         write_private(plan.run_dir.report, [report])
 
 
+def open_private(path: str, flags: int) -> int:
+    """Open a file that only its user can read, as the opener of `open`. Raises OSError."""
+    return os.open(path, flags, 0o600)
+
+
 def write_private(path: str, blocks: Iterable[str]) -> None:
     """Write a file that only its user can read; readers find all of it or no file. Raises OSError.
 
     Bytes of arguments that are not UTF-8 stay.
     """
-
-    def open_private(name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600)
-
     new = f"{path}.new"
     try:
         with open(new, "w", encoding="utf-8", errors="surrogateescape", opener=open_private) as file:
@@ -219,18 +220,7 @@ def bindings(reports: Iterable[str], ranks: int) -> "BindingsRecord":
         "ranks": ranks,
         "reported": len(records),
         "different": different,
-        "bindings": [_binding_dict(record) for record in records],
-    }
-
-
-def _binding_dict(record: Mapping[str, str]) -> "BindingRecord":
-    return {
-        "rank": int(record["rank"]),
-        "host": record["host"],
-        "cpus": record["cpus"],
-        "planned": record["planned"],
-        "gpus": record["gpus"],
-        "problem": record["problem"],
+        "bindings": [cast("BindingRecord", {**record, "rank": int(record["rank"])}) for record in records],
     }
 
 

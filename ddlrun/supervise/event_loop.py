@@ -211,7 +211,7 @@ class Supervision:
 
     def _finish(self, signals: Signals) -> int:
         """Write what is left, and close everything; return the number of bytes of output that were not printed."""
-        signals.ignore_pipe()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         for peer in self._keepers.peers.values():
             if peer.rank is not None:
                 end = self.record.ends.get(peer.rank)

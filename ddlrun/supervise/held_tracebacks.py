@@ -72,14 +72,14 @@ class HeldTracebacks:
         shown = set[str]()
         if root is not None:
             yield root.rank, _without_end(self.release(root.rank), root.tail)
-            shown.add(_signature(last_lines(root.tail)))
+            shown.add(_signature(root.tail))
         for rank in list(self._held):
             text, end = self.release(rank), by_rank.get(rank)
             covered = root is not None and end is not None and is_collateral(end)
-            while text and (covered or _signature_of(text) in shown):
+            while text and (covered or _signature(text.decode(errors="replace")) in shown):
                 text, covered = _before_failure(text), False
             if text:
-                shown.add(_signature_of(text))
+                shown.add(_signature(text.decode(errors="replace")))
                 yield rank, text
 
 
@@ -95,10 +95,6 @@ def _before_failure(text: bytes) -> bytes:
     return b"".join(line + b"\n" for line in text.split(b"\n")[: failure.start if failure else 0])
 
 
-def _signature_of(text: bytes) -> str:
-    return _signature(last_lines(text.decode(errors="replace")))
-
-
-def _signature(lines: list[str]) -> str:
+def _signature(text: str) -> str:
     """Return a text that is equal for tracebacks of the same lines of the program."""
-    return "\n".join(line if line.startswith(" ") else without_numbers(line) for line in lines)
+    return "\n".join(line if line.startswith(" ") else without_numbers(line) for line in last_lines(text))

@@ -98,10 +98,6 @@ class JobRecord:
             wrote_to="standard output" if from_output else "standard error",
         )
 
-    def add_lost(self, peer: KeeperConnection) -> None:
-        """Record a rank whose keeper is gone."""
-        self.lost_ranks.append(f"rank {peer.rank} on {peer.host}")
-
     def blame_manager(self, manager: ManagerProcess) -> EndReason:
         """Return the reason why the process manager ended before its ranks, or failed; record the host that it lost.
 

@@ -175,7 +175,7 @@ class KeeperReactions:
 
     def lose_rank(self, peer: KeeperConnection) -> None:
         """Record a rank whose keeper will report nothing more."""
-        self._record.add_lost(peer)
+        self._record.lost_ranks.append(f"rank {peer.rank} on {peer.host}")
         if peer.rank is not None:
             self.input.end(peer.rank)
             self._stalls.end(peer.rank)

@@ -12,7 +12,6 @@ from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJo
 from ddlrun.rank.program_input import VARIABLE
 from ddlrun.remote.manager_start import copy_stdin
 from ddlrun.remote.sessions import guard_session
-from ddlrun.runs.registry import record_run
 from ddlrun.schedulers import JobEnd
 from ddlrun.supervise.run import FinishedJob, ManagerCommand, run_job
 from ddlrun.supervise.signals import Signals
@@ -45,7 +44,6 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
     with (
         guard_session(options.grace + SLACK_SECONDS, path) as guard,
         _session_folder(path if folder_names else None) as folder,
-        record_run(plan, environ),
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
         argv, arguments = plan.short_command()

@@ -101,10 +101,6 @@ class Signals:
         finally:
             self._interruptible = False
 
-    def ignore_pipe(self) -> None:
-        """Ignore SIGPIPE from now on."""
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-
     def take(self) -> list[int]:
         """Return the queued signals, oldest first, and empty the queue."""
         pending, self._pending = self._pending, []

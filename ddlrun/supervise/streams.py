@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from typing import IO
 
+from ddlrun.runs.store import open_private
 from ddlrun.supervise.backlog import Backlog
 
 # With more bytes than this waiting for a slow terminal or pipe, the ranks are not read any more.
@@ -163,7 +164,7 @@ class OutputLog:
             return
         try:
             if self._file is None:
-                self._file = open(self._path, self._mode, buffering=0, opener=_open_private)  # noqa: SIM115 - `close`
+                self._file = open(self._path, self._mode, buffering=0, opener=open_private)  # noqa: SIM115 - `close`
                 self._mode = "ab"
             self._file.write(block)
         except OSError as error:
@@ -175,7 +176,3 @@ class OutputLog:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -14,7 +14,7 @@ from ddlrun.environment.frameworks import FRAMEWORKS
 from ddlrun.mapping.topology_request import UNITS
 from ddlrun.network.presets import BETWEEN, INSIDE
 from ddlrun.preflight.judge import NAMES
-from ddlrun.runs.history import run_names
+from ddlrun.runs.history import newest_first
 from ddlrun.runs.names import LAST, strip_date
 from ddlrun.runs.registry import read_runs
 from ddlrun.runs.store import state_folder
@@ -65,7 +65,7 @@ def _active_runs(_ctx: click.Context, _last: str) -> Iterator[str]:
 
 def _runs(ctx: click.Context, last: str) -> Iterator[str]:
     """Yield the names of all runs, or the words of their names for a word that is no date, the latest first."""
-    names = (*_active_runs(ctx, last), *run_names(state_folder(os.environ)))
+    names = (*_active_runs(ctx, last), *newest_first(state_folder(os.environ)))
     yield from names
     if last:
         yield from (LAST, *map(strip_date, names))
