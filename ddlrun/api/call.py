@@ -38,7 +38,8 @@ def main(folder: str) -> None:
     linecache.cache.update(cells)
     sys.path.extend(entry for entry in paths if entry not in sys.path)
     try:
-        result = _call(call)
+        function, args = pickle.loads(call)  # noqa: S301 - as below
+        result = function(*args)
     except Exception as error:  # noqa: BLE001 - the function's
         _fail(path, "".join(traceback.format_exception(type(error), error, _own_frames_left_out(error))), error)
     try:
@@ -69,11 +70,6 @@ def _read_function(folder: str) -> tuple[list[str], dict[str, Any], bytes]:
         )
         sys.exit(EXIT_NO_FUNCTION)
     return paths, cells, call
-
-
-def _call(call: bytes) -> object:
-    function, args = pickle.loads(call)  # noqa: S301 - as above
-    return function(*args)
 
 
 def _own_frames_left_out(error: BaseException) -> Any:  # noqa: ANN401 - a traceback or None

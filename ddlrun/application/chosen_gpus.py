@@ -27,11 +27,6 @@ def render_choice(variables: Mapping[str, str]) -> str:
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
-def render_own_choice() -> str:
-    """Return sh assignments for the variables of this process that choose GPUs by number."""
-    return render_choice({name: value for name, value in os.environ.items() if not re.search(UUID, value)})
-
-
 def check_named_gpus(machines: Mapping[str, Machine], launcher: AgentLauncher) -> None:
     """Raise InputError if a variable names GPUs of one host by UUID, but ranks also use GPUs of others."""
     named = [name for name in CHOOSING if name in os.environ and re.search(UUID, os.environ[name])]

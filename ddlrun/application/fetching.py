@@ -36,20 +36,17 @@ class Fetched(NamedTuple):
     """Host -> files that are never copied back, such as links."""
 
 
-def fetch(settings: Settings, plan: Plan, outcome: Outcome, reporter: Reporter) -> None:
+def fetch(request: ShipRequest, settings: Settings, plan: Plan, outcome: Outcome, reporter: Reporter) -> None:
     """Copy the files of --fetch back from the hosts, and show which; those of lost hosts stay there.
 
     Raises UnreachableError where a file is missing and the job itself has not failed.
     """
-    request = settings.ship
-    if request is None:
-        return
     hosts = [name for name in plan.placement.hosts.names if name not in outcome.lost_hosts]
     place = f"{request.run_folder(plan.run_id)}{request.working_folder}"
     if outcome.requested:
         try_line(reporter, "fetching results; Ctrl-C leaves them on the hosts")
     try:
-        fetched = _fetch(settings, plan, hosts)
+        fetched = _fetch(request, settings, plan, hosts)
     except OSError as error:
         fetched = Fetched((), [f"`--fetch`: {error.filename or request.working_folder}: {error.strerror}"], {})
     except BaseException:
@@ -70,8 +67,8 @@ def fetch(settings: Settings, plan: Plan, outcome: Outcome, reporter: Reporter) 
             try_line(reporter, f"error: {problem}")
 
 
-def _fetch(settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:
-    request, folder = settings.ship or ShipRequest((), "", ""), os.getcwd()
+def _fetch(request: ShipRequest, settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:
+    folder = os.getcwd()
     since = os.stat(plan.run_dir.plan).st_mtime
     others = [name for name in hosts if name not in plan.local_hosts]
     prefix = f"{INCOMING}{os.uname().nodename}-"

@@ -1,6 +1,7 @@
 """Input of several commands: hosts, hostfiles, machine descriptions and saved probe replies."""
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ddlrun.application.chosen_gpus import check_named_gpus, chooses_gpus, render_choice, render_own_choice
+from ddlrun.application.chosen_gpus import UUID, check_named_gpus, chooses_gpus, render_choice
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine, MachineNoteCode, machine_note
@@ -198,7 +199,8 @@ def reach(
     allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in launcher.gpus.items()}
     own = next((line for name, line in allocated.items() if is_local(name)), "")
     given = render_choice(variables)
-    chosen = given if chooses_gpus(launcher) else render_own_choice() + given
+    by_number = {name: value for name, value in os.environ.items() if not re.search(UUID, value)}
+    chosen = given if chooses_gpus(launcher) else render_choice(by_number) + given
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
         from ddlrun.remote.fan_out import FANOUT, run_on_hosts  # noqa: PLC0415 - 2 ms, for jobs over several hosts alone

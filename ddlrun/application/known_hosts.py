@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hostfile
@@ -15,7 +16,9 @@ SYSTEM_HOSTS = "/etc/hosts"
 def known_hosts(hostfile: str | None) -> list[str]:
     """Return the hosts of a hostfile; without one, those of ssh's files and of /etc/hosts."""
     if hostfile is not None:
-        return _hostfile_hosts(_read(hostfile), hostfile)
+        with suppress(InputError):
+            return list(parse_hostfile(_read(hostfile), hostfile).names)
+        return []
     names = [
         *parse_ssh_config(_read(SSH_CONFIG)),
         *parse_known_hosts(_read(SSH_KNOWN_HOSTS)),
@@ -42,13 +45,6 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-def _hostfile_hosts(text: str, path: str) -> list[str]:
-    try:
-        return list(parse_hostfile(text, path).names)
-    except InputError:
-        return []
 
 
 def parse_ssh_config(text: str) -> list[str]:

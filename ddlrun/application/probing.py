@@ -22,7 +22,8 @@ def probe_hosts(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str
     host_list, launcher = read_job_hosts(hosts, options)
     check_distinct(host_list)
     target = reach(launcher, options["timeout"])
-    cache = ProbeFileCache(_cache_folder(), refresh=options["refresh"])
+    folder = f"{os.environ.get('XDG_CACHE_HOME') or os.environ['HOME'] + '/.cache'}/ddlrun/hosts"
+    cache = ProbeFileCache(folder, refresh=options["refresh"])
     probed = probe_fully(host_list, target, cache)
     if options["save"]:
         _save(options["save"], host_list, probed)
@@ -54,10 +55,6 @@ def _write_folder(folder: str, texts: Mapping[str, str]) -> None:
     os.makedirs(folder, exist_ok=True)
     for name, text in {**texts, MANIFEST: render_manifest(texts)}.items():
         write_atomically(f"{folder}/{name}", [text], "--save")
-
-
-def _cache_folder() -> str:
-    return f"{os.environ.get('XDG_CACHE_HOME') or os.environ['HOME'] + '/.cache'}/ddlrun/hosts"
 
 
 class ProbeFileCache:

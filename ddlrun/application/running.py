@@ -104,10 +104,11 @@ def write_files(planned: Planned) -> Planned:
 
 def ship_files(planned: Planned) -> Planned:
     """Put the files of --ship on the hosts. Raises InputError, PreflightError or UnreachableError."""
-    if planned.attempt.settings.ship is not None:
+    attempt = planned.attempt
+    if attempt.settings.ship is not None:
         from ddlrun.application.shipping import ship  # noqa: PLC0415 - 22 ms, for --ship alone
 
-        ship(planned.attempt.settings, planned.plan, planned.attempt.reporter)
+        ship(attempt.settings.ship, attempt.settings, planned.plan, attempt.reporter)
     return planned
 
 
@@ -238,11 +239,11 @@ def _describe_unchecked(failed: Mapping[str, FinishedProcess]) -> str:
 
 def fetch_files(finished: Finished) -> Finished:
     """Copy the files of --fetch back to the working folder. Raises UnreachableError where results are missing."""
-    request = finished.attempt.settings.ship
+    attempt, request = finished.attempt, finished.attempt.settings.ship
     if request is not None and request.fetched:
         from ddlrun.application.fetching import fetch  # noqa: PLC0415 - 50 ms, for --fetch alone
 
-        fetch(finished.attempt.settings, finished.plan, finished.outcome, finished.attempt.reporter)
+        fetch(request, attempt.settings, finished.plan, finished.outcome, attempt.reporter)
     return finished
 
 

@@ -42,11 +42,8 @@ LONGEST_SECONDS = 86400.0
 KEEPALIVES, KEEPALIVE_SECONDS = 5, 120.0
 
 
-def ship(settings: Settings, plan: Plan, reporter: Reporter) -> None:
+def ship(request: ShipRequest, settings: Settings, plan: Plan, reporter: Reporter) -> None:
     """Put the files of --ship on the hosts of a plan. Raises InputError, PreflightError or UnreachableError."""
-    request = settings.ship
-    if request is None:
-        return
     if not (settings.hosts.launcher.passes_stdin or settings.hosts.all_local):
         raise InputError(
             f"`--ship`: {settings.hosts.launcher.reason} does not pass standard input on; use another `--launcher`"

@@ -46,7 +46,8 @@ class PendingManager:
         if request.manager == OWN:
             self._chosen = _check_own(request, environ)
         elif request.manager == SRUN and request.dry_run and find_mpirun(request.mpirun or SRUN, environ) is None:
-            self._chosen = _missing_srun(environ)
+            features = parse_features("", "")
+            self._chosen = make_srun(SRUN, "not installed here", "--process-manager srun", features, environ)
         if self._chosen is not None:
             return
         if request.manager == SRUN:
@@ -76,11 +77,6 @@ class PendingManager:
             return self._query.result()
         self._query.discard()
         return own_manager(reason)
-
-
-def _missing_srun(environ: Mapping[str, str]) -> ProcessManager:
-    """Return an srun that is not installed here, for a plan that is only printed."""
-    return make_srun(SRUN, "not installed here", "--process-manager srun", parse_features("", ""), environ)
 
 
 def _without_mpirun(mpi: ProgramMpi) -> ProcessManager:

@@ -74,11 +74,11 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> FoundProgram |
     """
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     if named is not None:
-        path, reason = _which(named, environ), "--mpirun"
+        path, reason = shutil.which(named, path=environ.get("PATH")), "--mpirun"
     elif os.access(beside, os.X_OK):
         path, reason = beside, "beside this Python, whose mpi4py loads the same MPI"
     else:
-        path, reason = _which("mpirun", environ), "first on PATH"
+        path, reason = shutil.which("mpirun", path=environ.get("PATH")), "first on PATH"
     return None if path is None else FoundProgram(os.path.abspath(path), reason)
 
 
@@ -109,10 +109,6 @@ def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> ProcessManag
             if version is not None:
                 return kind(path, version, reason)
     return parse_program(reply.out, path, reason)
-
-
-def _which(name: str, environ: Mapping[str, str]) -> str | None:
-    return shutil.which(name, path=environ.get("PATH"))
 
 
 def probe_builds(python: str, libraries: Sequence[str], environ: Mapping[str, str]) -> dict[str, FrameworkBuild]:

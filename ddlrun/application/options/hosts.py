@@ -60,7 +60,6 @@ def _named_hosts(options: Options, _allocation: Allocation | None) -> HostList |
 def _rankfile_hosts(options: Options, _allocation: Allocation | None) -> HostList | None:
     if not options["rankfile"]:
         return None
-
     names = parse_host_names(read_rankfile(options["rankfile"]))
     if not names:
         raise InputError(f"rank file {options['rankfile']}: no line places a rank; ddlrun lint explains each line")
@@ -73,20 +72,12 @@ def _saved_hosts(options: Options, _allocation: Allocation | None) -> HostList |
     return HostList(tuple(map(Host, load_hosts(options["load"]))), f"--load {options['load']}")
 
 
-def _allocated_hosts(_options: Options, allocation: Allocation | None) -> HostList | None:
-    return allocation.hosts if allocation is not None else None
-
-
-def _this_machine(_options: Options, _allocation: Allocation | None) -> HostList:
-    return read_hosts(None, None)
-
-
 HOST_READERS: dict[str, Callable[[Options, Allocation | None], HostList | None]] = {
     "--hosts or --hostfile": _named_hosts,
     "the hosts of --rankfile": _rankfile_hosts,
     "the hosts of --load": _saved_hosts,
-    "the scheduler's job": _allocated_hosts,
-    "this machine": _this_machine,
+    "the scheduler's job": lambda _options, allocation: allocation.hosts if allocation is not None else None,
+    "this machine": lambda _options, _allocation: read_hosts(None, None),
 }
 
 

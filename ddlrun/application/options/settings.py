@@ -162,23 +162,18 @@ def _read_check(options: Options) -> CheckOptions:
 
     Raises InputError on an unknown check, even where none is made.
     """
-    checks = read_check_names(options)
+    names = options.get("only_checks")
+    checks = None
+    if names is not None:
+        from ddlrun.application.check import parse_checks  # noqa: PLC0415 - 4 ms, for --only-checks alone
+
+        checks = parse_checks(names)
     return CheckOptions(
         checks=frozenset() if options.get("skip_checks") or options.get("dry_run") else checks,
         network=options.get("network"),
         interfaces=tuple(filter(None, (options.get("network_interface") or "").split(","))),
         seconds=options.get("start_timeout") or 0.0,
     )
-
-
-def read_check_names(options: Options) -> frozenset[str] | None:
-    """Return the checks of --only-checks; None: all. Raises InputError on an unknown name."""
-    names = options.get("only_checks")
-    if names is None:
-        return None
-    from ddlrun.application.check import parse_checks  # noqa: PLC0415 - 4 ms, for --only-checks alone
-
-    return parse_checks(names)
 
 
 def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:

@@ -48,15 +48,10 @@ def read_ship(options: Options, program: tuple[str, ...]) -> ShipRequest | None:
     )
 
 
-def default_folder() -> str:
-    """Return the default folder of shipped files on each host."""
-    return f"/tmp/ddlrun-ship-{os.geteuid()}"  # noqa: S108 - it is made so that this user alone can write there
-
-
 def read_folder(folder: str | None) -> str:
     """Return the folder of shipped files on each host. Raises InputError for a relative path."""
     if folder is None:
-        return default_folder()
+        return f"/tmp/ddlrun-ship-{os.geteuid()}"  # noqa: S108 - it is made so that this user alone can write there
     if not os.path.isabs(folder):
         raise InputError(f"`--ship-dir` {folder}: write the whole path, such as /local/scratch/ddlrun")
     return os.path.normpath(folder)

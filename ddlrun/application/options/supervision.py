@@ -39,7 +39,7 @@ def read_supervision(
         sample_interval=options["sample_interval"],
         stall_action=StallAction(options["stall_action"]),
         forward=parse_signals(options["forward_signals"]),
-        encryption=_read_encryption(options),
+        encryption=find_cryptography() if options.get("encrypt") else None,
         style=OutputStyle(
             tag=options["tag"],
             timestamp=options["timestamp_output"],
@@ -55,13 +55,6 @@ def read_supervision(
         status_line=os.isatty(2) and not options.get("quiet") and smart and not at_terminal,
         colour="NO_COLOR" not in os.environ and smart,
     )
-
-
-def _read_encryption(options: Mapping[str, Any]) -> str | None:
-    if not options.get("encrypt"):
-        return None
-
-    return find_cryptography()
 
 
 def requeued(folder: str, allocation: Allocation | None) -> str:

@@ -153,7 +153,7 @@ allow_root_option = option(
     "MPI", "--allow-run-as-root", is_flag=True, help="Allow root to start the job, as is usual in containers."
 )
 racks_option = option("Topology", "--racks", type=COUNT, metavar="N", help="Z: racks.")
-SHIP_FOLDER = "/tmp/ddlrun-ship-UID"  # noqa: S108 - see default_folder
+SHIP_FOLDER = "/tmp/ddlrun-ship-UID"  # noqa: S108 - see read_folder
 GRACE_HELP = "Time that ranks have to exit between SIGTERM and SIGKILL."
 TOPOLOGY_HELP = "X ranks per host, Y hosts per rack, Z racks, A aisles."
 ORDER_HELP = "host: consecutive ranks on each host; ddl: round robin over hosts, rank = x*Y*Z + y*Z + z"
