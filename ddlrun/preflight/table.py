@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, cast
 
 from ddlrun.hosts import fold
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings
@@ -105,16 +105,6 @@ def check_json(report: PreflightReport) -> str:
     record: RunCheckRecord = {
         "schema": "urn:ddlrun:run-check:1",
         "summary": _summary(report),
-        "findings": [_row_dict(row) for row in rows],
+        "findings": [cast("FindingGroupRecord", asdict(row)) for row in rows],
     }
     return json.dumps(record) + "\n"
-
-
-def _row_dict(row: _Row) -> "FindingGroupRecord":
-    return {
-        "check": row.check,
-        "hosts": row.hosts,
-        "level": row.level,
-        "message": row.message,
-        "remedy": row.remedy,
-    }

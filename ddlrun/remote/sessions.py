@@ -32,7 +32,7 @@ def guard_session(seconds: float, folder: str) -> Iterator[Callable[[int], None]
             session = _outlive_launcher(watched)
             if session is not None:
                 _end_later(session, seconds)
-                _remove(folder)
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os._exit(0)
     os.close(watched)
@@ -68,10 +68,6 @@ def _outlive_launcher(watched: int) -> int | None:
             return None
         session = int(message)
     return session
-
-
-def _remove(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_later(session: int, seconds: float) -> None:
