@@ -81,10 +81,10 @@ def archive_blocks(entries: Sequence[Entry]) -> Iterator[bytes]:
 
 
 def _manifest(entries: Sequence[Entry]) -> bytes:
-    rows = [
-        (entry.kind, entry.path[1:], entry.mode, entry.mtime, entry.size, entry.target, entry.prefix)
-        for entry in entries
-    ]
+    rows: list[tuple[object, ...]] = []
+    for entry in entries:
+        prefix = None if entry.prefix is None else (entry.prefix.path, entry.prefix.longest)
+        rows.append((entry.kind, entry.path[1:], entry.mode, entry.mtime, entry.size, entry.target, prefix))
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
