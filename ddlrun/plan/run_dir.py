@@ -1,112 +1,66 @@
 """The folder of a run: the paths of its files."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class RunDir(NamedTuple):
+class RunFile:
+    """A file of a run, whose path is an attribute of the run's folder."""
+
+    def __init__(self, name: str) -> None:
+        """Take its name in the folder."""
+        self._name = name
+
+    def __get__(self, folder: "RunDir", _owner: type) -> str:
+        """Return its path."""
+        return f"{folder.path}/{self._name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
     """The files of one run."""
 
     path: str
 
-    @property
-    def rankfile(self) -> str:
-        """The place of every rank, as the process manager reads it."""
-        return f"{self.path}/rankfile"
-
-    @property
-    def hostfile(self) -> str:
-        """The hosts with their slots, as the process manager reads it."""
-        return f"{self.path}/hostfile"
-
-    @property
-    def plan(self) -> str:
-        """The Plan as JSON."""
-        return f"{self.path}/plan.json"
-
-    @property
-    def start(self) -> str:
-        """The start of the run as JSON: its name, hosts and time, and the arguments of ddlrun launch."""
-        return f"{self.path}/run.json"
-
-    @property
-    def command(self) -> str:
-        """The command, to read or to paste."""
-        return f"{self.path}/command"
-
-    @property
-    def environment(self) -> str:
-        """The names of the variables that the ranks get, one per line; no values."""
-        return f"{self.path}/environment"
-
-    @property
-    def stdout(self) -> str:
-        """The standard output of the ranks."""
-        return f"{self.path}/stdout.log"
-
-    @property
-    def stderr(self) -> str:
-        """The standard error of the ranks and of the process manager."""
-        return f"{self.path}/stderr.log"
-
-    @property
-    def rank_logs(self) -> str:
-        """The folder with a log per rank: both streams, as they arrived."""
-        return f"{self.path}/ranks"
-
-    @property
-    def manager_log(self) -> str:
-        """The output of the process manager itself."""
-        return f"{self.path}/mpirun.log"
-
-    @property
-    def report(self) -> str:
-        """The reason of a failure, as it was printed."""
-        return f"{self.path}/report.txt"
-
-    @property
-    def check(self) -> str:
-        """The findings of the check of the hosts, as JSON; not written without a check."""
-        return f"{self.path}/check.json"
-
-    @property
-    def page(self) -> str:
-        """The run as an HTML page, once `ddlrun report` has written it."""
-        return f"{self.path}/report.html"
-
-    @property
-    def binding(self) -> str:
-        """The cores and GPUs that each rank really got, as JSON."""
-        return f"{self.path}/binding.json"
-
-    @property
-    def ddl(self) -> str:
-        """The events of ddlrun.ddl, one JSON object per line, written by rank 0."""
-        return f"{self.path}/ddl.jsonl"
-
-    @property
-    def metrics(self) -> str:
-        """The use of resources by ranks and hosts, one JSON object per line, while the run lasts."""
-        return f"{self.path}/metrics.jsonl"
-
-    @property
-    def events(self) -> str:
-        """The events of the run as --on-event gets them, one JSON object per line."""
-        return f"{self.path}/events.jsonl"
-
-    @property
-    def diagnosis(self) -> str:
-        """The last examination of the job, as JSON."""
-        return f"{self.path}/doctor.json"
-
-    @property
-    def examination_request(self) -> str:
-        """The request of `ddlrun doctor` for an examination, until ddlrun begins with it."""
-        return f"{self.path}/doctor.request"
-
-    @property
-    def outcome(self) -> str:
-        """The Outcome as JSON."""
-        return f"{self.path}/outcome.json"
+    rankfile = RunFile("rankfile")
+    """The place of every rank, as the process manager reads it."""
+    hostfile = RunFile("hostfile")
+    """The hosts with their slots, as the process manager reads it."""
+    plan = RunFile("plan.json")
+    """The Plan as JSON."""
+    start = RunFile("run.json")
+    """The start of the run as JSON: its name, hosts and time, and the arguments of ddlrun launch."""
+    command = RunFile("command")
+    """The command, to read or to paste."""
+    environment = RunFile("environment")
+    """The names of the variables that the ranks get, one per line; no values."""
+    stdout = RunFile("stdout.log")
+    """The standard output of the ranks."""
+    stderr = RunFile("stderr.log")
+    """The standard error of the ranks and of the process manager."""
+    rank_logs = RunFile("ranks")
+    """The folder with a log per rank: both streams, as they arrived."""
+    manager_log = RunFile("mpirun.log")
+    """The output of the process manager itself."""
+    report = RunFile("report.txt")
+    """The reason of a failure, as it was printed."""
+    check = RunFile("check.json")
+    """The findings of the check of the hosts, as JSON; not written without a check."""
+    page = RunFile("report.html")
+    """The run as an HTML page, once `ddlrun report` has written it."""
+    binding = RunFile("binding.json")
+    """The cores and GPUs that each rank really got, as JSON."""
+    ddl = RunFile("ddl.jsonl")
+    """The events of ddlrun.ddl, one JSON object per line, written by rank 0."""
+    metrics = RunFile("metrics.jsonl")
+    """The use of resources by ranks and hosts, one JSON object per line, while the run lasts."""
+    events = RunFile("events.jsonl")
+    """The events of the run as --on-event gets them, one JSON object per line."""
+    diagnosis = RunFile("doctor.json")
+    """The last examination of the job, as JSON."""
+    examination_request = RunFile("doctor.request")
+    """The request of `ddlrun doctor` for an examination, until ddlrun begins with it."""
+    outcome = RunFile("outcome.json")
+    """The Outcome as JSON."""
 
 
 def rank_log(run_folder: str, rank: int, ranks: int) -> str:

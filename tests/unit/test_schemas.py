@@ -25,7 +25,7 @@ from ddlrun.machine.preset import MachineDescription, parse_machine
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
 from ddlrun.plan.config_file import parse_config
 from ddlrun.plan.outcome import Outcome, RankEnd
-from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.run_dir import RunDir, RunFile
 from ddlrun.plan.tuning_profile import Profile, render_profiles
 from ddlrun.topology import Topology
 from ddlrun.units import parse_bytes, parse_rate, parse_seconds
@@ -83,7 +83,7 @@ def test_every_command_with_json_has_a_schema() -> None:
 
 
 def test_every_json_file_of_a_run_folder_has_a_schema() -> None:
-    paths = {getattr(RunDir("."), name) for name, kind in vars(RunDir).items() if isinstance(kind, property)}
+    paths = {getattr(RunDir("."), name) for name, kind in vars(RunDir).items() if isinstance(kind, RunFile)}
     assert {os.path.basename(path) for path in paths if path.endswith((".json", ".jsonl"))} == set(RUN_FILES)
 
 
