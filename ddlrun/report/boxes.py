@@ -25,15 +25,18 @@ class PackageBox:
 
 @dataclass(frozen=True, slots=True)
 class MachineBoxes:
-    """The packages of a machine, and the GPUs and NICs whose package is unknown."""
+    """The packages of a machine, the GPUs and NICs whose package is unknown, and the local ranks on its cores."""
 
     packages: tuple[PackageBox, ...]
     gpus: tuple[GPU, ...]
     nics: tuple[NIC, ...]
+    local_ranks: Sequence[LocalRankPlacement]
+    owners: Mapping[int, list[int]]
+    """The logical index of a core -> the local ranks on it."""
 
 
-def boxes_of(machine: Machine) -> MachineBoxes:
-    """Return the boxes of a machine."""
+def boxes_of(machine: Machine, local_ranks: Sequence[LocalRankPlacement]) -> MachineBoxes:
+    """Return the boxes of a machine with its local ranks."""
     homes = {core.numa_node for core in machine.cores}
     labelled = len(homes) > 1 and any(core.numa_node not in (None, core.package) for core in machine.cores)
     packages = []
@@ -52,16 +55,11 @@ def boxes_of(machine: Machine) -> MachineBoxes:
         )
     gpus = tuple(gpu for gpu in machine.gpus if gpu.package is None)
     nics = tuple(nic for nic in machine.nics or () if nic.package is None and machine.measured)
-    return MachineBoxes(tuple(packages), gpus, nics)
-
-
-def owners_of(local_ranks: Sequence[LocalRankPlacement]) -> Mapping[int, list[int]]:
-    """Return the local ranks on each core, by the core's logical index."""
     owners: dict[int, list[int]] = {}
     for placed in local_ranks:
         for core in placed.cores:
             owners.setdefault(core.logical_index, []).append(placed.local_rank)
-    return owners
+    return MachineBoxes(tuple(packages), gpus, nics, local_ranks, owners)
 
 
 def sign(core: Core, owners: Mapping[int, list[int]]) -> str:

@@ -1,13 +1,13 @@
 """Placement as a picture for a terminal: machines as boxes, one drawing for hosts that are alike."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
-from ddlrun.report.boxes import MARKS, ROW, PackageBox, boxes_of, gpu_label, nic_label, owners_of, sign
+from ddlrun.report.boxes import MARKS, ROW, MachineBoxes, PackageBox, boxes_of, gpu_label, nic_label, sign
 
 LEGEND = f"one character per core: {MARKS}"
 
@@ -24,15 +24,6 @@ class BoxStyle:
 
 UNICODE = BoxStyle()
 ASCII = BoxStyle("+-+", "+-+", "|", "->")
-
-
-@dataclass(frozen=True, slots=True)
-class _TextDrawing:
-    """The local ranks of a host, those on each core, and the style of its boxes."""
-
-    local_ranks: Sequence[LocalRankPlacement]
-    owners: Mapping[int, list[int]]
-    style: BoxStyle
 
 
 def render_placement(placement: Placement, width: int, style: BoxStyle = UNICODE) -> str:
@@ -52,9 +43,8 @@ def render_machine(machine: Machine, width: int, style: BoxStyle = UNICODE) -> s
 def _machine_lines(
     machine: Machine, local_ranks: Sequence[LocalRankPlacement], width: int, style: BoxStyle
 ) -> Iterator[str]:
-    boxes = boxes_of(machine)
-    drawing = _TextDrawing(local_ranks, owners_of(local_ranks), style)
-    blocks = [list(_box_lines(box, drawing)) for box in boxes.packages]
+    boxes = boxes_of(machine, local_ranks)
+    blocks = [list(_box_lines(box, boxes, style)) for box in boxes.packages]
     widest = max(len(block[0]) for block in blocks)
     per_row = max(1, (width - 2) // (widest + 1))
     for start in range(0, len(blocks), per_row):
@@ -73,9 +63,8 @@ def _blank(block: Sequence[str], style: BoxStyle) -> str:
     return f"{style.side}{' ' * (len(block[0]) - 2)}{style.side}"
 
 
-def _box_lines(box: PackageBox, drawing: _TextDrawing) -> Iterator[str]:
-    style = drawing.style
-    content = list(_content(box, drawing))
+def _box_lines(box: PackageBox, boxes: MachineBoxes, style: BoxStyle) -> Iterator[str]:
+    content = list(_content(box, boxes, style.arrow))
     title = f" package {box.package} "
     inner = max(len(title) + 1, *(len(line) + 2 for line in content))
     yield style.top[0] + title.ljust(inner, style.top[1]) + style.top[2]
@@ -84,18 +73,18 @@ def _box_lines(box: PackageBox, drawing: _TextDrawing) -> Iterator[str]:
     yield style.bottom[0] + style.bottom[1] * inner + style.bottom[2]
 
 
-def _content(box: PackageBox, drawing: _TextDrawing) -> Iterator[str]:
+def _content(box: PackageBox, boxes: MachineBoxes, arrow: str) -> Iterator[str]:
     if not box.nodes:
         yield "no cores"
     labels = [f"NUMA {node}" if box.labelled and node is not None else "" for node, _ in box.nodes]
     margin = max(map(len, labels), default=0) + 1 if box.labelled else 0
     for label, (_, cores) in zip(labels, box.nodes, strict=True):
-        signs = [sign(core, drawing.owners) for core in cores]
+        signs = [sign(core, boxes.owners) for core in cores]
         for start in range(0, len(signs), ROW):
             yield (label if not start else "").ljust(margin) + _grouped(signs[start : start + ROW])
     for gpu in box.gpus:
         node = f" (NUMA {gpu.numa_node})" if box.labelled and len(box.nodes) > 1 and gpu.numa_node is not None else ""
-        yield gpu_label(gpu, drawing.local_ranks, drawing.style.arrow) + node
+        yield gpu_label(gpu, boxes.local_ranks, arrow) + node
     yield from map(nic_label, box.nics)
 
 

@@ -7,7 +7,7 @@ from ddlrun.hosts import fold
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
-from ddlrun.report.boxes import ROW, PackageBox, boxes_of, gpu_label, nic_label, owners_of, sign
+from ddlrun.report.boxes import ROW, MachineBoxes, PackageBox, boxes_of, gpu_label, nic_label, sign
 from ddlrun.report.record import HostGroup
 
 # Pixels.
@@ -29,14 +29,6 @@ class _Part:
     elements: list[str]
     width: float
     height: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Occupancy:
-    """The local ranks of a host, and those on each core."""
-
-    local_ranks: Sequence[LocalRankPlacement]
-    owners: Mapping[int, list[int]]
 
 
 def render_svg(placement: Placement) -> str:
@@ -68,12 +60,11 @@ def render_groups(groups: Iterable[HostGroup]) -> str:
 
 
 def _machine(machine: Machine, local_ranks: Sequence[LocalRankPlacement], top: float) -> _Part:
-    boxes = boxes_of(machine)
-    occupancy = _Occupancy(local_ranks, owners_of(local_ranks))
+    boxes = boxes_of(machine, local_ranks)
     elements: list[str] = []
     left, height = 10.0, 0.0
     for box in boxes.packages:
-        drawn = _box(box, occupancy, left, top)
+        drawn = _box(box, boxes, left, top)
         elements += drawn.elements
         left += drawn.width + 10
         height = max(height, drawn.height)
@@ -84,7 +75,7 @@ def _machine(machine: Machine, local_ranks: Sequence[LocalRankPlacement], top: f
     return _Part(elements, left, height)
 
 
-def _box(box: PackageBox, occupancy: _Occupancy, left: float, top: float) -> _Part:
+def _box(box: PackageBox, boxes: MachineBoxes, left: float, top: float) -> _Part:
     elements: list[str] = []
     y = top + 24.0
     columns = min(ROW // 2, max((len(cores) for _, cores in box.nodes), default=0))
@@ -94,9 +85,9 @@ def _box(box: PackageBox, occupancy: _Occupancy, left: float, top: float) -> _Pa
             y += 16
         for place, core in enumerate(cores):
             x = left + 8 + place % columns * _STEP
-            elements.append(_core(core, occupancy.owners, x, y + place // columns * _STEP))
+            elements.append(_core(core, boxes.owners, x, y + place // columns * _STEP))
         y += -(-len(cores) // columns) * _STEP + 4
-    for label, colour in _devices(box, occupancy.local_ranks):
+    for label, colour in _devices(box, boxes.local_ranks):
         elements.append(f'<rect x="{left + 8:.0f}" y="{y:.0f}" width="10" height="10" fill="{colour}" stroke="#555"/>')
         elements.append(_text(left + 24, y + 10, label))
         y += 17
