@@ -181,22 +181,14 @@ def write_private(path: str, blocks: Iterable[str]) -> None:
 
 def reserve_outcome(files: RunDir) -> None:
     """Reserve disk space for the outcome in the file that `write_private` replaces; ignore errors."""
-    with suppress(OSError):
-        file = os.open(f"{files.outcome}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.posix_fallocate(file, 0, RESERVED_BYTES)
-        finally:
-            os.close(file)
+    with suppress(OSError), open(f"{files.outcome}.new", "xb", opener=open_private) as file:
+        os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
 
 
 def append_private(path: str, line: str) -> None:
     """Append a line to a file that only its user can read; a full disk is ignored."""
-    with suppress(OSError):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
+    with suppress(OSError), open(path, "ab", buffering=0, opener=open_private) as file:
+        file.write(line.encode())
 
 
 def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
