@@ -34,9 +34,8 @@ from ddlrun.runs.store import (
     write_run_dir,
 )
 from ddlrun.schedulers import read_job_end
-from ddlrun.supervise.launch import apply_job_end, run_plan
+from ddlrun.supervise.launch import FinishedJob, apply_job_end, run_plan
 from ddlrun.supervise.listener import check_files
-from ddlrun.supervise.run import FinishedJob
 from ddlrun.supervise.signals import Signals
 
 # The reply of a host whose search was interrupted.

@@ -6,8 +6,10 @@ import re
 from contextlib import suppress
 from typing import Any, TypedDict
 
+from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import rank_log
 from ddlrun.runs.events import EventRecord
+from ddlrun.runs.log_files import count_ranks
 
 # The part of a log that is shown.
 LOG_BYTES = 1 << 16
@@ -70,18 +72,10 @@ def describe_event(record: EventRecord) -> str:
     return f"failed: {record['reason'] or 'exit code ' + str(record['exit_code'])}"
 
 
-def read_log(folder: str, rank: int, plan: str) -> str:
-    """Return the end of a rank's log, as whole lines if possible; empty where it has printed nothing.
-
-    Args:
-        folder: The run folder.
-        rank: The rank.
-        plan: The file of the plan.
-    """
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        with open(plan, encoding="utf-8") as file:
-            ranks = len(json.load(file)["ranks"])
-        with open(rank_log(folder, rank, ranks), "rb") as log:
+def read_log(folder: str, rank: int) -> str:
+    """Return the end of a rank's log, as whole lines if possible; empty where it has printed nothing."""
+    with suppress(OSError, InputError):
+        with open(rank_log(folder, rank, count_ranks(folder)), "rb") as log:
             start = max(0, log.seek(0, os.SEEK_END) - LOG_BYTES)
             log.seek(start)
             text = log.read(LOG_BYTES)

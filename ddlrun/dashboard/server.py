@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler
 from ddlrun.dashboard.feed import RunFeed
 from ddlrun.dashboard.run_files import read_log
 from ddlrun.monitor.server import LOOPBACK, REQUEST_SECONDS, LocalServer
-from ddlrun.plan.run_dir import RunDir
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
 # Pages that are open at the same time.
@@ -111,8 +110,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
         if not (rank.isascii() and rank.isdigit() and len(rank) <= LONGEST_RANK):
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
-        folder = self.server.folder
-        self._send_text(read_log(folder, int(rank), RunDir(folder).plan), "text/plain", {})
+        self._send_text(read_log(self.server.folder, int(rank)), "text/plain", {})
 
     def _send_text(self, text: str, kind: str, headers: dict[str, str]) -> None:
         content = text.encode()

@@ -31,7 +31,7 @@ def rank_sources(folder: str, ranks: Iterable[int]) -> list[Source]:
     Raises InputError where the run has no such ranks, or where ranks have no logs of their own.
     """
     wanted = sorted(ranks)
-    count = _count_ranks(folder)
+    count = count_ranks(folder)
     if wanted[-1] >= count:
         raise InputError(f"rank {wanted[-1]}: the run has {counted(count, 'rank')}, numbered from 0")
     files = RunDir(folder)
@@ -40,7 +40,7 @@ def rank_sources(folder: str, ranks: Iterable[int]) -> list[Source]:
     return [Source(rank_log(folder, rank, count), 0) for rank in wanted]
 
 
-def _count_ranks(folder: str) -> int:
+def count_ranks(folder: str) -> int:
     """Return the number of ranks of a run. Raises InputError where its plan cannot be read."""
     try:
         with open(RunDir(folder).plan, encoding="utf-8") as file:

@@ -10,6 +10,7 @@ from ddlrun.hosts import fold
 from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
 from ddlrun.ship.archive import Archive
 from ddlrun.ship.environment import Interpreter
+from ddlrun.ship.host.main import glibc
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.script import build_modules, parse_report, task_script
 from ddlrun.ship.server import HostState, Problems, TransferPlan, TransferServer
@@ -114,7 +115,7 @@ def judge(greetings: Mapping[str, HostState], plan: TransferPlan, run: ShippedRu
 
 def _judge_python(host: str, greeting: HostState, interpreter: Interpreter | None) -> list[str]:
     """Return the problem of a host on which the environment would not work."""
-    here = own_glibc()
+    here = tuple(glibc())
     if interpreter is not None and greeting.python != interpreter.path:
         problem = f"no {interpreter.path}, on which the environment is based"
         remedy = "install it there, or make the environment with a Python that all hosts have"
@@ -131,12 +132,6 @@ def _judge_python(host: str, greeting: HostState, interpreter: Interpreter | Non
 
 def _render(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
-
-
-def own_glibc() -> tuple[int, ...]:
-    """Return the version of this machine's C library; empty if it is another one."""
-    name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    return tuple(map(int, version.split("."))) if name == "glibc" else ()
 
 
 def _failure(out: str, otherwise: str) -> str | None:

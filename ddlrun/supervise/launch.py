@@ -4,51 +4,107 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from typing import NamedTuple
 
 from ddlrun.plan import STDIN, Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
+from ddlrun.rank import protocol
 from ddlrun.rank.program_input import VARIABLE
-from ddlrun.remote.manager_start import copy_stdin
-from ddlrun.remote.sessions import guard_session
+from ddlrun.remote.manager_start import copy_stdin, start_manager
+from ddlrun.remote.sessions import end_session, guard_session
 from ddlrun.schedulers import JobEnd
-from ddlrun.supervise.run import FinishedJob, ManagerCommand, run_job
+from ddlrun.supervise.event_loop import Supervision
+from ddlrun.supervise.listener import Listener, allow_files
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.termination import SLACK_SECONDS
 
 
-def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str], signals: Signals) -> FinishedJob:
-    """Start the job of a plan and supervise it to its end; the output goes to the run folder too.
+class FinishedJob(NamedTuple):
+    """A job that has ended."""
 
-    Signals are queued from the start on; those that arrive after the end stay in the queue.
+    outcome: Outcome
+    cause_in_view: bool
+    """Whether the last lines of the rank that failed first are the last on the console."""
+    taken_port: int | None
+    """A port of a failed rank that another process has taken."""
+    bound: tuple[str, ...]
+    """The reports of the ranks' bindings."""
+    unswept: frozenset[str]
+    """Hosts on which processes of the job may be left."""
+    unwatched: frozenset[str]
+    """Hosts on which the process manager's daemon, or our agent, may be left, as no keeper sees to its end."""
+    session_folder: str | None
+    """The folder of the process manager's session files, if it had one of its own."""
+    daemon_folders: Mapping[str, str]
+    """Host -> the folder of the session files of the process manager's daemon, where a keeper has reported it."""
+
+
+def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str], signals: Signals) -> FinishedJob:
+    """Start the job of a plan and supervise it to its end: pass on output, forward signals, end the job as a whole.
+
+    Signals are queued from the start on; those that arrive after the end stay in the queue. The first of
+    `signals.ENDING` ends the ranks within `options.grace` seconds, the second at once. The output goes to the run
+    folder too. Raises OSError where the process manager cannot be started.
     """
-    placement = plan.placement
     if options.input is None and VARIABLE in dict(plan.unsupervised) and not os.isatty(0):
         options = options._replace(input=RankInput(0, InputMode.PIPE))  # rank 0 is on another host
     job = SupervisedJob(
-        topology=placement.topology,
-        order=placement.order,
-        host_names=placement.hosts.names,
+        topology=plan.placement.topology,
+        order=plan.placement.order,
+        host_names=plan.placement.hosts.names,
         addresses=_own_addresses(plan),
         manager=plan.manager,
     )
-    names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
-    keepalive = plan.manager.keepalive_variables(options.heartbeat) if options.heartbeat else {}
-    variables = {**keepalive, **environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
-    environ = {name: value for name, value in variables.items() if name not in plan.removed}
-    all_local = plan.local_hosts.issuperset(placement.hosts.names)
+    environ = _environment(plan, options, environ)
+    all_local = plan.local_hosts.issuperset(job.host_names)
     folder_names = plan.manager.session_variables(environ, local=all_local, spawns=plan.spawn_slots > 0)
     path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
     with (
         guard_session(options.grace + SLACK_SECONDS, path) as guard,
         _session_folder(path if folder_names else None) as folder,
+        closing(Listener(job.addresses, options.encryption)) as listener,
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
         argv, arguments = plan.short_command()
-        command = ManagerCommand(argv, {**environ, **session, **arguments}, folder)
-        return run_job(command, options, job, plan.run_dir, guard, signals)
+        signals.queue()
+        addresses = {protocol.ADDRESSES: listener.variable()}
+        process = start_manager(argv, {**environ, **session, **arguments, **addresses})
+        guard(process.pid)
+        allow_files(job.ranks)
+        with process:
+            try:
+                supervision = Supervision(options, job, plan.run_dir, listener, process)
+                outcome = supervision.run(signals)
+            finally:
+                if process.poll() is None or process.returncode:
+                    end_session(process.pid)
+        record = supervision.record
+        return FinishedJob(
+            outcome=outcome,
+            cause_in_view=supervision.cause_in_view,
+            taken_port=record.taken_port,
+            bound=tuple(record.bindings.values()),
+            unswept=record.unswept_hosts(),
+            unwatched=record.unwatched_hosts(job.host_names),
+            session_folder=folder,
+            daemon_folders=record.folders_of_daemons(),
+        )
+
+
+def _environment(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the process manager, without its session and the addresses for keepers."""
+    keepalive = plan.manager.keepalive_variables(options.heartbeat) if options.heartbeat else {}
+    own = {
+        "DDLRUN_RUN": plan.run_id,
+        "DDLRUN_PID": str(os.getpid()),
+        "DDLRUN_GRACE": str(options.grace),
+        "DDLRUN_HEARTBEAT": str(options.heartbeat),
+    }
+    variables = {**keepalive, **environ, **dict(plan.variables), **own, **_stdin_variables(plan, options)}
+    return {name: value for name, value in variables.items() if name not in plan.removed}
 
 
 def apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:

@@ -58,7 +58,7 @@ ALLOWED = {
         "report", "units", "wording",
     },
     "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
-    "dashboard": {"monitor", "plan", "ranges", "runs", "wording"},
+    "dashboard": {"errors", "monitor", "plan", "ranges", "runs", "wording"},
     "supervise": {
         "agent", "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "ranges", "rank",
         "remote", "runs", "schedulers", "units", "wording",

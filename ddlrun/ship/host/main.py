@@ -48,7 +48,7 @@ def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
         successors = Successors(listener, task["secret"])
         hello = {
             "host": task["host"], "missing": missing, "free": store.free, "port": listener.getsockname()[1],
-            "python": sys.executable, "version": list(sys.version_info[:2]), "glibc": _glibc(),
+            "python": sys.executable, "version": list(sys.version_info[:2]), "glibc": glibc(),
             "zstd": has_zstd(),
         }  # fmt: skip
         reply = _greet(control, task, hello)
@@ -140,7 +140,7 @@ def describe_error(error: Exception, folder: str) -> str:
     return f"{error.filename or folder}: {error.strerror or error}"
 
 
-def _glibc() -> list[int]:
+def glibc() -> list[int]:
     """Return the version of the C library; empty if it is another one."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
