@@ -14,7 +14,7 @@ from ddlrun.environment.framework_builds import LIBRARIES, render_builds
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList
 from ddlrun.managers import ProcessManager
-from ddlrun.managers.installation import probe_builds, start_mpirun_query
+from ddlrun.managers.installation import probe_builds, start_version_query
 from ddlrun.managers.program_mpi import mpi4py_variables
 from ddlrun.network.addresses import parse_cidr
 from ddlrun.plan.settings import Settings
@@ -51,7 +51,7 @@ def checks_of(manager: ProcessManager, options: Mapping[str, Any]) -> frozenset[
 
 
 def _needless_checks(manager: ProcessManager, program: Sequence[str]) -> frozenset[str]:
-    """Return the checks of what a job does not need: an mpirun on each host, or ddlrun's agent or its Python there."""
+    """Return the checks of what a job does not need on hosts: the manager's program, or ddlrun's agent or Python."""
     needless = frozenset({"mpi", "agent"}) - manager.needs
     return needless if "agent" in needless or program[0] == sys.executable else needless | {"python"}
 
@@ -124,7 +124,7 @@ def parse_checks(text: str | None) -> frozenset[str]:
 def describe_builds() -> str:
     """Return the versions and builds of Python, MPI and the frameworks: that needs neither a script nor hosts."""
     try:
-        manager = start_mpirun_query(None, os.environ).result()
+        manager = start_version_query(None, os.environ).result()
         mpi, library = str(manager), mpi4py_variables(manager.find_library(), os.environ)
     except DdlrunError as error:
         mpi, library = str(error), {}

@@ -1,4 +1,4 @@
-"""ddlrun launch: place every rank, write the rank file, run mpirun."""
+"""ddlrun launch: place every rank, and run the job."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The choice of the process manager: Open MPI's mpirun, a plug-in's program, or ddlrun's own."""
+"""The choice of the process manager: Open MPI's mpirun, srun, a plug-in's program, or ddlrun's own."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.managers import AUTO, OPEN_MPI, OWN, SRUN, ProcessManager
-from ddlrun.managers.installation import PendingVersion, find_mpirun, start_mpirun_query, start_srun_query
+from ddlrun.managers.installation import PendingVersion, find_program, start_srun_query, start_version_query
 from ddlrun.managers.openmpi.dialects import REMEDY
 from ddlrun.managers.own import own_manager
 from ddlrun.managers.program_mpi import MPI_PACKAGES, ProgramMpi, find_linked, python_of, start_search
@@ -45,7 +45,7 @@ class PendingManager:
         self._chosen: ProcessManager | None = None
         if request.manager == OWN:
             self._chosen = _check_own(request, environ)
-        elif request.manager == SRUN and request.dry_run and find_mpirun(request.mpirun or SRUN, environ) is None:
+        elif request.manager == SRUN and request.dry_run and find_program(request.mpirun or SRUN, environ) is None:
             features = parse_features("", "")
             self._chosen = make_srun(SRUN, "not installed here", "--process-manager srun", features, environ)
         if self._chosen is not None:
@@ -54,15 +54,15 @@ class PendingManager:
             self._query = start_srun_query(request.mpirun, environ)
             return
         if _wants_openmpi(request):
-            self._query = start_mpirun_query(request.mpirun, environ)
+            self._query = start_version_query(request.mpirun, environ)
             return
-        if find_mpirun(None, environ) is not None:
-            self._query = start_mpirun_query(None, environ)
+        if find_program(None, environ) is not None:
+            self._query = start_version_query(None, environ)
         if self._query is None or python_of(request.program) is not None:
             self._search = start_search(request.program, {**environ, **request.variables})
 
     def result(self) -> ProcessManager:
-        """Wait for the choice. Raises PreflightError where the mpirun that has to be used fails or is unknown."""
+        """Wait for the choice. Raises PreflightError where the program that has to be used fails or is unknown."""
         if self._chosen is None:
             self._chosen = self._choose()
         return self._chosen

@@ -1,4 +1,4 @@
-"""The MPI installation of this machine: mpirun, its version, its library, the settings of user and site."""
+"""The process manager and MPI that are installed on this machine."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ class Installation(NamedTuple):
     mca_files: Mapping[str, str]
     """Path -> text of the files in which a user or a site sets MCA parameters."""
     mpi_library: str | None
-    """The libmpi that belongs to mpirun; None: it was not found."""
+    """The MPI library that belongs to the manager; None: it was not found."""
     horovod: Mapping[str, FrameworkBuild]
     """Library -> build; empty where no setting depends on how Horovod is built."""
     root: bool
@@ -35,10 +35,10 @@ class Installation(NamedTuple):
 
 
 class PendingVersion:
-    """An mpirun that was asked for its version, so that other work can go on until the reply is needed."""
+    """A query of a manager's version, so that other work can go on until the reply is needed."""
 
     def __init__(self, path: str, reason: str, environ: Mapping[str, str]) -> None:
-        """Start `mpirun --version`."""
+        """Start `PATH --version`."""
         self._path, self._reason, self._environ = path, reason, environ
         self._finish: Callable[[], FinishedProcess] = start_command([path, "--version"])
         self._manager: ProcessManager | None = None
@@ -48,7 +48,7 @@ class PendingVersion:
         self._finish()
 
     def result(self) -> ProcessManager:
-        """Wait for the version. Raises PreflightError where mpirun fails or is of an unknown kind."""
+        """Wait for the version. Raises PreflightError where the program fails or is of an unknown kind."""
         if self._manager is None:
             reply = self._finish()
             version = Srun.parse_version(reply.out) if reply.code == 0 else None
@@ -60,14 +60,14 @@ class PendingVersion:
 
 
 class FoundProgram(NamedTuple):
-    """The path of an mpirun, and why this one."""
+    """The path of a program, and why this one."""
 
     path: str
     reason: str
 
 
-def find_mpirun(named: str | None, environ: Mapping[str, str]) -> FoundProgram | None:
-    """Find mpirun: --mpirun, else beside this Python, else on PATH; None where there is none.
+def find_program(named: str | None, environ: Mapping[str, str]) -> FoundProgram | None:
+    """Find a process manager: the named program, else mpirun beside this Python or on PATH; None where there is none.
 
     The one beside this Python comes first: mpi4py loads the MPI of its own environment, and ranks that
     another mpirun starts would not find each other.
@@ -82,17 +82,17 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> FoundProgram |
     return None if path is None else FoundProgram(os.path.abspath(path), reason)
 
 
-def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> PendingVersion:
-    """Find mpirun and ask for its version. Raises PreflightError where there is no mpirun."""
-    mpirun = find_mpirun(named, environ)
-    if mpirun is None:
+def start_version_query(named: str | None, environ: Mapping[str, str]) -> PendingVersion:
+    """Find the program of a process manager, and query its version. Raises PreflightError where there is none."""
+    program = find_program(named, environ)
+    if program is None:
         raise PreflightError(f"{named or 'mpirun'} does not exist or cannot be run; {REMEDY}")
-    return PendingVersion(mpirun.path, mpirun.reason, environ)
+    return PendingVersion(program.path, program.reason, environ)
 
 
 def start_srun_query(named: str | None, environ: Mapping[str, str]) -> PendingVersion:
-    """Find Slurm's srun and ask for its version. Raises PreflightError where there is none."""
-    srun = find_mpirun(named or "srun", environ)
+    """Find Slurm's srun, and query its version. Raises PreflightError where there is none."""
+    srun = find_program(named or "srun", environ)
     if srun is None:
         problem = f"{named or 'srun'} does not exist or cannot be run"
         raise PreflightError(f"`--process-manager` srun: {problem}; {SRUN_REMEDY}")

@@ -8,7 +8,7 @@ from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.open_mpi import MCA
 from ddlrun.network.subnet_selection import Network
 
-# As a word of mpirun's command line, or in a line of a file that is no comment.
+# As a word of the process manager's command line, or in a line of a file that is no comment.
 _USER_SETTING = r"(?m)^[^#\n]*(tcp|prte)_if_(in|ex)clude\b"
 # It returns the variables that keep daemons to a network, from "include" or "exclude" and the value.
 DaemonVariables = Callable[[str, str], Mapping[str, str]]
@@ -24,7 +24,7 @@ def choose_variables(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables to set for a network, and notes on those that the user or the site has set, which stay.
 
-    `mca_texts` are the arguments of mpirun and the texts of the files in which MCA parameters stand.
+    `mca_texts` are the process manager's arguments and the texts of the files in which MCA parameters stand.
     """
     if network is None or not network.needs_variables:
         return {}, []

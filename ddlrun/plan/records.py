@@ -122,7 +122,7 @@ class ReasonsRecord(TypedDict):
 
 
 class ManagerRecord(TypedDict):
-    """The mpirun of a launch, and the reason for it."""
+    """The process manager of a launch, and the reason for it."""
 
     path: str
     version: str
@@ -139,11 +139,11 @@ class PlanRecord(PlacementRecord):
     notes: list[str]
     mpirun: ManagerRecord
     command: list[str]
-    """The words of the mpirun command."""
+    """The words of the process manager's command."""
     variables: dict[str, str]
     """Variables that ddlrun sets for the ranks; secret values are <redacted>."""
     removed: list[str]
-    """Variables that are removed from the environment of mpirun."""
+    """Variables that are removed from the environment of the process manager."""
     exported: list[str]
     """Names of the variables that the ranks get."""
     run_dir: str

@@ -47,7 +47,7 @@ FRAME = (
 )
 # Warnings and notes in the log format of C++ libraries, which may be of another time.
 LOG_LINE = r"(?:\[rank\d+\]:)?\[?[IW]\d{4} "
-# The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.
+# The exit code of a program whose MPI, Open MPI 5, ends it when another rank's connection is gone.
 SOCKET_CLOSED = 14
 # Errors of a rank that has lost another one, or has waited for it in vain; that one is then the cause.
 COLLATERAL = (

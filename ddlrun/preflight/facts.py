@@ -28,10 +28,11 @@ class FactsRequest:
     `folder` is the working folder. `path` is the PATH on which ranks look for the program; None: the host's own.
     `encryption` is the folder from which keepers import cryptography; None: they do not. `agents`: whether ddlrun's own
     agents start the ranks. `container` is that of the ranks; None: there is none.
-    `daemon` is the program beside `mpirun` that hosts must have, `library` the MPI library that belongs to it.
+    `manager` is the program of the process manager, `daemon` the one beside it that hosts must have, `library` the MPI
+    library that belongs to it.
     """
 
-    mpirun: str
+    manager: str
     python: str
     folder: str
     names: tuple[str, ...] = ()
@@ -87,10 +88,10 @@ class HostFacts:
     addresses: tuple[Address, ...]
     names: Mapping[str, tuple[str, ...]]
     """The addresses to which it resolves each name, including its own `hostname`."""
-    mpirun: str | None
-    """The version that mpirun prints, at the path of this host's mpirun; None: it does not exist."""
+    manager: str | None
+    """The version that the process manager's program prints, at the path that it has here; None: it does not exist."""
     daemon: bool
-    """Whether Open MPI's daemon is in the folder of mpirun."""
+    """Whether the process manager's daemon is in the folder of its program."""
     python: str | None
     packages: Mapping[str, str]
     """The version and folder of each package."""
@@ -140,7 +141,7 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         hostname=first.get("hostname", ""),
         addresses=parse_addresses(own_text),
         names={words[0]: tuple(sorted({*words[1:]})) for words in map(str.split, records.get("name", ())) if words},
-        mpirun=first.get("mpirun"),
+        manager=first.get("manager"),
         daemon="daemon" in records,
         python=first.get("python"),
         agent_python=first.get("agent", first.get("python", "")),

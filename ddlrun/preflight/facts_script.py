@@ -16,7 +16,7 @@ def facts_script(request: FactsRequest) -> str:
     Every value is inserted as a quoted literal.
     """
     values = {
-        "mpirun": request.mpirun, "python": request.python, "folder": request.folder, "daemon": request.daemon,
+        "manager": request.manager, "python": request.python, "folder": request.folder, "daemon": request.daemon,
         "program": request.program or "", "logs": request.logs or "", "packages": " ".join(PACKAGES),
         "libraries": " ".join(MPI_LIBRARIES),
         "names": " ".join(request.names), "path": request.path or "", "encryption": request.encryption or "",
@@ -42,10 +42,10 @@ resolve() { echo "@name $1" $($limit getent ahosts "$1" 2>/dev/null | while read
 if command -v getent >/dev/null 2>&1; then  # at the same time, as an unknown name takes seconds
   for name in "$own" $names; do resolve "$name" & done
 fi
-if [ -f "$mpirun" ] && [ -x "$mpirun" ]; then
-  echo "@mpirun $("$mpirun" --version 2>/dev/null </dev/null | while read -r line; do echo "$line"; break; done)"
+if [ -f "$manager" ] && [ -x "$manager" ]; then
+  echo "@manager $("$manager" --version 2>/dev/null </dev/null | while read -r line; do echo "$line"; break; done)"
 fi
-[ ! -f "${mpirun%/*}/$daemon" ] || [ ! -x "${mpirun%/*}/$daemon" ] || echo "@daemon"
+[ ! -f "${manager%/*}/$daemon" ] || [ ! -x "${manager%/*}/$daemon" ] || echo "@daemon"
 if [ -x "$python" ]; then
   "$python" -I -c '
 import os, site, sys  # importlib.metadata takes four times as long as all of this

@@ -79,9 +79,9 @@ class FindingCode(Enum):
     OWN_NAME_FOREIGN = _failure("resolves its own name to {address}, which is not its own", _OWN_ADDRESS)
 
     NO_DAEMON = _failure("{folder}/{daemon}, which mpirun starts by this path, does not exist", _SAME_MPI)
-    NO_MPIRUN = _failure("{mpirun} does not exist or cannot be run", _SAME_MPI)
-    OTHER_MPIRUN = _failure(
-        "{mpirun} is {version}, here it is {expected}",
+    NO_MANAGER = _failure("{path} does not exist or cannot be run", _SAME_MPI)
+    OTHER_MANAGER = _failure(
+        "{path} is {version}, here it is {expected}",
         "install the same version, or name one that all have: `--mpirun`",
     )
 

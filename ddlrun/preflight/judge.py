@@ -15,7 +15,7 @@ from ddlrun.report.machines import differences
 from ddlrun.units import render_memory
 
 SHM = "/dev/shm"  # noqa: S108 - a name
-# In KiB: Docker gives a container 64 MiB, in which Open MPI and DataLoader workers fail.
+# In KiB: Docker gives a container 64 MiB, in which MPI and DataLoader workers fail.
 LEAST_SHM = 64 << 10
 LEAST_DISK = 100 << 10
 LEAST_FILES = 1024
@@ -67,17 +67,17 @@ def check_resolution(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 
 
 def check_mpi(facts: PreflightFacts) -> Iterator[PreflightFinding]:
-    """Find hosts without the same Open MPI at the same path."""
-    mpirun = facts.request.mpirun
-    values = {"mpirun": mpirun, "folder": mpirun.rpartition("/")[0], "daemon": facts.request.daemon}
+    """Find hosts without the process manager, in the same version at the same path."""
+    path = facts.request.manager
+    values = {"path": path, "folder": path.rpartition("/")[0], "daemon": facts.request.daemon}
     for host, host_facts in facts.hosts.items():
         if not host_facts.daemon:
             yield PreflightFinding(host, "mpi", FindingCode.NO_DAEMON, values)
-        elif host_facts.mpirun is None:
-            yield PreflightFinding(host, "mpi", FindingCode.NO_MPIRUN, values)
-        elif host_facts.mpirun != facts.here.mpirun:
-            versions = {"version": repr(host_facts.mpirun), "expected": repr(facts.here.mpirun)}
-            yield PreflightFinding(host, "mpi", FindingCode.OTHER_MPIRUN, {**values, **versions})
+        elif host_facts.manager is None:
+            yield PreflightFinding(host, "mpi", FindingCode.NO_MANAGER, values)
+        elif host_facts.manager != facts.here.manager:
+            versions = {"version": repr(host_facts.manager), "expected": repr(facts.here.manager)}
+            yield PreflightFinding(host, "mpi", FindingCode.OTHER_MANAGER, {**values, **versions})
         libraries = host_facts.mpi_libraries
         if facts.request.library and libraries and facts.request.library not in libraries:
             names = {"python": facts.request.python, "library": " or ".join(libraries)}

@@ -166,7 +166,7 @@ def check_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget)
 def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget) -> _Replies:
     manager = request.manager
     base = FactsRequest(
-        mpirun=manager.path,
+        manager=manager.path,
         python=sys.executable,
         folder=os.getcwd(),
         program=request.program,

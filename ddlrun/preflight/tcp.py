@@ -16,7 +16,7 @@ from ddlrun.wording import printable
 ALL_PAIRS = 8
 # The hosts of a batch have to run at the same time, and ssh goes to 128 hosts at once.
 BATCH_SIZE = 100
-# Open MPI's own connections use ports from 1024 on; these are seldom in use.
+# MPI's own connections use ports from 1024 on; these are seldom in use.
 LOWEST, HIGHEST, TRIES = 28000, 29900, 3
 MOST_ERROR = 200
 

@@ -12,7 +12,8 @@ WRAPPERS = "DDLRUN_WRAPPERS"
 """The variable with the wrappers: a JSON list of objects with the keys of `wrap`."""
 
 ARGUMENTS = "DDLRUN_ARGUMENTS_"
-"""The beginning of the variables with the arguments that are too long for mpirun: parts of a JSON list, numbered."""
+"""The beginning of the variables with the arguments that are too long for the process manager: parts of a JSON list,
+numbered."""
 PART = 100_000
 
 

@@ -1,4 +1,4 @@
-"""mpirun and its daemons, which may outlive their job: a process on each host ends them."""
+"""Process managers and their daemons, which may outlive their job: a process on each host ends them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAREWELL_SECONDS = 5.0
 
 
 def end_daemon(pid: int) -> None:
-    """End the parent of this process if it is mpirun's daemon, which may miss a cut network for minutes."""
+    """End the parent of this process if it is a manager's daemon, which may miss a cut network for minutes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         stat = read_stat(pid)
         if os.getppid() != pid or stat is None or plain_name(stat.name) not in LAUNCHERS:
@@ -45,7 +45,7 @@ def end_daemon(pid: int) -> None:
 
 
 def remove_session_folder() -> None:
-    """Remove the folder of an mpirun or daemon that has ended, which one that was killed leaves in /tmp."""
+    """Remove the folder that a process manager or a daemon that was killed leaves in /tmp."""
     import shutil  # noqa: PLC0415 - 2 ms, where all ranks have ended
 
     folder = find_session_folder()
@@ -60,7 +60,7 @@ def remove_session_folder() -> None:
 
 
 def find_session_folder() -> str:
-    """Return the session folder of the mpirun or daemon that has started this process; empty if there is none."""
+    """Return the session folder of the manager or daemon that has started this process; empty if there is none."""
     folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
     return folder if _first_word(folder) in SESSION_FOLDERS else ""
 
@@ -70,13 +70,13 @@ def _first_word(path: str) -> str:
 
 
 def is_daemon(pid: int) -> bool:
-    """Return True if the parent of this process is mpirun's daemon on a host where ddlrun does not run."""
+    """Return True if the parent of this process is a manager's daemon on a host where ddlrun does not run."""
     stat = read_stat(pid)
     return os.getppid() == pid and stat is not None and plain_name(stat.name) in DAEMONS
 
 
 def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> None:
-    """Start a process that ends mpirun or its daemon, the parent of this one, if it stays when the job is over.
+    """Start a process that ends the manager or its daemon, the parent of this one, if it stays when the job is over.
 
     A daemon may have been stopped, may wait for a host that was lost, or hang: PMIx_server_finalize of PMIx 5 may
     wait for a thread that waits for a mutex, which no other thread holds. The new process takes over the connection
@@ -101,7 +101,7 @@ def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> Non
 
 
 def inherit_daemon(daemon: Daemon, grace: float) -> None:
-    """Start a process that ends mpirun's daemon if it stays, in the guard of a keeper that was killed.
+    """Start a process that ends the manager's daemon if it stays, in the guard of a keeper that was killed.
 
     ddlrun ends the job when a keeper was killed: after the grace no other keeper needs the daemon.
     """
@@ -142,14 +142,14 @@ def _detach() -> None:
 
 
 class Daemon:
-    """mpirun or its daemon: the process, its descriptor (see pidfd_open(2)) and its name."""
+    """A process manager or its daemon: the process, its descriptor (see pidfd_open(2)) and its name."""
 
     def __init__(self, pid: int, pidfd: int, name: str) -> None:
         self.pid, self.pidfd, self.name = pid, pidfd, name
 
 
 class DaemonWatcher:
-    """A process that outlives the keeper of local rank 0, and mpirun's daemon on its host."""
+    """A process that outlives the keeper of local rank 0, and the manager's daemon on its host."""
 
     def __init__(self, daemon: Daemon, connection: LauncherConnection | None, *, over_at: float) -> None:
         """Take charge of a daemon.
@@ -220,7 +220,7 @@ class DaemonWatcher:
             signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGCONT)
 
     def _kill(self) -> None:
-        """Kill the daemon, and its session if it is mpirun, as its ssh would outlive it."""
+        """Kill the daemon, and its session if it is the manager, as its ssh would outlive it."""
         pid, name = self._daemon.pid, self._daemon.name
         session = (
             [] if plain_name(name) in DAEMONS else [other for other in list_processes() if _session_of(other) == pid]

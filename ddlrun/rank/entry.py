@@ -117,7 +117,7 @@ def _enter_container(
 def _run_by_hand(
     argv: list[str], label: str, problems: list[str], *, strict: bool, prctl: Callable[[int, int], object]
 ) -> None:
-    """Become the program without a keeper, where no ddlrun waits for one: mpirun was started by hand."""
+    """Become the program without a keeper, where no ddlrun waits for one: the command was started by hand."""
     for problem in problems:
         complain(problem)
     if strict:

@@ -3,7 +3,7 @@
 The guard is the parent of the program, and a subreaper (prctl(2)): whatever the program leaves behind becomes its
 child, even in another session and without the environment of the run. It reports the end of the program to the
 keeper, and ends once it has no child. If the keeper is killed, it kills all its descendants. Then the guard of local
-rank 0 sees to the end of mpirun's daemon on its host.
+rank 0 sees to the end of the process manager's daemon on its host.
 
 If the guard itself is killed, the kernel kills the program, and the keeper adopts what is left.
 """

@@ -1,9 +1,9 @@
 """The keeper of a rank: it stays with the user's program, from its start to the report of its end.
 
-mpirun starts the keeper. The program is a child of the keeper's guard, a subreaper (prctl(2)): whatever the program
-leaves behind becomes a child of the guard, and of the keeper if the guard is killed (guard.py). A TCP connection leads
-to ddlrun: output and reports go there, orders come from there. When ddlrun, mpirun, its daemon or the network fails,
-the keeper notices and ends the program.
+The process manager starts the keeper. The program is a child of the keeper's guard, a subreaper (prctl(2)): whatever
+the program leaves behind becomes a child of the guard, and of the keeper if the guard is killed (guard.py). A TCP
+connection leads to ddlrun: output and reports go there, orders come from there. When ddlrun, the process manager, its
+daemon or the network fails, the keeper notices and ends the program.
 
 The keeper is a state machine: see keeper_state.py.
 """
@@ -106,7 +106,7 @@ class Keeper:
             self._leave_host()
         if self._connection.timed_out:
             end_daemon(self._settings.parent)  # which may kill this process in turn
-        # After a failure mpirun would kill the other keepers, which would leave processes of their programs behind.
+        # After a failure a process manager would kill the other keepers, which would leave processes of their programs.
         os._exit(0 if self._alone else self._program.exit_code)
 
     # -- states -----------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Keeper:
         send_signal(self._settings.parent, signal.SIGCONT)
 
     def _leave_host(self) -> None:
-        """See to the end of mpirun or its daemon on this host."""
+        """See to the end of the process manager, or its daemon on this host."""
         if os.getppid() != self._settings.parent:
             remove_session_folder()
         elif self._handed_over or self._alone or self._connection.timed_out:

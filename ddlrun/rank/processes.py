@@ -107,7 +107,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def kill_run(run_id: str) -> None:
-    """Kill every process on this host with the run's id or its mark, except keepers, mpirun and daemons."""
+    """Kill every process on this host with the run's id or its mark, except keepers, the manager and its daemons."""
     variable = f"DDLRUN_RUN={run_id}".encode()
     for pid, stat in list_processes().items():
         try:

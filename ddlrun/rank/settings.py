@@ -46,7 +46,7 @@ class KeeperSettings:
         self.local_rank = local_rank
         """The rank's number on its host."""
         self.parent = parent
-        """The process that started the keeper: mpirun, its daemon, or an agent."""
+        """The process that started the keeper: the process manager, its daemon, or an agent."""
         self.manager = manager
         """The name of that process, for messages."""
         self.grace = grace

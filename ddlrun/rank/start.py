@@ -1,4 +1,4 @@
-"""The script that mpirun starts for each rank, by its path: it imports the modules beside it."""
+"""The script that the process manager starts for each rank, by its path: it imports the modules beside it."""
 
 import os
 import sys

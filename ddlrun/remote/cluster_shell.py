@@ -158,7 +158,7 @@ def _find_interrupt(error: BaseException) -> BaseException:
 
 
 def _kill_children(since: float) -> None:
-    """Kill the descendants that were started since a time (CLOCK_BOOTTIME); mpirun and its guard are older."""
+    """Kill the descendants that were started since a time (CLOCK_BOOTTIME); the manager and its guard are older."""
     import psutil  # noqa: PLC0415 - 17 ms, after a Ctrl-C alone
 
     for child in psutil.Process().children(recursive=True):

@@ -1,4 +1,4 @@
-"""Hints: the likely cause of a failure and the remedy, from the output of a program or of mpirun."""
+"""Hints: the likely cause of a failure and the remedy, from the output of a program or of the process manager."""
 
 import re
 import signal
@@ -13,7 +13,7 @@ PACKAGES = {
     "serial": "pyserial", "skimage": "scikit-image", "sklearn": "scikit-learn", "skopt": "scikit-optimize",
     "umap": "umap-learn", "yaml": "PyYAML", "zmq": "pyzmq",
 }  # fmt: skip
-# Patterns in the output of a program or of mpirun -> the likely cause and the remedy.
+# Patterns in the output of a program or of the process manager -> the likely cause and the remedy.
 HINTS = (
     *(
         (

@@ -40,7 +40,7 @@ class EnvironmentRecord(TypedDict):
     passed_on: list[str]
     """Variables that ranks get from the environment of ddlrun."""
     removed: list[str]
-    """Variables that are removed from the environment of mpirun."""
+    """Variables that are removed from the environment of the process manager."""
     ranks: list[RankVariablesRecord]
     """The first 16 ranks, or those of --ranks."""
 

@@ -22,7 +22,8 @@ TICK_SECONDS = 0.1
 # The interval at which a slow terminal is written to; epoll reports when a pipe takes more.
 FLUSH_SECONDS = 0.01
 DEFAULT_COLUMNS = 80
-MPIRUN = "mpirun"
+# The source of the process manager's own output, beside ranks.
+MANAGER = "manager"
 
 
 class Console:
@@ -75,7 +76,7 @@ class Console:
         if visible:
             self._clear_status()
             console = self._streams[stream]
-            console.write(console.lines.join(MPIRUN, re.sub(HARMLESS, b"", chunk), b""))
+            console.write(console.lines.join(MANAGER, re.sub(HARMLESS, b"", chunk), b""))
 
     def tick(self, now: float, *, reading: bool) -> float:
         """Print parts of lines that have waited long enough for their end; return the time of the next call.
@@ -134,7 +135,7 @@ class Console:
             failed: Whether the job failed, so that a report follows.
         """
         self._clear_status()
-        self._streams[1].write(self._streams[1].lines.join(MPIRUN, self._messages.from_ranks(), b""))
+        self._streams[1].write(self._streams[1].lines.join(MANAGER, self._messages.from_ranks(), b""))
         if failed:
             self._streams[1].write(self._streams[1].lines.end_line())
         until = time.monotonic() + seconds

@@ -29,7 +29,7 @@ class PeerState(enum.Enum):
     PROVEN = "has proved that it knows the secret"
     RUNNING = "has named its rank, whose program runs"
     ENDED = "has reported the end of its program"
-    WATCHING = "is the process that watches mpirun's daemon, after its keeper has left"
+    WATCHING = "is the process that watches the process manager's daemon, after its keeper has left"
 
 
 ALLOWED = {

@@ -130,7 +130,7 @@ class KeeperReactions:
     def _find_signal_before(self) -> EndReason | None:
         """Return the reason if a keeper was signalled before a rank failed, which lost its connection to that rank.
 
-        mpirun itself signals the keepers after a failure. ddlrun's agents do so when the process manager ends.
+        A process manager may signal the keepers after any failure; with `signals_keepers` only when it ends itself.
         """
         if not self._job.manager.signals_keepers or self._signalled is None:
             return None

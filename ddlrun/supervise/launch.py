@@ -164,7 +164,7 @@ def _stdin_variables(plan: Plan, options: SupervisionOptions) -> dict[str, str]:
     """Return the variables that name the ranks' standard input; empty where it is that of the process manager."""
     if options.input is not None:
         return {**input_variable(options.input), **({STDIN: os.devnull} if STDIN in dict(plan.unsupervised) else {})}
-    unused = {name: "" for name, _ in plan.unsupervised if name == VARIABLE}  # Open MPI warns if it is missing
+    unused = {name: "" for name, _ in plan.unsupervised if name == VARIABLE}  # a manager may warn if it is missing
     if STDIN not in dict(plan.unsupervised):
         return unused
     return unused | {STDIN: os.devnull if os.isatty(0) else _own_stdin()}

@@ -125,7 +125,7 @@ class ManagerProcess:
         self.ssh_clients.watch(self._process.pid)
 
     def terminate(self) -> None:
-        """Send SIGTERM, once: after a second one, Open MPI 4.1 leaves its ranks alone."""
+        """Send SIGTERM, once: after a second one, a process manager may leave its ranks behind."""
         if not self.terminated and self.running:
             self.terminated = True
             self._process.terminate()

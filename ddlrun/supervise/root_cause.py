@@ -65,14 +65,15 @@ def explain_by_manager(reason: EndReason, manager: ManagerEnd, ends: Mapping[int
     """Return the reason for the end, corrected if the process manager knows why a connection closed, or a rank failed.
 
     - The kernel also resets the connection of a killed keeper that had not yet read everything.
-    - An mpirun that was killed or has lost a host kills the keepers of all hosts. Their connections may close before
-      its end is noticed, or before the keeper on the lost host has ended its program.
-    - A rank whose MPI has lost another one, or mpirun, may fail before its keeper, which has lost mpirun, ends it.
-    - A keeper whose connection was reset ends its program. Of that, mpirun may hear before ddlrun, or alone.
+    - A process manager that was killed or has lost a host kills the keepers of all hosts. Their connections may close
+      before its end is noticed, or before the keeper on the lost host has ended its program.
+    - A rank whose MPI has lost another one, or the process manager, may fail before its keeper ends it for that reason.
+    - A keeper whose connection was reset ends its program. The process manager may notice that before ddlrun, or alone.
     - Slurm kills all keepers of a step that it cancels.
-    - After a rank's call of MPI_Abort, mpirun kills all keepers. On a busy machine it does so before they have reported
-      the ends of their programs. It also kills them after a rank's MPI has aborted the job on an error. This explains
-      a connection that was reset, but not one that was closed: that a user killed this keeper may be the error.
+    - After a rank's call of MPI_Abort, the process manager kills all keepers. On a busy machine it does so before they
+      have reported the ends of their programs. It also kills them after a rank's MPI has aborted the job on an error.
+      This explains a connection that was reset, but not one that was closed: perhaps a user killed this keeper, and
+      that was the error.
     """
     lost = _find_loss(manager, ends) is not None or _was_killed(manager)
     if reason.closed is None:
@@ -104,7 +105,7 @@ def _was_killed(manager: ManagerEnd) -> bool:
 
 
 def _is_cut_off(reason: EndReason, ends: Iterable[RankEnd]) -> bool:
-    """Return True if the job ends because of a rank that had lost another one, or whose keeper had lost mpirun."""
+    """Return True if the job ends because of a rank that had lost another one, or whose keeper had lost the manager."""
     root = root_of(ends) if reason.reason is None and reason.signal is None else None
     return root is not None and (root.reason != "" or is_collateral(root))
 
@@ -193,7 +194,7 @@ def _label(finding: EndFinding) -> str:
 
 
 def _may_be_signalled(manager: ManagerEnd, ends: Iterable[RankEnd]) -> bool:
-    """Return True if mpirun has ended as after a signal that it handles: all ranks had to end, and it gives no reason.
+    """Return True if the manager may have handled a signal: it gives no reason, and no rank failed of its own accord.
 
     No record shows which signal a process has handled.
     """

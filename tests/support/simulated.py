@@ -57,7 +57,7 @@ _OWN = """\
 @clock {clock}
 @hostname {name}
 {resolved}
-@mpirun mpirun (Open MPI) 4.1.4
+@manager mpirun (Open MPI) 4.1.4
 @daemon
 @python 3.11.7
 @agent 3.11.7

@@ -54,7 +54,7 @@ ddlrun:end
 @name h1 10.0.0.1
 @name h2 10.0.0.2 fd00::2
 @name h9
-@mpirun mpirun (Open MPI) 4.1.4
+@manager mpirun (Open MPI) 4.1.4
 @daemon
 @python 3.11.2
 @package mpi4py 4.1.0 /site packages
@@ -99,7 +99,7 @@ def test_every_line_is_read() -> None:
     assert parsed.noise == ("Welcome!",)
     assert (parsed.clock, parsed.hostname) == (1700000000.25, "h1")
     assert parsed.names == {"h1": ("10.0.0.1",), "h2": ("10.0.0.2", "fd00::2"), "h9": ()}
-    assert (parsed.mpirun, parsed.daemon, parsed.python) == ("mpirun (Open MPI) 4.1.4", True, "3.11.2")
+    assert (parsed.manager, parsed.daemon, parsed.python) == ("mpirun (Open MPI) 4.1.4", True, "3.11.2")
     assert parsed.packages == {"mpi4py": "4.1.0 /site packages"}
     assert (parsed.folder, parsed.program, parsed.driver) == (True, FileDigest(75, 4038471504), "535.129.03")
     assert (parsed.shm, parsed.temporary) == (8000000, ("/tmp/a b", 900000))  # noqa: S108 - a name in a text

@@ -1,4 +1,4 @@
-"""Several programs in one job, as for mpirun: `-np 2 A : -np 3 B`."""
+"""Several programs in one job: `-np 2 A : -np 3 B`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""The Settings of a launch, read from its options: nothing beyond this room sees the dictionary of options."""
+"""The Settings of a launch, read from its options: no other folder sees the dictionary of options."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ from ddlrun.runs.store import choose_run_name, default_run_dir
 from ddlrun.schedulers import Allocation
 from ddlrun.topology import RankOrder
 
-# Options of mpirun that would contradict the rank file.
+# Arguments of the process manager that would contradict the plan.
 PLANNED = frozenset(
     "-n --n -np --np -c -H --host -host --hostfile -hostfile --machinefile -machinefile --rankfile -rankfile -rf --rf "
     "--map-by -map-by --rank-by -rank-by --bind-to -bind-to --npernode -npernode --oversubscribe -oversubscribe "
