@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.application.inputs import read_text
 from ddlrun.application.reporter import Reporter
@@ -13,16 +13,14 @@ PROJECT_NAME = "ddlrun.yaml"
 NO_FILES = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(NamedTuple):
     """A config file: its place in OPTION_SOURCES, and its path."""
 
     source: str
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class OptionValue:
+class OptionValue(NamedTuple):
     """A value of an option that is not on the command line."""
 
     value: object
@@ -32,8 +30,7 @@ class OptionValue:
     """The file, the line and the key; or the environment variable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(NamedTuple):
     """The values of all config files and environment variables."""
 
     files: tuple[str, ...]

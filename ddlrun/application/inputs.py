@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -247,7 +246,7 @@ def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:
 
 def ssh_launcher(options: Mapping[str, Any]) -> AgentLauncher:
     """Return ssh with the port and the key of the options. Raises InputError where the key file does not exist."""
-    return replace(SSH, words=ssh_arguments(options["ssh_port"], options["ssh_identity_file"]))
+    return SSH._replace(words=ssh_arguments(options["ssh_port"], options["ssh_identity_file"]))
 
 
 def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[HostList, AgentLauncher]:

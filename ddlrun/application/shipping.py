@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ddlrun.application.inputs import reach
@@ -104,8 +104,8 @@ def reach_privately(launcher: AgentLauncher, heartbeat: float) -> Iterator[Probe
         if launcher.launcher == "ssh":
             interval = math.ceil((heartbeat or KEEPALIVE_SECONDS) / KEEPALIVES)
             words = ("-o", f"ServerAliveInterval={interval}", "-o", f"ServerAliveCountMax={KEEPALIVES}")
-            launcher = replace(launcher, words=(*words, *launcher.words))
-        yield replace(reach(launcher, LONGEST_SECONDS, all_at_once=True), here=here)
+            launcher = launcher._replace(words=(*words, *launcher.words))
+        yield reach(launcher, LONGEST_SECONDS, all_at_once=True)._replace(here=here)
 
 
 def read_source(source: ShipSource, sources: Iterable[ShipSource]) -> list[Entry]:

@@ -3,7 +3,7 @@
 import enum
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class EndCode(enum.Enum):
@@ -22,8 +22,7 @@ class EndCode(enum.Enum):
     OTHER_FAILURE = enum.auto()  # a failure of the process manager or its daemon
 
 
-@dataclass(frozen=True, slots=True)
-class EndFinding:
+class EndFinding(NamedTuple):
     """What a process manager has reported of the end of its job."""
 
     code: EndCode
@@ -34,8 +33,7 @@ class EndFinding:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EndPattern:
+class EndPattern(NamedTuple):
     """A regular expression for a finding; its groups are fields of the finding, and words of the text."""
 
     code: EndCode
@@ -54,8 +52,7 @@ def find_patterns(output: str, patterns: Iterable[EndPattern]) -> Iterator[EndFi
             yield EndFinding(pattern.code, groups.get("host", ""), rank, number, pattern.text.format(**groups))
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerOutput:
+class ManagerOutput(NamedTuple):
     """What a process manager has printed and sent so far."""
 
     exit_code: int
@@ -70,8 +67,7 @@ class ManagerOutput:
     """The host to which the ssh client led that was the first to end after the start of a rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerEnd:
+class ManagerEnd(NamedTuple):
     """The end of a process manager."""
 
     exit_code: int

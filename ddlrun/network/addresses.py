@@ -3,8 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ddlrun.errors import InputError
 
@@ -50,8 +49,7 @@ fi 2>/dev/null
 _ROUTE, _INET6 = r"[0-9A-F]{8} 0+ (?!0+$)[0-9A-F]{8}", r"[0-9a-f]{32} [0-9a-f]{2}"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """An address of a host with the state, speed (Mbit/s, -1: unknown) and kind of its interface."""
 
     interface: str

@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ddlrun.errors import PreflightError, spell_options
 from ddlrun.hosts import fold
@@ -17,8 +17,7 @@ MOST_NAMED = 64
 BRIDGES = r"(docker|virbr|br-[0-9a-f]{12}$|lxc|lxdbr|cni|flannel|podman|veth|vmnet|vboxnet|kube-|cali|cilium|weave)"
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedSubnet:
+class RejectedSubnet(NamedTuple):
     """A subnet that is not used; `local`: loopback or link-local of IPv6, which MPI leaves out too."""
 
     subnet: str
@@ -26,8 +25,7 @@ class RejectedSubnet:
     local: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(NamedTuple):
     """The network that a job uses; without subnets the choice is left to MPI.
 
     `interfaces` and `addresses` are those of each host there; `requested`: the user named it; `daemons`: ddlrun's own
@@ -122,7 +120,7 @@ def _routed_network(
 
     by_host = {host: [min(own, key=preference)] for host, own in fit.items()}
     chosen = _network(by_host, "an address of each host, as they share no subnet", ())
-    return replace(chosen, rejected=tuple(subnet for subnet in rejected if subnet.subnet not in chosen.subnets))
+    return chosen._replace(rejected=tuple(subnet for subnet in rejected if subnet.subnet not in chosen.subnets))
 
 
 def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | None, names: Sequence[str]) -> Network:
@@ -144,8 +142,8 @@ def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | N
         RejectedSubnet(subnet, _local_kind(address) or "not requested", local=_is_local(address))
         for subnet, address in unused.items()
     ]
-    chosen = replace(_network(by_host, spell_options(option), tuple(rejected)), requested=True)
-    return chosen if within is None else replace(chosen, subnets=(str(within),))
+    chosen = _network(by_host, spell_options(option), tuple(rejected))._replace(requested=True)
+    return chosen if within is None else chosen._replace(subnets=(str(within),))
 
 
 def _matching(addresses: Iterable[Address], within: Subnet | None, names: Sequence[str]) -> Iterator[Address]:

@@ -116,7 +116,7 @@ def preflight(hosts: HostList, request: PreflightRequest, target_in: Callable[[f
     name, address = report.here
     network = report.network
     if name not in hosts.names and address is not None:  # the process manager runs here, and talks to all
-        network = replace(network, addresses={**network.addresses, name: address})
+        network = network._replace(addresses={**network.addresses, name: address})
         reached.insert(0, name)
     findings = [
         finding for part in batches(reached) for finding in _connect(part, network, target_in, end=end, seconds=seconds)
@@ -157,9 +157,9 @@ def check_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget)
     own_addresses = (address for address in facts.here.addresses if network and is_on(address, network.subnets))
     own = next((address.ip for address in own_addresses), None)
     if network and any(finding.code is FindingCode.OWN_NAME_LOOPBACK for finding in findings):
-        network = replace(network, own_names_mislead=True)
+        network = network._replace(own_names_mislead=True)
     if network and facts.here_name not in hosts.names:
-        network = replace(network, daemons=own is not None)
+        network = network._replace(daemons=own is not None)
     return PreflightReport((*findings, *network_findings), facts.hosts, network, (facts.here_name, own))
 
 

@@ -3,8 +3,8 @@
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ddlrun.environment.open_mpi import AGENTS, SSH_ARGUMENTS
 from ddlrun.errors import InputError
@@ -34,8 +34,7 @@ CHOSEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_O
 SSH_OPTIONS = ("-T",)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLauncher:
+class AgentLauncher(NamedTuple):
     """The way to start programs on hosts."""
 
     launcher: str = "ssh"
@@ -44,7 +43,7 @@ class AgentLauncher:
     """The arguments of ssh, or the first words of the launcher's command."""
     reason: str = "ssh"
     """Why this launcher was chosen."""
-    gpus: Mapping[str, str] = field(default_factory=dict)
+    gpus: Mapping[str, str] = MappingProxyType({})
     """Host -> the device numbers of the GPUs that the scheduler granted there, as in 0,2; empty if unknown."""
 
     @property

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
@@ -19,8 +19,7 @@ MOST_LINES = 4
 COMPLETE = "@end"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeTarget:
+class ProbeTarget(NamedTuple):
     """The ways to run sh scripts on hosts."""
 
     here: Callable[[str], Callable[[], FinishedProcess]]

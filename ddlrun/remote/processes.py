@@ -5,14 +5,12 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedProcess:
+class FinishedProcess(NamedTuple):
     """A process that has ended."""
 
     code: int | None

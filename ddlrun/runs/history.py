@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.plan import Plan
@@ -37,8 +36,7 @@ class PastRunState(Enum):
         return self in (PastRunState.RUNNING, PastRunState.UNKNOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class PastRun:
+class PastRun(NamedTuple):
     """A run with its start, and its end if it has ended."""
 
     run: Run

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.environment.open_mpi import RANK_VARIABLES
 from ddlrun.errors import InputError
@@ -82,8 +82,7 @@ echo @end
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OrphanProcess:
+class OrphanProcess(NamedTuple):
     """A process of a run."""
 
     pid: int

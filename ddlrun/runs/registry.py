@@ -6,8 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from ddlrun.mapping.placement import Placement
 from ddlrun.plan import Plan
@@ -31,8 +30,7 @@ class ResourcesRecord(TypedDict):
     """The PCI addresses of their GPUs on each host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """The record of a run that has not ended."""
 
     run: str
@@ -83,7 +81,7 @@ def _read_record(path: str) -> Run | None:
 def parse_run(record: Mapping[str, Any]) -> Run:
     """Return the run of a record as JSON has it. Raises TypeError or KeyError where a field is missing."""
     values = {"resources": (), **record, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])}
-    return Run(**{field.name: values[field.name] for field in fields(Run)})
+    return Run(**{name: values[name] for name in Run._fields})
 
 
 def describe_run(plan: Plan) -> dict[str, Any]:

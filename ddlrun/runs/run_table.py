@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlrun.hosts import fold
@@ -55,9 +55,9 @@ def runs_record(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProc
     """Return the runs and all processes as JSON can carry them."""
     return {
         "schema": "urn:ddlrun:ps:1",
-        "runs": [{**asdict(run), "alive": run.alive()} for run in runs],
+        "runs": [{**run._asdict(), "alive": run.alive()} for run in runs],
         "processes": {
-            host: [{**asdict(process), "keeper": process.keeper} for process in on_host]
+            host: [{**process._asdict(), "keeper": process.keeper} for process in on_host]
             for host, on_host in processes.items()
         },
     }

@@ -2,8 +2,8 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn
 
 from ddlrun.environment.open_mpi import HOSTFILES
 from ddlrun.errors import InputError
@@ -16,8 +16,7 @@ GROUP = "ddlrun.schedulers"
 NAME_HOSTS = "name the hosts with `-H`, or ignore the scheduler with `--scheduler` none"
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerContext:
+class SchedulerContext(NamedTuple):
     """What readers of schedulers use of the outside world."""
 
     environ: Mapping[str, str]
@@ -36,8 +35,7 @@ class SchedulerContext:
             raise InputError(f"{variable}: {error}; {NAME_HOSTS}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """The job that ddlrun runs in, and what its scheduler allocated to it."""
 
     scheduler: str
@@ -48,7 +46,7 @@ class Allocation:
     """Launcher that starts programs on the hosts: see remote/agent.py."""
     gpus: int | None = None
     """GPUs per host; None where the scheduler does not report them, or hosts differ."""
-    gpu_numbers: Mapping[str, str] = field(default_factory=dict)
+    gpu_numbers: Mapping[str, str] = MappingProxyType({})
     """Host -> device numbers of its GPUs, such as 0,2; empty where the scheduler does not report them."""
     cyclic: bool = False
     """The user requested ranks round robin over the hosts."""
@@ -64,16 +62,14 @@ class Allocation:
         return f"{self.scheduler_title or TITLES[self.scheduler]} job {self.job_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnd:
+class JobEnd(NamedTuple):
     """End of a job by its scheduler: ddlrun's exit code and the reason."""
 
     exit_code: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerReader:
+class SchedulerReader(NamedTuple):
     """A scheduler: how ddlrun recognises its jobs, and reads their hosts."""
 
     title: str
@@ -143,7 +139,7 @@ def read_allocation(context: SchedulerContext, scheduler: str = "auto") -> Alloc
     name = detected[0] if scheduler == "auto" else scheduler
     if name not in detected:
         _raise_no_job(name, readers[name])
-    allocation = replace(readers[name].read(context), scheduler=name, scheduler_title=readers[name].title)
+    allocation = readers[name].read(context)._replace(scheduler=name, scheduler_title=readers[name].title)
     outer = " and of ".join(readers[other].title for other in detected if other != name)
     if not outer or scheduler != "auto":
         return allocation
@@ -151,7 +147,7 @@ def read_allocation(context: SchedulerContext, scheduler: str = "auto") -> Alloc
         f"this is also a job of {outer}; {readers[name].title} is the innermost, so its hosts are used "
         "(--scheduler selects another)"
     )
-    return replace(allocation, notes=(*allocation.notes, note))
+    return allocation._replace(notes=(*allocation.notes, note))
 
 
 def _raise_no_job(name: str, reader: SchedulerReader) -> NoReturn:
@@ -168,4 +164,4 @@ def read_job_end(context: SchedulerContext, allocation: Allocation) -> JobEnd | 
     # Loaded by name, as the readers are: each of these modules imports this one.
     scontrol = importlib.import_module("ddlrun.schedulers.scontrol")
     end: JobEnd | None = scontrol.read_end(context, allocation)
-    return end and replace(end, reason=f"{allocation.title} {end.reason}")
+    return end and end._replace(reason=f"{allocation.title} {end.reason}")

@@ -4,7 +4,7 @@ import enum
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.errors import InputError
 
@@ -20,8 +20,7 @@ class SourceKind(enum.Enum):
     ENVIRONMENT = "environment"
 
 
-@dataclass(frozen=True, slots=True)
-class ShipSource:
+class ShipSource(NamedTuple):
     """A folder or file that travels."""
 
     kind: SourceKind
@@ -34,8 +33,7 @@ class ShipSource:
         return self.kind in (SourceKind.DATA, SourceKind.ENVIRONMENT)
 
 
-@dataclass(frozen=True, slots=True)
-class ShipRequest:
+class ShipRequest(NamedTuple):
     """The sources of a job, and the folder of each host to which they travel."""
 
     sources: tuple[ShipSource, ...]

@@ -3,7 +3,6 @@
 import os
 import signal
 from contextlib import suppress
-from dataclasses import replace
 
 from ddlrun.agent.frames import Channel
 from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
@@ -118,7 +117,7 @@ class ManagerProcess:
 
     def _add_host(self, finding: EndFinding) -> EndFinding:
         of_rank = finding.rank >= 0 and not finding.host
-        return replace(finding, host=self._job.host_of(finding.rank)) if of_rank else finding
+        return finding._replace(host=self._job.host_of(finding.rank)) if of_rank else finding
 
     def watch_ssh_clients(self) -> None:
         """Begin to watch the ssh clients that it has started."""

@@ -63,7 +63,7 @@ def test_files_of_an_environment_are_looked_at_again_if_its_packages_have_change
     assert first.files == len(first.entries or ()) > 0
     assert make_archives(request) == [replace(first, entries=None)]
     assert make_archives(request, whole=True) == [first]
-    assert make_archives(replace(request, locked=False)) == [first]
+    assert make_archives(request._replace(locked=False)) == [first]
     site = next(Path(program[0]).parents[1].glob("lib/python3*/site-packages"))
     (site / "demo.py").rename(site / "other.py")
     (other,) = make_archives(request)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -350,7 +349,7 @@ def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
 
 def test_a_keeper_that_never_connected_is_known_by_its_exit_code() -> None:
     for manager in (mpirun_end(3, UNCONNECTED), own_end(3, (frames.EXITED, b"1 3"))):
-        at = replace(manager, findings=[replace(finding, host="h3") for finding in manager.findings])
+        at = manager._replace(findings=[finding._replace(host="h3") for finding in manager.findings])
         assert ended_by_manager(at, {}) == EndReason(3, "rank 1 on h3 cannot reach ddlrun")
         assert ended_by_manager(at, {1: end(1, 3)}) == EndReason(3), "a program ended with this code"
 

@@ -549,7 +549,7 @@ def test_an_interface_with_two_addresses_is_a_warning_for_open_mpi_4() -> None:
     hosts = {
         "h1": facts(1, addresses=(*facts(1).addresses, Address("eth0", "fd00::1", 64))),
         "h2": facts(2, addresses=(*own, second)),
-        "h3": facts(3, addresses=(*facts(3).addresses, replace(second, interface="eth1"))),
+        "h3": facts(3, addresses=(*facts(3).addresses, second._replace(interface="eth1"))),
     }
     network = choose_network({host: host_facts.addresses for host, host_facts in hosts.items()})
     (finding,) = ambiguous_interfaces(hosts, network)

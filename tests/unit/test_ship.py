@@ -526,7 +526,7 @@ def test_words_of_a_command_line_name_the_shipped_files(tmp_path: Path, monkeypa
     words = ["/venv/bin/python", "--data=/code/data", "/codes", "code", "-x", "/code"]
     placed = [f"{root}/venv/bin/python", f"--data={root}/code/data", "/codes", "code", "-x", f"{root}/code"]
     assert list(map(places.place, words)) == placed
-    without_code = replace(request, sources=sources[1:])
+    without_code = request._replace(sources=sources[1:])
     assert json.loads(without_code.variable("run"))["folder"] == "/code/sub"
     assert request.place("/venv/bin/python", "run") == f"{root}/venv/bin/python"
 

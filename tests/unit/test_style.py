@@ -30,7 +30,9 @@ LATE = re.compile(r" - (\d[\d.]* m?s|seconds)\b")
 # its start, and those of ddl are made or compared per message, per tensor or per call. All others are dataclasses.
 NAMED_TUPLES = (
     "allreduce_algorithms.py", "application/", "doctor/", "environment/", "hosts.py", "machine/", "managers/",
-    "mapping/", "plan/", "supervise/", "topology.py",
+    "mapping/", "network/addresses.py", "network/subnet_selection.py", "plan/", "remote/agent.py", "remote/probe.py",
+    "remote/processes.py", "runs/history.py", "runs/orphans.py", "runs/registry.py", "schedulers/__init__.py",
+    "ship/request.py", "supervise/", "topology.py",
     "ddl/block_chunks.py", "ddl/flat.py", "ddl/hook.py", "ddl/lms/", "ddl/nccl_pipeline.py", "ddl/operation.py",
     "ddl/reduce_ops.py", "ddl/schedule.py", "ddl/schedule_cache.py", "ddl/torch_backend/works.py",
     "ddl/weighted_schedule.py",

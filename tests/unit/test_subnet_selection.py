@@ -1,7 +1,6 @@
 """The network of a job: addresses, the choice of a subnet with its reasons, and the variables."""
 
 import subprocess
-from dataclasses import replace
 
 import pytest
 
@@ -30,7 +29,7 @@ def test_the_script_prints_the_addresses_of_this_machine() -> None:
     needs.program("ip", "iproute2")
     text = subprocess.run(["sh", "-s"], input=SCRIPT, capture_output=True, text=True, check=True)
     assert Address("lo", "127.0.0.1", 8) in [
-        replace(address, kind="device", speed=-1) for address in parse_addresses(text.stdout)
+        address._replace(kind="device", speed=-1) for address in parse_addresses(text.stdout)
     ]
     assert text.stderr == ""
 
@@ -86,7 +85,7 @@ def test_docker_has_the_same_address_everywhere() -> None:
 
 
 def test_a_bridge_by_another_name_is_found_by_its_address() -> None:
-    odd = replace(DOCKER, interface="lan0")
+    odd = DOCKER._replace(interface="lan0")
     network = choose_network({"h1": host(1, odd), "h2": host(2, odd)})
     assert rejected(network)["172.17.0.0/16"] == "lan0 is a bridge, and 172.17.0.1 is the address of h[1-2] alike"
 
@@ -123,7 +122,7 @@ def test_a_single_subnet_needs_no_variables() -> None:
 
 
 def test_gloo_gets_the_interface_where_own_names_lead_to_loopback_addresses() -> None:
-    network = replace(choose_network({"h1": host(1), "h2": host(2)}), own_names_mislead=True)
+    network = choose_network({"h1": host(1), "h2": host(2)})._replace(own_names_mislead=True)
     assert (
         choose_variables(network, own_manager("").network_variables, {}, [], rdma=False)[0]["GLOO_SOCKET_IFNAME"]
         == "eth0"
@@ -146,7 +145,7 @@ def test_a_subnet_that_a_host_is_not_on_or_that_is_down_is_rejected() -> None:
     fast = [Address("eth1", f"10.8.0.{n}", 24, speed=100_000) for n in (1, 2)]
     network = choose_network({"h1": host(1, *fast[:1]), "h2": host(2, *fast[1:]), "h3": host(3)})
     assert rejected(network)["10.8.0.0/24"] == "not on h3"
-    network = choose_network({"h1": host(1, fast[0]), "h2": host(2, replace(fast[1], up=False))})
+    network = choose_network({"h1": host(1, fast[0]), "h2": host(2, fast[1]._replace(up=False))})
     assert rejected(network)["10.8.0.0/24"] == "eth1 is down on h2"
 
 
@@ -290,5 +289,5 @@ def test_nothing_is_set_where_mpi_cannot_choose_otherwise() -> None:
 
 
 def test_daemons_are_left_alone_where_mpirun_is_elsewhere() -> None:
-    network = replace(choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER)}), daemons=False)
+    network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER)})._replace(daemons=False)
     assert "OMPI_MCA_oob_tcp_if_include" not in network_variables(network, BY_4)[0]

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from dataclasses import replace
 
 from ddlrun.application.inputs import configs_folder, read_text, split_words
 from ddlrun.application.options.hosts import Options
@@ -29,7 +28,7 @@ def check_launch(given: LaunchOptions, program: tuple[str, ...], reporter: Repor
         program = read_program(program[0], program[1:], is_module=options["is_module"], in_image=in_image)
     hosts = f"host[1-{parse_topology(options['topology']).hosts}]"
     in_job = {**options, "scheduler": "none", "launcher": "auto", "hosts": hosts}
-    settings = read_settings(replace(given, values=in_job), program, reporter)
+    settings = read_settings(given._replace(values=in_job), program, reporter)
     check_request(settings.job.topology, settings.hosts.hosts)
 
 

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlrun.application.inputs import find_job, read_rankfile, split_words
 from ddlrun.application.options.container import read_container
@@ -45,8 +44,7 @@ PLANNED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
+class LaunchOptions(NamedTuple):
     """The options of a launch."""
 
     values: Options

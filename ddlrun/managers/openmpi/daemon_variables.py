@@ -5,15 +5,14 @@ They were measured with Slurm 22.05 and Open MPI 4.1.4 and 5.0.11 (docs/explanat
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.managers import DaemonRequest
 from ddlrun.remote.agent import step_gres
 from ddlrun.schedulers import Allocation, detect_schedulers
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonStart:
+class DaemonStart(NamedTuple):
     """How a major version of Open MPI is told to start its daemons."""
 
     prefix: str
