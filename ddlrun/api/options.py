@@ -39,36 +39,16 @@ def _words(name: str, value: OptionValue) -> Iterator[str]:
     if name in WITHOUT_JOB:
         raise InputError(f"{name}: this option starts no job; use it on the command line")
     if name == "env":
-        yield from _repeat("x", render_environment({name: value}))
-    elif name in REPEATED and isinstance(value, Sequence) and not isinstance(value, str):
-        yield from _repeat(name, value)
-    elif value is False:
+        name, value = "x", list(render_environment({name: value}))
+    option = ("-" if len(name) <= 2 else "--") + name.replace("_", "-")  # one dash for a short one, as in -m and -np
+    if value is False:
         yield f"--no-{name.replace('_', '-')}"
     elif value is True:
-        yield _option(name)
+        yield option
     elif isinstance(value, bytes | AbstractSet | Mapping):
         raise InputError(f"{name}={value!r}: give a string, a number, or a list of them")
     elif value is not None:
-        yield from _with_value(_option(name), _text(value))
-
-
-def _with_value(option: str, value: str) -> tuple[str, ...]:
-    """Return the words of an option; a switch that got a value by mistake must not leave it to the script's place."""
-    return (f"{option}={value}",) if option.startswith("--") else (option, value)
-
-
-def _repeat(name: str, values: Sequence[str | int] | Mapping[str, str]) -> Iterator[str]:
-    for value in values:
-        yield from _with_value(_option(name), str(value))
-
-
-def _option(name: str) -> str:
-    """Return the option of a keyword: one dash for a short one, as in -m and -np."""
-    dashes = "-" if len(name) <= 2 else "--"
-    return dashes + name.replace("_", "-")
-
-
-def _text(value: OptionValue) -> str:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ",".join(map(str, value))
-    return str(value)
+        parts = [str(value)] if isinstance(value, str | int | float) else list(map(str, value))
+        for part in parts if name in REPEATED else [",".join(parts)]:
+            # A switch that got a value by mistake must not leave it to the script's place.
+            yield from (f"{option}={part}",) if option.startswith("--") else (option, part)
