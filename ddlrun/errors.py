@@ -39,7 +39,7 @@ class DdlrunError(Exception):
     def __init__(self, *problems: str) -> None:
         """Keep the problems; each is one line: what is wrong, the value quoted, where it stands, the remedy.
 
-        Options of ddlrun launch stand in backticks: each face of ddlrun spells them in its own way.
+        Options of ddlrun launch stand in backticks: the command line and Python spell them in their own ways.
         """
         super().__init__("\n".join(problems))
         self.problems = problems

@@ -13,7 +13,7 @@ class LaunchDashboard:
     """The page of a launch: that of its current attempt."""
 
     def __init__(self, port: int | None, reporter: Reporter) -> None:
-        """Take the port, 0: any that is free, None: there is no page; and the receiver of the page's address."""
+        """Take the port (0: any that is free; None: no page), and the receiver of the page's address."""
         self._port, self._reporter = port, reporter
         self._server: DashboardServer | None = None
 

@@ -190,7 +190,7 @@ def inspect_installation(settings: Settings, manager: ProcessManager) -> Install
 
 def _check_hosts(settings: Settings, manager: ProcessManager, reporter: Reporter) -> "PreflightReport":
     """Query and check the hosts of a job; the names of new pods may take a while to resolve."""
-    from ddlrun.application.check import check_first  # noqa: PLC0415 - 4 ms, which a job on this machine alone spares
+    from ddlrun.application.check import check_first  # noqa: PLC0415 - 4 ms, for jobs over several hosts alone
 
     hosts = settings.hosts
     if hosts.allocation is not None and hosts.allocation.scheduler == "kubernetes" and hosts.launcher.launcher == "ssh":

@@ -1,4 +1,4 @@
-"""The receiver of what ddlrun says about a launch."""
+"""The interface to which a launch reports: lines, texts and outcomes."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # commands without a launch need neither
 
 
 class Reporter(Protocol):
-    """The command line or a program; the output of the ranks goes elsewhere."""
+    """The receiver of what a launch shows, without the output of its ranks."""
 
     raises_cause: bool
     """Whether it raises the traceback or the last lines of a rank that failed, so that they are not shown as well."""
@@ -25,6 +25,6 @@ class Reporter(Protocol):
 
 
 def try_line(reporter: Reporter, text: str) -> None:
-    """Show a line where what follows must be done also if its reader is gone."""
+    """Show a line. A reader that is gone does not raise: what follows must be done."""
     with suppress(OSError):
         reporter.line(text)

@@ -241,7 +241,7 @@ def _message(error: click.UsageError) -> str:
     """Return the message of an error; a wrong value from a config file or a variable is reported with its place."""
     name = error.param.name if isinstance(error, click.BadParameter) and error.param else None
     if error.ctx and name and error.ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-        from ddlrun.cli.options.configuration import find_configuration  # noqa: PLC0415 - 20 ms, which help spares
+        from ddlrun.cli.options.configuration import find_configuration  # noqa: PLC0415 - 20 ms, not for --help
 
         return f"{find_configuration(error.ctx).values[name].place}: {error.message}"
     return _describe(error)

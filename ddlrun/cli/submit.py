@@ -120,7 +120,7 @@ def command(
     The options of ddlrun launch (ddlrun launch --help-all) are accepted, except for those that name hosts, and copied
     into the job script. Use the scheduler's own commands to query or cancel the job.
     """
-    from ddlrun.schedulers.submit.render import render  # noqa: PLC0415 - 20 ms of jinja2, which help spares
+    from ddlrun.schedulers.submit.render import render  # noqa: PLC0415 - 20 ms of jinja2, not for --help
 
     note_misplaced(script, split_programs(args)[0], ctx.command.get_params(ctx))
     _check_unsupported(ctx, argv, options)

@@ -134,7 +134,7 @@ def _compare(comm: Communicator, shared: list[SharedSetting], problem: Exception
 
 def _all_equal(comm: Communicator, shared: list[SharedSetting]) -> bool:
     """Compare the settings of all ranks by their digests; False if a rank has none."""
-    import numpy as np  # noqa: PLC0415 - 120 ms, which a learner alone spares
+    import numpy as np  # noqa: PLC0415 - 120 ms, for several learners alone
 
     text = "\n".join(f"{setting.name} {setting.value}" for setting in shared)
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")

@@ -89,7 +89,7 @@ class RecordedCollective(NamedTuple):
 
     @property
     def call(self) -> tuple[int, str]:
-        """The number and the name, in which ranks that wait for each other agree."""
+        """The number and the name, which are equal in ranks that wait for each other."""
         return self.number, self.name
 
 

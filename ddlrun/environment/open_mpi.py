@@ -1,4 +1,4 @@
-"""The names of Open MPI's variables that other rooms read or set."""
+"""The names of Open MPI's variables that other folders read or set."""
 
 # The beginnings of parameters: of ranks and of the launcher of Open MPI 4, and of that of Open MPI 5, PRRTE.
 MCA, PRRTE = "OMPI_MCA_", "PRTE_MCA_"

@@ -98,8 +98,8 @@ class TransportChoice(NamedTuple):
 class ProcessManager(ABC):
     """The program that starts the ranks of a job, as mpirun does: where it is, and why this one was chosen.
 
-    It passes on its environment to the ranks, runs until all of them have ended, and ends them at SIGTERM. What is not
-    told otherwise holds for a plug-in's program.
+    It passes on its environment to the ranks, runs until all of them have ended, and ends them at SIGTERM. The
+    defaults suit a plug-in's program.
     """
 
     title: ClassVar[str]

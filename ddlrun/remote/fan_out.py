@@ -32,7 +32,7 @@ def run_on_hosts(
         return replies
     if agents.launcher == "srun":
         return {**replies, **run_in_step(scripts, agents.words, timeout)}
-    from ddlrun.remote.cluster_shell import run_by_cluster_shell  # noqa: PLC0415 - 75 ms, which srun spares
+    from ddlrun.remote.cluster_shell import run_by_cluster_shell  # noqa: PLC0415 - 75 ms, not with srun
 
     return {**replies, **run_by_cluster_shell(scripts, agents, timeout, fanout)}
 

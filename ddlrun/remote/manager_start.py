@@ -1,4 +1,4 @@
-"""The start of a process manager, and a copy of our standard input."""
+"""The start of a process manager, and a copy of ddlrun's standard input."""
 
 import os
 import subprocess

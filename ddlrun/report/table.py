@@ -13,7 +13,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def left_aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table with all columns to the left; rows may lack cells at the end.
+    """Yield the lines of a table with all columns to the left; rows may end early.
 
     >>> list(left_aligned([("RUN", "RANKS"), ("a", "12"), ("b",)]))
     ['RUN  RANKS', 'a    12', 'b']

@@ -56,7 +56,7 @@ class Sampling:
             return
         self._next = now + self._interval
         if self._collector is None:
-            from ddlrun.monitor.collector import SampleCollector  # noqa: PLC0415 - 26 ms, which jobs that last a moment spare
+            from ddlrun.monitor.collector import SampleCollector  # noqa: PLC0415 - 26 ms, not for jobs that last a moment
 
             self._collector = SampleCollector(self._files.metrics, self._ranks, self._complain)
         self._collector.write()
