@@ -95,7 +95,7 @@ class Root(Node):
             self._fail(EXIT_UNREACHABLE, 0.0)
 
     def _report(self, kind: bytes, text: bytes, words: str) -> None:
-        """Report what ends the job to the ddlrun that supervises it, or else, in words, to the user."""
+        """Report what ends the job: to the ddlrun that supervises it or, without one, to the user as text."""
         if self._reports is not None:
             self._descriptors.send(self._reports, kind, text)
         elif words:

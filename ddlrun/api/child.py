@@ -1,7 +1,7 @@
 """The child process of a launch from Python, which answers by lines of JSON: outcomes of attempts, and an error.
 
 Its arguments are the pid of its parent, whether that raises the cause of a failure, the words of `ddlrun launch`, and
-the descriptor for its answer. It takes words, as a run's record has them for `ddlrun rerun`.
+the descriptor for its answer. It takes words because a run's record keeps words for `ddlrun rerun`.
 """
 
 import json
@@ -21,7 +21,7 @@ from ddlrun.remote.streamed_process import depend_on
 
 
 class PipeReporter(ConsoleReporter):
-    """A console whose reader also gets outcomes and errors as values."""
+    """A console reporter that also sends outcomes and errors through a pipe."""
 
     def __init__(self, descriptor: int, words: Sequence[str], *, raises_cause: bool) -> None:
         os.set_inheritable(descriptor, False)  # the ranks may live longer

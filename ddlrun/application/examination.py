@@ -1,4 +1,4 @@
-"""The examination of a run that ddlrun doctor requests: its ddlrun makes it."""
+"""Examinations of a run: ddlrun doctor requests them, and the ddlrun that supervises the run makes them."""
 
 import json
 import os

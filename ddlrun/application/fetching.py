@@ -37,7 +37,7 @@ class Fetched(NamedTuple):
 
 
 def fetch(request: ShipRequest, settings: Settings, plan: Plan, outcome: Outcome, reporter: Reporter) -> None:
-    """Copy the files of --fetch back from the hosts, and show which; those of lost hosts stay there.
+    """Copy the files of --fetch back from the hosts, and list them; those of lost hosts stay there.
 
     Raises UnreachableError where a file is missing and the job itself has not failed.
     """

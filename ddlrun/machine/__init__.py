@@ -140,7 +140,7 @@ class Machine(NamedTuple):
     logical indexes are valid, its OS indexes are invented. `numa_nodes` are OS indexes, including nodes
     without CPUs (the memory of GPUs, HBM, CXL). `empty_packages` are the logical indexes of packages whose
     cores a cpuset hides, but not their memory: hwloc counts them, so the other packages' indexes have a gap.
-    `hwloc_2_0_cores` are the cores as the hwloc 2.0 inside Open MPI 4.1 numbers them, none where it does so alike.
+    `hwloc_2_0_cores` are the cores as the hwloc 2.0 inside Open MPI 4.1 numbers them, empty where it does not differ.
     `packaged` is False if the machine reports no packages (some virtual ones: its cores then belong to package 0), or
     hwloc finds them at several depths: rank files then count cores over the host. `memory` is
     the nominal size in GiB, None if unknown.

@@ -28,7 +28,7 @@ _NEWER_GROUPS = {"cluster_cpus": "Cluster", "die_cpus": "Die", "drawer_siblings"
 class SysfsCores(NamedTuple):
     """The numbered cores, the NUMA nodes, whether there are packages, and notes.
 
-    `hwloc_2_0_cores` are the cores as hwloc 2.0 numbers them, none where it does so alike.
+    `hwloc_2_0_cores` are the cores as hwloc 2.0 numbers them, empty where it does not differ.
     """
 
     numbering: Numbering

@@ -115,13 +115,13 @@ class ProcessManager(ABC):
     spawns: ClassVar[bool] = False
     """Whether a job may start more processes with MPI_Comm_spawn."""
     places_spawned: ClassVar[bool] = False
-    """Whether further lines of the rank file place them."""
+    """Whether further lines of the rank file place the processes of MPI_Comm_spawn."""
     spawn_warning: ClassVar[str] = ""
     """What may go wrong with MPI_Comm_spawn over several hosts."""
     rankfile_dialect: ClassVar[int | None] = None
-    """The major version of Open MPI that reads a rank file as this does; None: it need not read one."""
+    """The major version of Open MPI whose rank files it reads; None: it reads none, or those that all versions read."""
     keeps_path: ClassVar[bool] = False
-    """Whether ranks find the PATH that it has itself."""
+    """Whether ranks inherit its PATH."""
     gives_no_input: ClassVar[bool] = False
     """Whether the standard input of ranks on other hosts is empty."""
     needs_one_address: ClassVar[bool] = False
@@ -145,7 +145,7 @@ class ProcessManager(ABC):
     reason: str
     """Why this program was chosen."""
     warning: str = ""
-    """What the user should know of the choice."""
+    """What the user should know about the choice."""
     is_untested: bool = False
     """Whether it is newer than any version that was tested, so that ranks compare their places with the plan."""
 
@@ -178,7 +178,7 @@ class ProcessManager(ABC):
 
     @property
     def mpi_generation(self) -> int | None:
-        """The number by which measurements with its MPI are told from others; None: it brings no MPI."""
+        """The number that distinguishes measurements with its MPI from those with others; None: it brings no MPI."""
         return None
 
     def counts_by_hwloc_2_0(self) -> bool:
@@ -190,7 +190,7 @@ class ProcessManager(ABC):
         return None
 
     def finds_host(self, _name: str, _hostname: str, _names: Sequence[str]) -> bool:
-        """Check if it finds a host of a job with some names, which is listed by one of them and calls itself so."""
+        """Check if it finds the host that is listed by one name of the job's names, and calls itself by another."""
         return True
 
     def find_obstacle(self, _machine: Machine) -> str | None:
@@ -198,7 +198,7 @@ class ProcessManager(ABC):
         return None
 
     def binds_ranks(self, *, spawns: bool) -> bool:
-        """Check if it binds the ranks of a job, which may start more processes; else they bind themselves."""
+        """Check if it binds ranks; otherwise they bind themselves. `spawns`: the job may start more processes."""
         del spawns
         return False
 

@@ -27,7 +27,7 @@ class EndFinding(NamedTuple):
 
     code: EndCode
     host: str = ""
-    """The host, or the one on which the rank runs; empty: it does not say."""
+    """The host, or the one on which the rank runs; empty: not reported."""
     rank: int = -1
     number: int = 0
     text: str = ""
@@ -75,7 +75,7 @@ class ManagerEnd(NamedTuple):
     findings: Sequence[EndFinding] = ()
     ended_by_ddlrun: bool = False
     """Whether ddlrun sent it SIGTERM or SIGKILL."""
-    name: str = "mpirun"
+    name: str = "the process manager"
     """Its name in messages."""
 
     def find(self, code: EndCode) -> EndFinding | None:

@@ -30,8 +30,8 @@ T = TypeVar("T", bound=Hashable)
 class PreflightFacts:
     """The facts of all hosts and of this machine, the request, and the time of the probe.
 
-    `here_name` is this machine's name. `interval` is when the hosts were
-    queried and when the last had replied, by this machine's clock.
+    `here_name` is this machine's name, `interval` the times at which the hosts were queried and the last one had
+    replied, by this machine's clock.
     """
 
     hosts: Mapping[str, HostFacts]

@@ -132,7 +132,7 @@ class LogReader:
             file.close()
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what the files have got since the last call, each block with its stream."""
+        """Yield the bytes that were added to the files since the last call, each block with its stream."""
         self._open_files()
         for index, file in sorted(self._files.items()):
             while block := file.read(BLOCK_BYTES):

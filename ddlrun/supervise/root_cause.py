@@ -161,7 +161,7 @@ def ended_by_manager(manager: ManagerEnd, ends: Mapping[int, RankEnd]) -> EndRea
 
 
 def _find_loss(manager: ManagerEnd, ends: Mapping[int, RankEnd]) -> EndReason | None:
-    """Return the reason for the end where the process manager has lost a host or its session, or a rank ddlrun."""
+    """Return the reason for the end where the manager has lost a host or its session, or a rank has lost ddlrun."""
     code = UnreachableError.exit_code
     host, session = manager.find(EndCode.LOST_HOST), manager.find(EndCode.LOST_SESSION)
     if host is not None:

@@ -64,7 +64,7 @@ class OpenMpi(ProcessManager):
         match = re.search(r"\(Open MPI\) (\d+\.\d+\S*)", text)
         return match[1] if match else None
 
-    # What a major version has for what ddlrun needs; {} stands for the value of an option.
+    # Options and names in which versions differ; {} stands for the value of an option.
     rankfile: ClassVar[tuple[str, ...]]
     keep_names: ClassVar[tuple[str, ...]]
     ssh_args: ClassVar[tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""The versions of Open MPI that differ, and the one that an mpirun is.
+"""The versions of Open MPI that differ in use, and the choice of one by the output of `mpirun --version`.
 
 6.0 and 6.1 were measured before their release: branch v6.0.x and the main branch of August 2026.
 """
