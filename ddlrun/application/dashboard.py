@@ -38,13 +38,7 @@ class LaunchDashboard:
 
 
 def open_dashboard(port: int, folder: str, name: str) -> "DashboardServer":
-    """Return a server of the page of a run, which has not been started. Raises InputError.
-
-    Args:
-        port: The port; 0: any that is free.
-        folder: The run folder.
-        name: The option that has named the port.
-    """
+    """Return a server of a run's page, not yet started; `name` is the option of its port, 0: any. Raises InputError."""
     from ddlrun.dashboard.server import DashboardServer  # noqa: PLC0415 - 30 ms, for --dashboard alone
 
     try:

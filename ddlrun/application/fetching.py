@@ -85,12 +85,7 @@ def _fetch(request: ShipRequest, settings: Settings, plan: Plan, hosts: Sequence
 
 
 def remove_interrupted(folder: str, prefix: str) -> None:
-    """Remove the unfinished folders of transfers whose ddlrun no longer runs.
-
-    Args:
-        folder: The folder.
-        prefix: The start of their names, before the number of the process.
-    """
+    """Remove unfinished folders of transfers whose ddlrun, the process after the prefix of the name, no longer runs."""
     for name in os.listdir(folder):
         process = name.removeprefix(prefix).partition("-")[0]
         if name.startswith(prefix) and process.isdigit() and not os.path.exists(f"/proc/{process}"):

@@ -88,9 +88,7 @@ def _make_archive(source: ShipSource, request: ShipRequest, *, whole: bool) -> A
 def reach_privately(launcher: AgentLauncher, heartbeat: float) -> Iterator[ProbeTarget]:
     """Provide a target for scripts with a secret, which appear on no command line and in no folder.
 
-    Args:
-        launcher: The launcher.
-        heartbeat: The seconds after which a silent host counts as lost; 0: a default.
+    A host that is silent for the seconds of the heartbeat counts as lost; 0: a default.
     """
     with open(os.memfd_create("ddlrun"), "w", encoding="utf-8") as file:
 

@@ -51,11 +51,7 @@ class RunFeed:
     """The messages on a run for one page."""
 
     def __init__(self, folder: str) -> None:
-        """Begin before the first message.
-
-        Args:
-            folder: The run folder.
-        """
+        """Begin before the first message on the run of a folder."""
         self.folder = folder
         self._files = RunDir(folder)
         self._reader = MetricsReader(self._files.metrics)

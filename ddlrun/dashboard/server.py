@@ -33,12 +33,7 @@ class DashboardServer(LocalServer):
     """A server of the page of one run at a time."""
 
     def __init__(self, port: int, folder: str) -> None:
-        """Listen on a port. Raises OSError.
-
-        Args:
-            port: The port; 0: any that is free.
-            folder: The run folder.
-        """
+        """Listen on a port, 0: any that is free, for the page of the run of a folder. Raises OSError."""
         self.folder = folder
         self.token = secrets.token_urlsafe(16)
         self.over = threading.Event()

@@ -225,9 +225,7 @@ class ProcessManager(ABC):
     def session_variables(self, _environ: Mapping[str, str], *, local: bool, spawns: bool) -> tuple[str, ...]:
         """Return the variables that give it, but not its daemons on other hosts, a folder of its own for its session.
 
-        Args:
-            local: Whether all ranks are on this host.
-            spawns: Whether the job may start more processes.
+        `local`: all ranks are on this host; `spawns`: the job may start more processes.
         """
         del local, spawns
         return ()

@@ -58,12 +58,7 @@ def python_of(program: Sequence[str]) -> str | None:
 
 
 def start_search(program: Sequence[str], environ: Mapping[str, str]) -> Callable[[], ProgramMpi]:
-    """Start to search a program for its MPI; return a function that waits for the result.
-
-    Args:
-        program: The command line of the program.
-        environ: The environment of the job.
-    """
+    """Start to search a program for its MPI in the job's environment; return a function that waits for the result."""
     python = python_of(program)
     if python is None:
         return lambda: find_linked(program, environ)

@@ -17,13 +17,7 @@ class SampleCollector:
     """The samples since the last time that they were written."""
 
     def __init__(self, path: str, ranks: int, complain: Callable[[str], None]) -> None:
-        """Begin without samples.
-
-        Args:
-            path: The file.
-            ranks: The number of ranks.
-            complain: Prints a problem with the file.
-        """
+        """Begin without samples; `complain` prints a problem with the file."""
         self._ranks: dict[int, RankSample] = {}
         self._hosts: dict[str, HostSample] = {}
         self._by_host = ranks > MOST_SINGLE_RANKS

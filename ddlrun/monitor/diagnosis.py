@@ -68,13 +68,9 @@ def find_cause(
     *,
     usual_growth: float,
 ) -> Finding | None:
-    """Return the first cause that applies to a rank.
+    """Return the first cause that applies to a rank, by its samples, those of all ranks on its host, and the host's.
 
-    Args:
-        samples: The rank's samples.
-        on_host: The samples of all ranks of its host.
-        host: The samples of the host.
-        usual_growth: The median growth of the job's ranks, in bytes per second.
+    `usual_growth` is the median growth of the job's ranks, in bytes per second.
     """
     if len(samples) < LEAST_SAMPLES:
         return None
@@ -128,10 +124,7 @@ def find_storage_wait(samples: Sequence[RankSample]) -> Finding | None:
 def find_leak(samples: Sequence[RankSample], host: Sequence[HostSample], usual_growth: float) -> Finding | None:
     """Return a finding if memory grows steadily, not by what is read, and that of the host would not last long.
 
-    Args:
-        samples: The rank's last samples.
-        host: The samples of the host.
-        usual_growth: The median growth of the job's ranks, in bytes per second.
+    `usual_growth` is the median growth of the job's ranks, in bytes per second.
     """
     if len(samples) < LEAK_SAMPLES or not host or not _is_steady([sample.anonymous for sample in samples]):
         return None

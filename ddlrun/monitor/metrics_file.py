@@ -21,13 +21,7 @@ class MetricsFile:
     """The file as ddlrun writes it. After a failure, as on a full disk, it is given up with a message."""
 
     def __init__(self, path: str, complain: Callable[[str], None], limit: int = LIMIT) -> None:
-        """Take the path; the file is created with the first samples.
-
-        Args:
-            path: The file.
-            complain: Prints a problem with the file.
-            limit: The bytes of the file beyond which it is thinned out.
-        """
+        """Take a path; `complain` prints a problem, and a file of more bytes than the limit is thinned out."""
         self._path, self._complain, self._limit = path, complain, limit
         self._failed = False
 

@@ -51,10 +51,7 @@ class OtlpExporter:
 def follow_values(path: str, name: str, may_run: Callable[[], bool]) -> Iterator[tuple[float, list[GaugeValue]]]:
     """Yield each time of samples in a file with the values of gauges, those of the past first, until the run ends.
 
-    Args:
-        path: The file.
-        name: The run's name.
-        may_run: Returns False once the run has ended.
+    `may_run` returns False once the run has ended.
     """
     history, runs = History(), True
     with closing(MetricsReader(path, tail=sys.maxsize)) as reader:

@@ -213,12 +213,7 @@ def _parse_peer(word: str, rate: float) -> PeerSample:
 
 
 def add_samples(samples: Sequence[RankSample], ranks: str) -> RankSample:
-    """Return the sums over ranks of a host; the state is that of the rank that uses the CPU least.
-
-    Args:
-        samples: One sample per rank.
-        ranks: The list of these ranks.
-    """
+    """Return the sums over the listed ranks of a host; the state is that of the rank that uses the CPU least."""
     least = min(samples, key=lambda sample: sample.cpu)
     sums: dict[str, Any] = {name: _round(sum(getattr(sample, name) for sample in samples)) for name in SUMMED}
     return replace(least, **sums, ranks=ranks, throttled=max(sample.throttled for sample in samples))

@@ -57,12 +57,7 @@ class MetricsServer(LocalServer):
     timeout = CHECK_SECONDS
 
     def __init__(self, port: int, render: Callable[[], str]) -> None:
-        """Listen on a port, 0: any that is free. Raises OSError.
-
-        Args:
-            port: The port.
-            render: Returns the page.
-        """
+        """Listen on a port, 0: any that is free; `render` returns the page. Raises OSError."""
         self._render = render
         self._lock = threading.Lock()
         super().__init__(port, Handler)

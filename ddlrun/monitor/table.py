@@ -33,14 +33,9 @@ STATES = {"R": "runs", "S": "waits", "D": "blocked", "T": "stopped", "t": "debug
 def render_top(
     title: str, started: float | None, history: History, most_rows: int | None = None, columns: int = COLUMNS
 ) -> list[str]:
-    """Return the lines to show of a run.
+    """Return the lines to show of a run, up to `most_rows` for ranks; None: all.
 
-    Args:
-        title: The run's name and state.
-        started: The time of its start, in seconds since 1970; None where it is not known.
-        history: The samples.
-        most_rows: The number of lines for ranks; None: all of them.
-        columns: The width of the terminal.
+    The title is its name and state; it `started` so many seconds after 1970, None: not known.
     """
     if not history.time:
         return [title, "no samples: sampling starts after 2 s; --sample-interval 0 disables it"]
@@ -71,13 +66,7 @@ def top_record(folder: str, history: History) -> "TopRecord":
 
 
 def render_table(history: History, findings: Sequence[Finding], most_rows: int | None = None) -> list[str]:
-    """Return the lines: the other findings, the ranks in trouble first, and the hosts.
-
-    Args:
-        history: The samples.
-        findings: The findings; the first of them is left out, as it is in the summary.
-        most_rows: The number of lines for ranks; None: all of them.
-    """
+    """Return the lines: the findings but the first, up to `most_rows` ranks (None: all), and the hosts."""
     ranks, gpus = history.ranks(), history.gpu_utilization()
     names = sort_by_trouble(ranks, findings)
     lines = [f"also: {finding.text}"[:COLUMNS] for finding in findings[1:MOST_FINDINGS]]

@@ -39,12 +39,7 @@ class OutputStyle(NamedTuple):
 
 
 def choose_shown(style: OutputStyle, local_ranks: Mapping[int, int]) -> OutputStyle:
-    """Return a style whose shown ranks also have one of its shown local ranks.
-
-    Args:
-        style: The options.
-        local_ranks: Rank -> its local rank.
-    """
+    """Return a style whose shown ranks also have one of its shown local ranks, by the local rank of each rank."""
     shown = style.local_ranks or frozenset()
     chosen = frozenset(rank for rank, local_rank in local_ranks.items() if local_rank in shown)
     return style._replace(ranks=chosen if style.ranks is None else chosen & style.ranks)

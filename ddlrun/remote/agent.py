@@ -94,15 +94,11 @@ class AgentLauncher(NamedTuple):
 
 
 def run_script(size: str = "@bytes", seconds: int = SCRIPT_SECONDS) -> str:
-    """Return a command, for any login shell, that reads a script from standard input and runs it.
+    """Return a command, for any login shell, that reads a script of some bytes from standard input and runs it.
 
     It exits if the script has not arrived in time: a host whose network fails is not told that no more will come. No
     limit applies on a terminal (ssh -tt), or on a host without the timeout of coreutils or of BusyBox 1.30. Send
     nothing more until the script runs, as BusyBox's head reads ahead.
-
-    Args:
-        size: The number of bytes of the script.
-        seconds: The time limit in seconds.
     """
     read = f"[ -t 0 ] && exec sh -s; unset s; s=$(timeout {seconds} head -c {size} 2>/dev/null); case $? in"
     late = 'echo "the script for this host did not arrive in time" >&2; exit 124'
@@ -135,17 +131,9 @@ def _short(name: str) -> str:
 def choose_launcher(
     request: str, job: Allocation | None, hosts: HostList, ssh: Sequence[str], environ: Mapping[str, str]
 ) -> AgentLauncher:
-    """Return the launcher of a job's programs: by default the scheduler's for the job's own hosts, else ssh.
+    """Return the launcher of a job's programs: with "auto" the scheduler's for the job's own hosts, else ssh.
 
-    Args:
-        request: "auto" or one of LAUNCHERS.
-        job: The job that ddlrun runs in.
-        hosts: The hosts.
-        ssh: The user's arguments for ssh.
-        environ: The environment.
-
-    Raises:
-        InputError: The requested launcher does not work here.
+    `ssh` are the user's arguments for ssh. Raises InputError where the requested launcher does not work here.
     """
     foreign = job is None or any(name not in job.hosts.names for name in hosts.names)
     agent = _words_of(environ, AGENTS)

@@ -15,16 +15,10 @@ FANOUT = 128
 def run_on_hosts(
     scripts: Mapping[str, str], agents: AgentLauncher, timeout: float, fanout: int = FANOUT
 ) -> dict[str, FinishedProcess]:
-    """Run each host's sh script there, all at once; no password is ever asked for.
+    """Run each host's sh script there, all within a time limit in seconds; no password is ever asked for.
 
     A keeper may report any text as the name of its host. ClusterShell would read some of them as patterns, and ssh as
     options: where a name is not that of a host nothing is started, and the reply is the reason.
-
-    Args:
-        scripts: Host -> script.
-        agents: The launcher of programs on the hosts.
-        timeout: The time limit for all of them, in seconds.
-        fanout: The number of hosts at the same time.
     """
     replies = {name: reply for name in scripts if (reply := _refuse(name)) is not None}
     scripts = {name: script for name, script in scripts.items() if name not in replies}

@@ -139,12 +139,9 @@ def describe_failure(answer: FinishedProcess) -> str:
 
 
 def render_failures(reasons: Mapping[str, str], ssh: str, remedy: str = "") -> list[str]:
-    """Return one line per host that failed; more than four with the same failure share a line.
+    """Return one line per host that failed, ending with a remedy; more than four with the same failure share a line.
 
-    Args:
-        reasons: Host -> the reason of its failure.
-        ssh: The command to try.
-        remedy: A text for the end of each line.
+    `ssh` is the command to try.
     """
     alike: dict[str, list[str]] = {}
     for name, reason in reasons.items():

@@ -80,17 +80,10 @@ class PassthroughCommand:
 def read_lines(
     argv: Sequence[str], read: Callable[[Iterator[str]], Result], complain: Callable[[str], None]
 ) -> tuple[int, Result]:
-    """Run a command and process its output while it runs.
+    """Run a command; return its exit code, and what `read` makes of the lines of its standard output while it runs.
 
-    Any exception ends the command too, with SIGINT or SIGTERM, and its remaining errors are discarded.
-
-    Args:
-        argv: The command.
-        read: Called with the lines of its standard output.
-        complain: Called with each line of its standard error, in a thread.
-
-    Returns:
-        The exit code, and the result of `read`.
+    `complain` gets each line of its standard error, in a thread. Any exception ends the command too, with SIGINT or
+    SIGTERM, and its remaining errors are discarded.
     """
     process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",

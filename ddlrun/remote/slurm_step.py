@@ -28,12 +28,7 @@ def run_in_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float
     """Run each host's script in one step over all hosts; a step per host would keep Slurm's controller busy.
 
     One host that is down fails the whole step: it gets the reason as its reply, and the step is repeated
-    with the others.
-
-    Args:
-        scripts: Host -> script.
-        words: The first arguments of srun.
-        timeout: The time limit in seconds, for all steps together.
+    with the others, all within a time limit in seconds. `words` are the first arguments of srun.
     """
     end = time.monotonic() + timeout
     replies: dict[str, FinishedProcess] = {}

@@ -8,12 +8,7 @@ ENOUGH_FILES = 1024
 
 
 def explain_limit(error: OSError, environ: Mapping[str, str]) -> str | None:
-    """Return the limit or the removed folder that an error is about, with its remedy; None for another error.
-
-    Args:
-        error: The error.
-        environ: The environment that programs are started with.
-    """
+    """Return the limit or the removed folder that an error is about, with its remedy; None for another error."""
     if error.errno == errno.EMFILE:
         most = os.sysconf("SC_OPEN_MAX")
         return f"only {most} files may be open (ulimit -n), which are too few; raise it: ulimit -n {ENOUGH_FILES}"

@@ -23,14 +23,9 @@ TOO_LONG = os.strerror(errno.E2BIG)
 
 
 def render_outcome(outcome: Outcome, plan: Plan, *, with_tail: bool = True) -> str:
-    """Render the reason of a failure: the cause, its traceback or last lines, the other ranks, the path of the logs.
+    """Render the reason of a failure: the cause, perhaps with its last lines, the other ranks, the path of the logs.
 
     Of a success only the last line is rendered, and only if output was not printed.
-
-    Args:
-        outcome: The outcome.
-        plan: The plan of the run.
-        with_tail: Whether the traceback or the last lines are part of the text.
     """
     lines = [*_reason(outcome, plan, with_tail=with_tail)] if outcome.exit_code else []
     if outcome.exit_code or outcome.unprinted_bytes:
@@ -39,12 +34,7 @@ def render_outcome(outcome: Outcome, plan: Plan, *, with_tail: bool = True) -> s
 
 
 def colour_report(report: str, *, many_colours: bool) -> str:
-    """Return a report whose first line, the failure, stands out on a terminal; its words say the same.
-
-    Args:
-        report: The report.
-        many_colours: Whether the terminal has 256 colours.
-    """
+    """Return a report whose first line, the failure, stands out on a terminal; its words say the same."""
     first, newline, rest = report.partition("\n")
     return report and f"\x1b[{VERMILION if many_colours else RED}m{first}\x1b[0m{newline}{rest}"
 

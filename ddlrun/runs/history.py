@@ -64,10 +64,7 @@ class PastRun(NamedTuple):
 def write_start(plan: Plan, arguments: Sequence[str], state: str) -> None:
     """Write run.json to the run folder, and link to a folder elsewhere from the state folder; errors are ignored.
 
-    Args:
-        plan: The plan of the run.
-        arguments: The words after `ddlrun launch`, without secrets.
-        state: The state folder.
+    `arguments` are the words after `ddlrun launch`, without secrets.
     """
     with suppress(OSError):
         record = {
@@ -85,14 +82,9 @@ def write_start(plan: Plan, arguments: Sequence[str], state: str) -> None:
 
 
 def find_run(text: str | None, state: str) -> str:
-    """Return the folder of the run that a user means.
+    """Return the folder of the run that a user means: a path, a name or its beginning, `last` or None for the last run.
 
-    Args:
-        text: A path, a name or its beginning, or `last`; None: the last run.
-        state: The state folder.
-
-    Raises:
-        InputError: There is no such run, or there are several.
+    Raises InputError where there is no such run, or there are several.
     """
     if text is None or text == LAST:
         return _last_folder(state)
@@ -150,12 +142,7 @@ def _last_folder(state: str) -> str:
 
 
 def read_history(state: str, most: int | None = None) -> list[PastRun]:
-    """Return the runs in a state folder with their restarts, the latest first.
-
-    Args:
-        state: The state folder.
-        most: The number of runs and restarts; None: all.
-    """
+    """Return up to `most` runs and restarts in a state folder, the latest first; None: all."""
     folders = run_folders(state)[::-1]
     folders = [folder for folder in folders if not re.fullmatch(r"restart-[0-9]+", os.path.basename(folder))]
     attempts = ([*filter(None, map(read_past_run, attempt_folders(base)))] for base in folders)

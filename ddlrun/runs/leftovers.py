@@ -32,13 +32,7 @@ echo @end
 def remove_leftovers(
     hosts: Iterable[str], reach: ProbeTarget, *, only_list: bool
 ) -> tuple[dict[str, list[str]], Mapping[str, FinishedProcess]]:
-    """Remove leftover files on hosts; return their paths by host, and the replies of hosts that failed.
-
-    Args:
-        hosts: The hosts.
-        reach: The ways to reach them.
-        only_list: Whether nothing is removed.
-    """
+    """Remove leftover files on hosts, or list them; return their paths by host, and replies of hosts that failed."""
     script = f"only_list={'yes' if only_list else ''}\n{leftovers.SCRIPT}{FOLDERS}"
     replies, failed = run_complete(dict.fromkeys(hosts, script), reach)
     paths = {

@@ -52,13 +52,9 @@ def count_ranks(folder: str) -> int:
 def read_logs(
     folder: str, ranks: Iterable[int] | None, lines: int | None, *, follow: bool
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the blocks of a run's logs, each with its stream.
+    """Yield the blocks of the logs of some ranks (None: all), each with its stream.
 
-    Args:
-        folder: The run folder.
-        ranks: The ranks; None: all of them.
-        lines: The number of lines, at the end of each log, to begin with; None: all lines.
-        follow: Go on until the run and its restarts end.
+    Each log begins with its last lines (None: all). `follow`: go on until the run and its restarts end.
     """
     following: str | None = folder
     while following is not None:
@@ -113,12 +109,7 @@ class LogReader:
     """The bytes of several log files, each from the place that was read last; a missing file is one without bytes."""
 
     def __init__(self, sources: Sequence[Source], last_lines: int | None = None) -> None:
-        """Create a reader.
-
-        Args:
-            sources: The files.
-            last_lines: The number of lines, at the end of each file, to begin with; None: all lines.
-        """
+        """Create a reader that begins with the last lines of each file; None: with all."""
         self._sources = sources
         self._files: dict[int, IO[bytes]] = {}
         self._open_files()

@@ -158,10 +158,7 @@ def orphans(processes: Iterable[OrphanProcess], over: Container[str] = ()) -> di
     """Return a host's unsupervised processes by run: those of runs without a keeper or a child of ddlrun there.
 
     A run has no keepers while the process manager starts them, or when it stays after its ranks; it is no orphan then.
-
-    Args:
-        processes: The processes.
-        over: The runs that are known to have ended, of which all processes are orphans.
+    All processes of runs that are known to be `over` are orphans.
     """
     runs: dict[str, list[OrphanProcess]] = {}
     for process in processes:
@@ -175,18 +172,10 @@ def orphans(processes: Iterable[OrphanProcess], over: Container[str] = ()) -> di
 def end_runs(
     runs: Mapping[str, Iterable[str]], grace: float, reach: ProbeTarget
 ) -> tuple[dict[str, int], dict[str, FinishedProcess]]:
-    """End the processes of runs: SIGTERM, and SIGKILL after the grace.
+    """End the processes of runs by host: SIGTERM, and SIGKILL after the grace, in whole seconds.
 
-    Args:
-        runs: Host -> names of runs.
-        grace: Whole seconds.
-        reach: The ways to reach the hosts.
-
-    Returns:
-        The number of processes on each host, and the replies of hosts that failed.
-
-    Raises:
-        InputError: A run's name is malformed.
+    Returns the number of processes on each host, and the replies of hosts that failed. Raises InputError for a
+    malformed name.
     """
     scripts = {}
     for host, names in runs.items():

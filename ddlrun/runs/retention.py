@@ -16,10 +16,6 @@ def remove_old_runs(state: str, retention: Retention) -> int:
     """Remove the folders of ended runs beyond a retention; return how many.
 
     A folder outside the state folder, as of --run-dir, stays; only the link to it is removed.
-
-    Args:
-        state: The state folder.
-        retention: The limits.
     """
     if retention.runs is None and retention.days is None:
         return 0

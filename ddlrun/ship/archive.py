@@ -46,10 +46,7 @@ class Archive:
 def make_archive(source: ShipSource, entries: Sequence[Entry], state: str) -> Archive:
     """Return the archive of a source. Files are read only where one has changed since the last time.
 
-    Args:
-        source: The source.
-        entries: Its entries.
-        state: The state folder, in which the hashes of earlier archives are.
+    The state folder has the hashes of earlier archives.
     """
     size = HEAD + len(_manifest(entries)) + sum(entry.size for entry in entries)
     fingerprint = _fingerprint(entries)

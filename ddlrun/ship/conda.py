@@ -46,13 +46,7 @@ def _prefixes(folder: str, record: dict[str, Any]) -> Iterator[tuple[str, Embedd
 
 
 def check_prefixes(entries: tuple[Entry, ...], folder: str, digest: str) -> None:
-    """Raise InputError where a binary file has no room for the prefix on the hosts.
-
-    Args:
-        entries: The entries of an archive.
-        folder: The folder of shipped files on each host.
-        digest: The hash of the archive.
-    """
+    """Raise InputError where a binary file has no room for the prefix that the archive's digest has on the hosts."""
     for entry in entries:
         if entry.prefix is None or entry.prefix.longest is None:
             continue

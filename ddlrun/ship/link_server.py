@@ -19,13 +19,7 @@ class LinkServer:
     """The threads that serve the hosts of one transfer."""
 
     def __init__(self, secret: str, addresses: Sequence[str], hosts: int) -> None:
-        """Listen for hosts; nothing is accepted yet.
-
-        Args:
-            secret: The secret of the transfer.
-            addresses: This machine's addresses that the hosts try.
-            hosts: Their number.
-        """
+        """Listen for a number of hosts on this machine's addresses; nothing is accepted yet."""
         self._secret = secret
         self._listeners = [socket.socket(fileno=bound.detach()) for bound in bind_free_port(addresses)]
         self.port: int = self._listeners[0].getsockname()[1]

@@ -10,12 +10,7 @@ class Backlog:
     """A queue of bytes."""
 
     def __init__(self, path: str, limit: int = MOST_IN_MEMORY) -> None:
-        """Create an empty queue.
-
-        Args:
-            path: Where the file is created when it is needed; it is unlinked at once.
-            limit: With more bytes than this in memory, further ones go to the file.
-        """
+        """Create an empty queue; what is beyond a limit in memory goes to a file, which is unlinked at once."""
         self._path, self._limit = path, limit
         self._memory = bytearray()
         self._file: int | None = None

@@ -66,10 +66,7 @@ class Console:
     def write_manager(self, stream: int, chunk: bytes, *, visible: bool) -> None:
         """Log the process manager's own output, and print it without its harmless lines.
 
-        Args:
-            stream: 0 for standard output, 1 for standard error.
-            chunk: The output.
-            visible: Whether to print it now. Otherwise only the messages of the ranks' MPI are printed, at the end.
+        What is not `visible` is not printed, except for messages of the ranks' MPI, at the end.
         """
         self._manager_log.write(chunk)
         self._messages.add(chunk, printed=visible)
@@ -81,9 +78,7 @@ class Console:
     def tick(self, now: float, *, reading: bool) -> float:
         """Print parts of lines that have waited long enough for their end; return the time of the next call.
 
-        Args:
-            now: The time.
-            reading: Whether the ranks' output is read now; otherwise the ends of lines cannot arrive.
+        While the ranks' output is not read, the ends of lines cannot arrive.
         """
         if not reading or self.waiting:
             self.output.hold()
@@ -129,10 +124,7 @@ class Console:
     def finish(self, seconds: float, interrupted: Callable[[], Sequence[int]], *, failed: bool) -> int:
         """Write what is left, and close everything; return the number of bytes of output that were not printed.
 
-        Args:
-            seconds: The time limit for slow readers.
-            interrupted: Returns the signals that arrived meanwhile; any of them ends the wait.
-            failed: Whether the job failed, so that a report follows.
+        Slow readers have some seconds, or until `interrupted` returns signals. A report follows if the job has failed.
         """
         self._clear_status()
         self._streams[1].write(self._streams[1].lines.join(MANAGER, self._messages.from_ranks(), b""))
@@ -153,14 +145,7 @@ class Console:
 
 
 def status_line(*, seconds: float, running: int, ranks: int, silent: float, stalled: Sequence[int]) -> str:
-    """Render the state of a job in a line.
-
-    Args:
-        seconds: The time since the start.
-        running: The number of ranks that run.
-        ranks: The number of ranks.
-        silent: The time since the last output.
-        stalled: The ranks that are silent.
+    """Render the state of a job in a line, by the seconds since its start and since its last output.
 
     >>> status_line(seconds=3725.5, running=7, ranks=8, silent=61.2, stalled=[3])
     'ddlrun 1:02:05 | 7 of 8 ranks | last output 61 s ago | silent: 3'

@@ -51,14 +51,7 @@ class ConsoleLines:
     def __init__(
         self, style: OutputStyle, tags: RankTags, streams: Sequence[OutputStream], before: Callable[[], None]
     ) -> None:
-        """Print lines as an OutputStyle says.
-
-        Args:
-            style: The options.
-            tags: The prefixes of lines.
-            streams: Standard output and standard error.
-            before: Called before anything is printed.
-        """
+        """Print lines as an OutputStyle says; `before` is called before anything is printed."""
         self._style, self._tags, self._streams, self._before = style, tags, streams, before
         self._tracebacks = HeldTracebacks()
         ranks = tags.ranks if style.ranks is None else len(style.ranks)

@@ -38,14 +38,7 @@ class JobDoctor:
     def __init__(
         self, state: SupervisionState, files: RunDir, keepers: Keepers, end_job: Callable[[EndReason], None]
     ) -> None:
-        """Prepare for examinations.
-
-        Args:
-            state: The state of the job.
-            files: The run folder.
-            keepers: The connections.
-            end_job: The function that ends the job.
-        """
+        """Prepare for examinations."""
         self._state, self._options, self._files = state, state.options, files
         self._keepers, self._end_job = keepers, end_job
         self._examiner: JobExaminer | None = None

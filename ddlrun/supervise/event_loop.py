@@ -41,15 +41,7 @@ class Supervision:
     def __init__(
         self, options: SupervisionOptions, job: SupervisedJob, files: RunDir, listener: Listener, process: Process
     ) -> None:
-        """Prepare the supervision of a running process manager.
-
-        Args:
-            options: The options.
-            job: The ranks and their hosts.
-            files: The run folder.
-            listener: The socket to which the keepers connect.
-            process: The process manager.
-        """
+        """Prepare the supervision of a running process manager; keepers connect to the listener."""
         state = self._state = SupervisionState(options, job, files, process)
         self._options, self._ranks = options, job.ranks
         self._console, self._manager = state.console, state.manager

@@ -63,10 +63,6 @@ class HeldTracebacks:
         """Yield ranks and their tracebacks that the report of the job does not cover.
 
         The report shows that of the root, and one line for the ranks that lost their connections.
-
-        Args:
-            root: The rank that failed first.
-            ends: The ends of all ranks.
         """
         by_rank = {end.rank: end for end in ends}
         shown = set[str]()

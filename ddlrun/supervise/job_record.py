@@ -123,13 +123,9 @@ class JobRecord:
         return reason
 
     def outcome(self, reason: EndReason, *, seconds: float, until_end: float, manager: ManagerProcess) -> Outcome:
-        """Return the outcome.
+        """Return the outcome; `until_end` is the part of the duration before the job began to end.
 
-        Args:
-            reason: The reason for the end; exit code 0 for success.
-            seconds: The duration of the job.
-            until_end: The part of it before the job began to end.
-            manager: The process manager, which has ended unless it could not be killed.
+        The process manager has ended, unless it could not be killed.
         """
         if self.pause is None:
             reason = self._record_lost_host(explain_by_manager(reason, manager.end_report(), self.ends))

@@ -101,14 +101,9 @@ class KeeperConnection:
         return not self.unsent and not int.from_bytes(waiting, sys.byteorder)
 
     def greet(self, data: bytes, size: int) -> bytes | None:
-        """Add bytes of an unauthenticated connection; return the text of its GREETING once that is complete.
+        """Add bytes of an unauthenticated connection; return the text of its GREETING once that has its size.
 
-        Args:
-            data: The bytes.
-            size: The number of bytes of a GREETING.
-
-        Raises:
-            ProtocolError: This is no greeting.
+        Raises ProtocolError where this is no greeting.
         """
         self._greeting += data
         head = protocol.GREETING + (size - HEAD).to_bytes(4, "big")
@@ -163,15 +158,7 @@ class Hello(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes, ranks: int) -> "Hello":
-        """Parse the text of a HELLO.
-
-        Args:
-            text: The text.
-            ranks: The number of ranks of the job.
-
-        Raises:
-            ProtocolError: It cannot be read, or the job has no such rank.
-        """
+        """Parse the text of a HELLO. Raises ProtocolError where it cannot be read, or the job has no such rank."""
         words = text.decode(errors="replace").split("\t")
         if len(words) != HELLO_WORDS:
             raise ProtocolError("its introduction cannot be read")

@@ -27,13 +27,7 @@ class KeeperReactions:
     """The keepers of a job; what they report goes into its state, and may end it."""
 
     def __init__(self, state: SupervisionState, listener: Listener, files: RunDir) -> None:
-        """Accept the connections of keepers.
-
-        Args:
-            state: The state of the job.
-            listener: The socket to which they connect.
-            files: The run folder.
-        """
+        """Accept the connections of keepers to the listener."""
         self._state, self._options, self._job = state, state.options, state.job
         self._console, self._manager, self._record = state.console, state.manager, state.record
         self._stalls, self._limits = state.stalls, state.limits

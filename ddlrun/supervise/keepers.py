@@ -36,14 +36,7 @@ class Keepers:
     """All connections, by file descriptor."""
 
     def __init__(self, listener: Listener, epoll: select.epoll, events: KeeperEvents, *, ranks: int = 0) -> None:
-        """Accept connections.
-
-        Args:
-            listener: The sockets on which they arrive, and the secret.
-            epoll: Gets all descriptors; the caller passes their events to `event`.
-            events: The functions to call.
-            ranks: The number of keepers that may connect at once.
-        """
+        """Accept connections, of so many ranks at once; the caller passes the events of epoll to `event`."""
         self._listener, self._epoll, self._events = listener, epoll, events
         self._most_unauthenticated = max(MOST_UNAUTHENTICATED, ranks)
         self.peers: dict[int, KeeperConnection] = {}
@@ -156,12 +149,9 @@ class Keepers:
             self._drop_unauthenticated(self._most_unauthenticated)
 
     def _drop_unauthenticated(self, most: int) -> bool:
-        """Drop all unauthenticated connections but the newest ones; return True if any was dropped.
+        """Drop all unauthenticated connections but the `most` newest ones; return True if any was dropped.
 
         A job's keepers connect all at once: those whose greeting has arrived are authenticated first.
-
-        Args:
-            most: The number of connections to keep.
         """
         oldest = list(islice(self._unauthenticated.items(), max(0, len(self._unauthenticated) - most)))
         for fd, peer in oldest:

@@ -46,10 +46,6 @@ class Listener:
 
         The kernel hands over a connection when its first data has arrived. So a keeper that is slow to send its
         greeting is not among the unauthenticated connections, and no number of these can displace it.
-
-        Args:
-            addresses: This machine's addresses that the keepers try.
-            encryption: See SupervisionOptions.encryption.
         """
         self.secret = RunSecret.draw(None if encryption is None else load_suite())
         self._encryption = encryption

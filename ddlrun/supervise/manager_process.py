@@ -23,13 +23,7 @@ class ManagerProcess:
     """A running process manager, or one that has ended."""
 
     def __init__(self, process: Process, job: SupervisedJob, ssh_clients: SshClients) -> None:
-        """Take charge of a process.
-
-        Args:
-            process: The process.
-            job: The job that it starts.
-            ssh_clients: The ssh clients that it starts.
-        """
+        """Take charge of a process and of the ssh clients that it starts."""
         self._process = process
         self._stop = StopDetector(process.pid)
         self._job, self.name = job, job.manager.name

@@ -38,14 +38,9 @@ class RankOutput:
         files: RankFiles,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the logs.
+        """Create the logs; the sinks are console and log of standard output, and those of standard error.
 
-        Args:
-            style: The options.
-            sinks: The console and the log for standard output, and those for standard error.
-            ranks: The number of ranks.
-            files: The files of single ranks.
-            before: Called before anything is printed.
+        `before` is called before anything is printed.
         """
         self._style, self._files = style, files
         self._streams, self._logs = zip(*sinks, strict=True)
@@ -80,12 +75,7 @@ class RankOutput:
         self._print(rank, stream, lines)
 
     def end(self, rank: int, *, failed: bool = False) -> None:
-        """Print the rest of a rank's output, whose last line may be unfinished.
-
-        Args:
-            rank: The rank.
-            failed: Whether it has failed, so that its traceback belongs to the report of the job.
-        """
+        """Print the rest of a rank's output; the report of the job has the traceback of a rank that failed."""
         if failed:
             self._lines.fail(rank)
         for stream in range(STREAMS):

@@ -20,13 +20,9 @@ class RankFiles:
     def __init__(
         self, folder: str | None, run_folder: str | None, *, ranks: int, complain: Callable[[str], None]
     ) -> None:
-        """Make the folder of the logs.
+        """Make the folder of the logs: of one in the run folder per rank that prints, unless that is None.
 
-        Args:
-            folder: The folder of --output-filename, with a file per rank and stream; None: none.
-            run_folder: The run folder, which gets a log per rank that prints; None: none.
-            ranks: The number of ranks.
-            complain: Prints a problem with a file.
+        `folder` is that of --output-filename, with a file per rank and stream; None: none.
         """
         self._folder, self._run_folder, self._ranks, self._complain = folder, run_folder, ranks, complain
         self._width = len(str(ranks - 1))

@@ -137,12 +137,7 @@ def _has_own_failure(end: RankEnd, other: RankEnd) -> bool:
 
 
 def ended_by_manager(manager: ManagerEnd, ends: Mapping[int, RankEnd]) -> EndReason:
-    """Return the reason why the process manager ended while ranks were running, or failed without a rank's failure.
-
-    Args:
-        manager: The end of the process manager.
-        ends: The ends of ranks so far.
-    """
+    """Return the reason why the process manager ended while ranks were running, or failed without a rank's failure."""
     code = 128 - manager.exit_code if manager.exit_code < 0 else manager.exit_code or 1
     failure = manager.find(EndCode.FAILED_START) or manager.find(EndCode.CANCELLED_STEP)
     failed = None if failure is None else EndReason(code, failure.text)

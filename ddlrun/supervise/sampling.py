@@ -23,14 +23,7 @@ class Sampling:
     """The schedule of the samples, which begin one interval after the start; times are those of time.monotonic()."""
 
     def __init__(self, interval: float, ranks: int, files: RunDir, complain: Callable[[str], None]) -> None:
-        """Begin.
-
-        Args:
-            interval: The seconds between two samples of a rank; 0: there are none.
-            ranks: The number of ranks.
-            files: The run folder.
-            complain: Prints a problem with the file of the samples.
-        """
+        """Begin, with some seconds between two samples of a rank; 0: there are none."""
         self._interval = max(interval, ranks / MOST_REPORTS)
         self._ranks, self._files, self._complain = ranks, files, complain
         self._next = time.monotonic() + self._interval if interval else float("inf")

@@ -52,11 +52,7 @@ class Signals:
     """
 
     def __init__(self, forward: Sequence[int] = ()) -> None:
-        """Prepare the context.
-
-        Args:
-            forward: Further signals to queue.
-        """
+        """Prepare the context; the signals to forward are queued, too."""
         self._pending: list[int] = []
         self._forward = forward
         self._resized = False

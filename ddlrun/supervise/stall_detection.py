@@ -38,10 +38,6 @@ class StallDetector:
         """Report ranks that have become silent; return True if there are any.
 
         A rank that has never printed counts as silent only if no rank has printed since.
-
-        Args:
-            now: The time.
-            last_output: The time of the last output of any rank.
         """
         limit = now - self._seconds
         silent = {

@@ -51,13 +51,9 @@ class LineMerger:
         return self._open
 
     def join(self, owner: object, block: bytes, tag: bytes, *, raw: bool = False) -> bytes:
-        """Return the bytes to write for a block of an owner's lines.
+        """Return the bytes to write for a block of an owner's lines, each after a tag.
 
-        Args:
-            owner: The owner.
-            block: The lines.
-            tag: The prefix of each line.
-            raw: Whether the owner controls the terminal, so that its lines are never replaced.
+        The lines of an owner that controls the terminal are `raw`: never replaced.
         """
         if not block:
             return b""

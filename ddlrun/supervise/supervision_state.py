@@ -20,14 +20,7 @@ class SupervisionState:
     """A running process manager, the progress of its ranks, and what is printed of them."""
 
     def __init__(self, options: SupervisionOptions, job: SupervisedJob, files: RunDir, process: Process) -> None:
-        """Begin with the start of the process manager.
-
-        Args:
-            options: The options.
-            job: The ranks and their hosts.
-            files: The run folder.
-            process: The process manager.
-        """
+        """Begin with the start of the process manager."""
         self.options, self.job = options, job
         self.epoll = select.epoll()
         self.console = Console(options, job.ranks, files)

@@ -134,9 +134,7 @@ class Termination:
     def advance(self, now: float, *, all_gone: bool) -> None:
         """Go on to the next phase if its time has come, and send the process manager the signals that are due.
 
-        Args:
-            now: The time.
-            all_gone: Whether all ranks have ended and no keeper is connected.
+        `all_gone`: all ranks have ended, and no keeper is connected.
         """
         if self.phase is Phase.RUNNING and all_gone:
             self._enter(Phase.IDLE, now)
