@@ -11,7 +11,7 @@ class LimitedReader(threading.Thread):
     """A thread that reads a pipe to its end, or until there is too much."""
 
     def __init__(self, pipe: IO[bytes], most: int, on_excess: Callable[[], None]) -> None:
-        """Start to read a pipe, and close it at its end; the thread calls `on_excess` if more than `most` bytes arrive."""
+        """Start to read a pipe, closed in the end; the thread calls `on_excess` if more than `most` bytes arrive."""
         super().__init__(daemon=True)
         self._pipe, self._most, self._on_excess = pipe, most, on_excess
         self._data = bytearray()
