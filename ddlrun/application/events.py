@@ -4,8 +4,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ddlrun.application.reporter import Reporter
-from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.plan import Plan
 from ddlrun.remote.event_command import EventCommand
 from ddlrun.runs.events import render_end, render_stall, render_start
 from ddlrun.runs.store import append_private

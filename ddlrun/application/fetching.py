@@ -9,8 +9,8 @@ from ddlrun.application.reporter import Reporter, try_line
 from ddlrun.application.shipping import reach_privately
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
-from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.ranges import render_spaced
 from ddlrun.remote.temporary_folder import temporary_folder

@@ -21,8 +21,8 @@ from ddlrun.managers.program_mpi import mpi4py_variables
 from ddlrun.mapping.rankfile import check_names, name_problem
 from ddlrun.mapping.spare_hosts import replace_hosts
 from ddlrun.mapping.topology_request import check_request
-from ddlrun.plan import Plan
 from ddlrun.plan.job_placement import JobPlacement
+from ddlrun.plan.plan import Plan
 from ddlrun.plan.planner import make_plan, place_surveyed
 from ddlrun.plan.settings import Settings, reassign_hosts
 from ddlrun.plan.survey import Survey

@@ -11,8 +11,8 @@ from ddlrun.application.inputs import reach, scheduler_context
 from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job
 from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
 from ddlrun.hosts import fold
-from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.plan.supervision import SupervisionOptions, choose_shown
 from ddlrun.remote.probe import describe_failure

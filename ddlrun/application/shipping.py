@@ -14,7 +14,7 @@ from ddlrun.application.options.ship import read_folder, read_ship, use_locked_e
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
-from ddlrun.plan import Plan
+from ddlrun.plan.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures, run_scripts

@@ -26,7 +26,7 @@ from ddlrun.cli.options.translation import TranslatedArgv, translate
 from ddlrun.cli.options.types import COUNT, PORT, Number, WholeNumber
 from ddlrun.cli.options.usual import format_usual_help, help_all_option
 from ddlrun.errors import InputError
-from ddlrun.plan import shown_command
+from ddlrun.plan.plan import shown_command
 from ddlrun.runs.store import check_rank_file, write_run_dir
 
 

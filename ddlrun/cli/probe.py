@@ -15,7 +15,7 @@ from ddlrun.cli.options.shared import (
     ssh_options,
 )
 from ddlrun.errors import UnreachableError
-from ddlrun.plan import machine_group_dict
+from ddlrun.plan.plan import machine_group_dict
 from ddlrun.remote.probe import group
 from ddlrun.report.machines import render_groups
 

@@ -34,8 +34,8 @@ from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyReason
-from ddlrun.plan import Plan
 from ddlrun.plan.job_placement import place_job
+from ddlrun.plan.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.probe import check_distinct, group
 from ddlrun.report.picture import ASCII, UNICODE

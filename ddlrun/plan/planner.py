@@ -9,10 +9,10 @@ from ddlrun.errors import InputError, PreflightError
 from ddlrun.managers import ManagerJob, TransportChoice, TransportRequest
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes, unchecked_notes
-from ddlrun.plan import START, Plan, pack_word
 from ddlrun.plan.job_placement import JobPlacement, place_job, rankfile_warnings
 from ddlrun.plan.job_variables import set_threads
 from ddlrun.plan.placed_job import PlacedJob
+from ddlrun.plan.plan import START, Plan, pack_word
 from ddlrun.plan.rank_environment import plan_environment
 from ddlrun.plan.settings import Settings
 from ddlrun.plan.supervision import InputMode

@@ -17,9 +17,9 @@ from ddlrun.managers import DaemonRequest, TransportChoice
 from ddlrun.managers.openmpi import OVERRULING
 from ddlrun.managers.program_mpi import mpi4py_variables
 from ddlrun.network.variables import choose_variables
-from ddlrun.plan import STDIN
 from ddlrun.plan.job_variables import plan_default_variables, plan_job_variables, thread_note
 from ddlrun.plan.placed_job import Contribution, PlacedJob
+from ddlrun.plan.plan import STDIN
 from ddlrun.plan.precedence import merge_layers
 from ddlrun.rank import program_input, protocol
 from ddlrun.remote.agent import CHOSEN_BY_SLURM, PARTS

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ddlrun.environment.secrets import redact
 from ddlrun.mapping.placement import PlacedRank
-from ddlrun.plan import Plan
+from ddlrun.plan.plan import Plan
 from ddlrun.rank.binding import VISIBLE_GPUS, RankBinding, binding_values, parse_binding
 from ddlrun.rank.framework_environment import framework_values
 

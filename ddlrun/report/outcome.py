@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ddlrun.errors import spell_options
 from ddlrun.managers.openmpi.hints import MPI_HINTS
-from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.plan.plan import Plan
 from ddlrun.plan.tracebacks import exception_line, find_failure, is_collateral, last_lines, without_numbers
 from ddlrun.ranges import name_numbers
 from ddlrun.report.hints import CODE_HINTS, HINTS, LIMIT_HINTS, find_hint

@@ -8,7 +8,7 @@ from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.topology_request import TopologyReason
-from ddlrun.plan import Plan
+from ddlrun.plan.plan import Plan
 from ddlrun.ranges import find_runs, render_range, render_ranges, render_spaced
 from ddlrun.report.table import left_aligned
 from ddlrun.topology import Topology

@@ -13,7 +13,7 @@ from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.rack_layout import by_rack, shape_reason
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.topology_request import TopologyReason
-from ddlrun.plan import Plan, machine_group_dict, placement_dict, shown_command
+from ddlrun.plan.plan import Plan, machine_group_dict, placement_dict, shown_command
 from ddlrun.plan.rank_variables import own_variables, shared_variables
 from ddlrun.plan.settings import Settings
 from ddlrun.report.picture import BoxStyle, render_machine, render_placement

@@ -6,8 +6,8 @@ from typing import Literal, TypedDict
 
 from ddlrun.doctor.diagnosis import HangVerdictRecord
 from ddlrun.errors import spell_options
-from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.plan import Plan
 
 
 class EventRecord(TypedDict):

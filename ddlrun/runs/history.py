@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.plan import Plan
+from ddlrun.plan.plan import Plan
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.names import LAST, NAME, choose_name
 from ddlrun.runs.registry import Run, describe_run, parse_run

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypedDict
 
 from ddlrun.mapping.placement import Placement
-from ddlrun.plan import Plan
+from ddlrun.plan.plan import Plan
 from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.rank.process_stat import read_stat
 from ddlrun.remote.probe import is_local

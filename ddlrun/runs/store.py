@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
 from ddlrun.mapping import rankfile
-from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.names import NAME, new_name

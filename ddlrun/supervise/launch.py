@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple
 
-from ddlrun.plan import STDIN, Plan
 from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.plan import STDIN, Plan
 from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.rank.program_input import VARIABLE

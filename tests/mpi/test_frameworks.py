@@ -45,7 +45,7 @@ from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.environment.rendezvous_ports import FIRST, LAST, SCRIPT, choose_ports, is_free_here, parse_ports
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.managers.openmpi.dialects import OpenMpi4
-from ddlrun.plan import START
+from ddlrun.plan.plan import START
 from ddlrun.topology import RankOrder
 from tests.conftest import MPIRUNS, launch_line
 from tests.support import needs

@@ -22,7 +22,7 @@ from ddlrun.mapping.rankfile import render
 from ddlrun.network.addresses import Address
 from ddlrun.network.subnet_selection import choose_network
 from ddlrun.network.variables import network_variables
-from ddlrun.plan import placement_dict
+from ddlrun.plan.plan import placement_dict
 from ddlrun.preflight.findings import Level, render_lines
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts

@@ -23,7 +23,7 @@ from ddlrun.machine import GPU, PU
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.placement import place
 from ddlrun.mapping.policy import PlacementPolicy
-from ddlrun.plan import START
+from ddlrun.plan.plan import START
 from ddlrun.ranges import render_ranges
 from ddlrun.rank.binding import parse_binding
 from ddlrun.topology import JobTopology, RankOrder, Topology, UnequalTopology
