@@ -12,19 +12,16 @@ from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.options.container import read_container
 from ddlrun.cli.console import ConsoleReporter, print_result
 from ddlrun.cli.options import Sections, option
-from ddlrun.cli.options.shared import (
+from ddlrun.cli.options.launching import (
     SHIP_FOLDER,
     check_build_option,
     container_options,
-    hostfile_option,
-    hosts_argument,
     mpirun_option,
     network_options,
     process_manager_option,
-    scheduler_options,
-    ssh_options,
     start_timeout_option,
 )
+from ddlrun.cli.options.shared import hostfile_option, hosts_argument, scheduler_options, ssh_options
 from ddlrun.errors import InputError
 from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.preflight.judge import NAMES

@@ -14,14 +14,14 @@ from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options, strip_secrets
 from ddlrun.cli.options.configuration import forget_variables
 from ddlrun.cli.options.job import job_options
-from ddlrun.cli.options.notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
-from ddlrun.cli.options.shared import (
+from ddlrun.cli.options.launching import (
     SHIP_FOLDER,
     check_build_option,
     check_options,
     container_args_option,
     container_options,
 )
+from ddlrun.cli.options.notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
 from ddlrun.cli.options.translation import TranslatedArgv, translate
 from ddlrun.cli.options.types import COUNT, PORT, Number, WholeNumber
 from ddlrun.cli.options.usual import format_usual_help, help_all_option

@@ -10,9 +10,8 @@ from ddlrun.application.run_processes import clean as clean_hosts
 from ddlrun.application.run_processes import end_named_runs, list_processes, raise_failures
 from ddlrun.cli.console import ConsoleReporter, print_result
 from ddlrun.cli.options import Sections, argument, option, option_group
+from ddlrun.cli.options.launching import GRACE_HELP, SHIP_FOLDER
 from ddlrun.cli.options.shared import (
-    GRACE_HELP,
-    SHIP_FOLDER,
     hostfile_option,
     hosts_argument,
     note_named_file,

@@ -7,18 +7,20 @@ import click
 
 from ddlrun.cli.options import option, option_group
 from ddlrun.cli.options.configuration import apply_configuration
-from ddlrun.cli.options.shared import (
+from ddlrun.cli.options.launching import (
     GRACE_HELP,
-    ORDER_HELP,
-    TOPOLOGY_HELP,
     accelerators_option,
     allow_root_option,
+    mpirun_option,
+    process_manager_option,
+)
+from ddlrun.cli.options.shared import (
+    ORDER_HELP,
+    TOPOLOGY_HELP,
     hostfile_option,
     machine_option,
-    mpirun_option,
     note_named_file,
     placement_options,
-    process_manager_option,
     racks_option,
     scheduler_options,
     ssh_options,

@@ -1,0 +1,143 @@
+"""Options that commands share which launch a job, or check what one needs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ddlrun.cli.options import option, option_group
+from ddlrun.cli.options.shared import (
+    TOPOLOGY_HELP,
+    UNREACHABLE_HELP,
+    hostfile_option,
+    overload_option,
+    racks_option,
+    scheduler_options,
+    ssh_options,
+)
+from ddlrun.cli.options.types import AcceleratorsType, Choice, Time
+from ddlrun.managers import AUTO, MANAGERS
+from ddlrun.network.addresses import parse_cidr
+from ddlrun.plan.container import AUTO as AUTO_RUNTIME
+from ddlrun.plan.container import RUNTIMES
+
+
+def _check_network(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Return a subnet. Raises InputError where it is malformed, also on one host, where it has no effect."""
+    if value is not None:
+        parse_cidr(value)
+    return value
+
+
+network_options = option_group(
+    option(
+        "Network", "--network", metavar="CIDR", callback=_check_network,
+        show_default="the fastest one that all hosts share",
+        help="Subnet for the traffic between hosts, such as 10.0.0.0/16.",
+    ),
+    option(
+        "Network", "--network-interface", metavar="NAME,...",
+        help="Interfaces for the traffic between hosts; each host uses those that it has.",
+    ),
+)  # fmt: skip
+tcp_option = option("Network", "--tcp", is_flag=True, help="Use TCP between hosts, never RDMA.")
+encrypt_option = option(
+    "Network", "--encrypt", is_flag=True,
+    help="Encrypt the output of the ranks, and all supervision, on its way to ddlrun; MPI's traffic is not encrypted.",
+)  # fmt: skip
+
+
+def _show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> None:
+    if value and not ctx.resilient_parsing:
+        from ddlrun.application.check import describe_builds  # noqa: PLC0415 - 30 ms, for this option alone
+
+        click.echo(describe_builds(), nl=False)
+        ctx.exit()
+
+
+check_build_option = option(
+    "Checks", "-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False, callback=_show_builds,
+    help="Show how the frameworks of this Python were built, and start nothing.",
+)  # fmt: skip
+skip_checks_option = option(
+    "Checks", "--skip-checks", is_flag=True, help="Do not check the hosts first (see ddlrun check)."
+)
+start_timeout_option = option(
+    "Hosts", "--start-timeout", type=Time(1), default=30, show_default=True, metavar="TIME", help=UNREACHABLE_HELP
+)
+check_options = option_group(
+    network_options,
+    tcp_option,
+    encrypt_option,
+    start_timeout_option,
+    skip_checks_option,
+    option("Checks", "--only-checks", metavar="NAME,...", help="Run only these checks, such as mpi,tcp."),
+)
+mpirun_option = option(
+    "MPI", "--mpirun", metavar="FILE", show_default="the one beside this Python, otherwise the first on PATH",
+    help="Use this mpirun.",
+)  # fmt: skip
+process_manager_option = option(
+    "MPI", "--process-manager", type=Choice(MANAGERS), default=AUTO, show_default=True,
+    help="Program that starts the ranks. auto: Open MPI's mpirun where it is installed and the program may use it, "
+    "otherwise ddlrun itself. srun: Slurm's, inside a job of it.",
+)  # fmt: skip
+allow_root_option = option(
+    "MPI", "--allow-run-as-root", is_flag=True, help="Allow root to start the job, as is usual in containers."
+)
+SHIP_FOLDER = "/tmp/ddlrun-ship-UID"  # noqa: S108 - see read_folder
+GRACE_HELP = "Time that ranks have to exit between SIGTERM and SIGKILL."
+# Other names of runtimes, and the tools around them.
+RUNTIME_SYNONYMS = {
+    "singularity": "apptainer", "ch-run": "charliecloud", "bubblewrap": "bwrap", "pyxis": "enroot",
+    "nvidia-docker": "docker",
+}  # fmt: skip
+container_options = option_group(
+    option(
+        "Container",
+        "--container",
+        metavar="IMAGE",
+        help="Run the ranks in a container: the name of an image, a root folder, a .sif or .sqsh file.",
+    ),
+    option(
+        "Container",
+        "--container-runtime",
+        type=Choice([AUTO_RUNTIME, *RUNTIMES], RUNTIME_SYNONYMS),
+        default=AUTO_RUNTIME,
+        show_default=True,
+        help="Container runtime; auto: the first one on PATH that takes IMAGE.",
+    ),
+)
+container_args_option = option(
+    "Container", "--container-args", metavar="ARGS", help="Additional arguments of the runtime, such as mounts."
+)
+accelerators_option = option(
+    "Topology", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core|gpu-or-core",
+    help="Ranks per host: X, or one per GPU, package, NUMA node or core of each host; gpu-or-core: per core only where "
+    "a host has no GPUs.",
+)  # fmt: skip
+measuring_options = option_group(
+    hostfile_option,
+    ssh_options,
+    scheduler_options,
+    start_timeout_option,
+    network_options,
+    tcp_option,
+    skip_checks_option,
+    mpirun_option,
+    allow_root_option,
+)
+shape_options = option_group(
+    option("Topology", "--topology", metavar="XxYxZ[xA]", show_default="as for launch", help=TOPOLOGY_HELP),
+    accelerators_option,
+    racks_option,
+    overload_option,
+)
+
+
+def budget_option(default: str) -> Callable[[Any], Any]:
+    """Declare --budget."""
+    return option(
+        "Measurement", "--budget", default=default, show_default=True, metavar="TIME",
+        help="Total time, such as 90s or 5m.",
+    )  # fmt: skip
