@@ -9,10 +9,11 @@ import click
 
 from ddlrun.application import measurement_job
 from ddlrun.application.output_files import check_writable, write_atomically
-from ddlrun.cli.console import ConsoleReporter, print_note, print_result
+from ddlrun.cli.console import ConsoleReporter, print_note
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.launching import budget_option, measuring_options, shape_options
 from ddlrun.cli.options.shared import hosts_argument
+from ddlrun.cli.result import print_result
 from ddlrun.errors import InputError
 from ddlrun.report.bench import render_bench
 from ddlrun.report.plots import draw_bench

@@ -10,7 +10,7 @@ import click
 from ddlrun.application.check import checks_of, run_checks
 from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.options.container import read_container
-from ddlrun.cli.console import ConsoleReporter, print_result
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.launching import (
     SHIP_FOLDER,
@@ -22,6 +22,7 @@ from ddlrun.cli.options.launching import (
     start_timeout_option,
 )
 from ddlrun.cli.options.shared import hostfile_option, hosts_argument, scheduler_options, ssh_options
+from ddlrun.cli.result import print_result
 from ddlrun.errors import InputError
 from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.preflight.judge import NAMES

@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from ddlrun.application.profile_store import stored_profiles
-from ddlrun.cli.console import print_result
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import Option, Sections, argument, option
 from ddlrun.cli.options.configuration import find_configuration, source_of
 from ddlrun.cli.options.types import Choice
+from ddlrun.cli.result import print_result
 from ddlrun.environment.secrets import REDACTED, has_secret, redact
 from ddlrun.hosts import fold
 from ddlrun.plan.precedence import DEFAULT

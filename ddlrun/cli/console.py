@@ -1,6 +1,5 @@
 """The console: what a launch shows goes to standard error."""
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -36,8 +35,3 @@ class ConsoleReporter:
 def print_note(text: str) -> None:
     """Print a note."""
     ConsoleReporter().line(f"note: {text}")
-
-
-def print_result(record: object, text: str, *, as_json: bool) -> None:
-    """Print what a command was asked for: with --json its record, else a text."""
-    click.echo(json.dumps(record, indent=2) + "\n" if as_json else text, nl=False)

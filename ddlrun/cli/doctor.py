@@ -5,9 +5,9 @@ import os
 import click
 
 from ddlrun.application.examination import examine
-from ddlrun.cli.console import print_result
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.types import SECONDS
+from ddlrun.cli.result import print_result
 from ddlrun.doctor.diagnosis import render_record
 from ddlrun.runs.history import find_run_folder
 from ddlrun.runs.store import state_folder

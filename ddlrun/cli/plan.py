@@ -6,7 +6,7 @@ import click
 
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.application.forecasting import MODEL, forecast
-from ddlrun.cli.console import ConsoleReporter, print_result
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option, option_group
 from ddlrun.cli.options.shared import (
     TOPOLOGY_HELP,
@@ -18,6 +18,7 @@ from ddlrun.cli.options.shared import (
     ssh_options,
 )
 from ddlrun.cli.options.types import COUNT, Choice, Number
+from ddlrun.cli.result import print_result
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS
 from ddlrun.report.forecast import forecast_dict, render_forecast
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.application.probing import load_saved, probe_hosts
-from ddlrun.cli.console import print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import (
     hostfile_option,
@@ -14,6 +13,7 @@ from ddlrun.cli.options.shared import (
     scheduler_options,
     ssh_options,
 )
+from ddlrun.cli.result import print_result
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.plan import machine_group_dict
 from ddlrun.remote.probe import group

@@ -7,10 +7,11 @@ import click
 from ddlrun.application.inputs import read_job_hosts
 from ddlrun.application.measurement_job import LEAST_HOSTS, measure
 from ddlrun.application.output_files import check_writable, write_atomically
-from ddlrun.cli.console import ConsoleReporter, print_result
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.launching import measuring_options
 from ddlrun.cli.options.shared import hosts_argument
+from ddlrun.cli.result import print_result
 from ddlrun.environment.open_mpi import MCA
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile

@@ -4,9 +4,9 @@ import os
 
 import click
 
-from ddlrun.cli.console import print_result
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.types import COUNT
+from ddlrun.cli.result import print_result
 from ddlrun.runs.history import read_history
 from ddlrun.runs.run_table import history_record, render_history
 from ddlrun.runs.store import state_folder

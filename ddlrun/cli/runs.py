@@ -8,7 +8,7 @@ import click
 
 from ddlrun.application.run_processes import clean as clean_hosts
 from ddlrun.application.run_processes import end_named_runs, list_processes, raise_failures
-from ddlrun.cli.console import ConsoleReporter, print_result
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, argument, option, option_group
 from ddlrun.cli.options.launching import GRACE_HELP, SHIP_FOLDER
 from ddlrun.cli.options.shared import (
@@ -19,6 +19,7 @@ from ddlrun.cli.options.shared import (
     ssh_options,
 )
 from ddlrun.cli.options.types import COUNT, SECONDS, Number
+from ddlrun.cli.result import print_result
 from ddlrun.runs.registry import read_runs
 from ddlrun.runs.run_table import render_runs, runs_record
 from ddlrun.runs.store import state_folder

@@ -21,13 +21,14 @@ from ddlrun.application.planning import (
     read_machine_source,
     survey_machines,
 )
-from ddlrun.cli.console import ConsoleReporter, print_note, print_result
+from ddlrun.cli.console import ConsoleReporter, print_note
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options
 from ddlrun.cli.options.configuration import forget_variables
 from ddlrun.cli.options.job import job_options
 from ddlrun.cli.options.notes import note_excluded, note_misplaced
 from ddlrun.cli.options.translation import translate
+from ddlrun.cli.result import print_result
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.managers import ProcessManager
 from ddlrun.mapping.placement import Placement

@@ -11,8 +11,8 @@ from contextlib import closing, contextmanager
 
 import click
 
-from ddlrun.cli.console import print_result
 from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.result import print_result
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
 from ddlrun.monitor.table import COLUMNS, render_top, top_record

@@ -5,11 +5,12 @@ from typing import Any
 import click
 
 from ddlrun.application.tuning import save_profile, tune
-from ddlrun.cli.console import ConsoleReporter, print_result
+from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.launching import budget_option, measuring_options, shape_options
 from ddlrun.cli.options.shared import hosts_argument
 from ddlrun.cli.plan import gradient_options
+from ddlrun.cli.result import print_result
 from ddlrun.report.tune import render_tune
 
 

@@ -26,13 +26,14 @@ ABOVE_HOSTS = [name for path in TREES if not (name := str(path.relative_to(PACKA
 # Imports that are no ordinary ones at the top, at most, and what each says: the time that it would cost there.
 MOST_LATE = 60
 LATE = re.compile(r" - (\d[\d.]* m?s|seconds)\b")
-# Modules whose records are NamedTuples: a launch defines those of these rooms, which as dataclasses would take 30 ms of
+# Modules whose records are NamedTuples: a launch defines those of these rooms, which as dataclasses would take 37 ms of
 # its start, and those of ddl are made or compared per message, per tensor or per call. All others are dataclasses.
 NAMED_TUPLES = (
-    "allreduce_algorithms.py", "application/", "doctor/", "environment/", "hosts.py", "machine/", "managers/",
-    "mapping/", "network/addresses.py", "network/subnet_selection.py", "plan/", "remote/agent.py", "remote/probe.py",
-    "remote/processes.py", "runs/history.py", "runs/orphans.py", "runs/registry.py", "schedulers/__init__.py",
-    "ship/request.py", "supervise/", "topology.py",
+    "allreduce_algorithms.py", "application/", "cli/options/argv.py", "cli/options/translation.py", "doctor/",
+    "environment/", "hosts.py", "machine/", "managers/", "mapping/", "network/addresses.py",
+    "network/subnet_selection.py", "plan/", "remote/agent.py", "remote/probe.py", "remote/processes.py",
+    "runs/history.py", "runs/orphans.py", "runs/registry.py", "schedulers/__init__.py", "ship/request.py",
+    "supervise/", "topology.py",
     "ddl/block_chunks.py", "ddl/flat.py", "ddl/hook.py", "ddl/lms/", "ddl/nccl_pipeline.py", "ddl/operation.py",
     "ddl/reduce_ops.py", "ddl/schedule.py", "ddl/schedule_cache.py", "ddl/torch_backend/works.py",
     "ddl/weighted_schedule.py",

@@ -1,13 +1,12 @@
 """Command lines as the user typed them: split into options, topology and script."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import click
 
 
-@dataclass(frozen=True, slots=True)
-class SplitArgv:
+class SplitArgv(NamedTuple):
     """Words of a command line: each option with its words, and the rest from the script, or a -- before it, on.
 
     The rest begins early at an option that is unknown or lacks its value: click reports that.
@@ -18,8 +17,7 @@ class SplitArgv:
     rest: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OptionMatch:
+class OptionMatch(NamedTuple):
     """An option, and the number of words that it has on the command line."""
 
     option: click.Option

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import click
 
@@ -29,8 +29,7 @@ FOREIGN = frozenset((*MCA, *RENAMED, *SWITCHES, *UNSUPPORTED, *VALUES))
 DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{HORIZONTAL BAR}"
 
 
-@dataclass(frozen=True, slots=True)
-class TranslatedArgv:
+class TranslatedArgv(NamedTuple):
     """A command line in words of ddlrun, and notes on options that have no effect, or another one."""
 
     words: list[str]
@@ -44,8 +43,7 @@ class TranslatedArgv:
             print_note(note)
 
 
-@dataclass(frozen=True, slots=True)
-class _Translation:
+class _Translation(NamedTuple):
     """Words for ddlrun, the number of words that they replace, and a note."""
 
     words: Words
