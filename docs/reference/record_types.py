@@ -1,4 +1,4 @@
-"""Records of ddlrun as types that msgspec has schemas for: JSON objects of TypedDicts and of records in Python."""
+"""Types from which msgspec generates the schemas of ddlrun's records: TypedDicts, dataclasses and NamedTuples."""
 
 import ast
 import inspect
