@@ -24,12 +24,7 @@ class UnauthenticatedConnections:
     """The unauthenticated connections of a server. Threads that read from one notice when it is dropped."""
 
     def __init__(self, seconds: float, most: int = MOST) -> None:
-        """Begin without connections.
-
-        Args:
-            seconds: The time after which a connection is dropped.
-            most: The number beyond which the oldest connection is dropped.
-        """
+        """Begin without connections; one is dropped after some seconds, and the oldest beyond a number of them."""
         self._seconds, self._most = seconds, most
         self._since: dict[socket.socket, float] = {}
         self._lock = threading.Lock()

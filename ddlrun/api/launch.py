@@ -57,10 +57,7 @@ def launch(script: str, /, *args: str, **options: OptionValue) -> Outcome:
 def launch_job(program: Sequence[str], options: Mapping[str, OptionValue], *, raises: bool = False) -> LaunchedJob:
     """Launch a program, and return the ended job. Raises DdlrunError if it was not started.
 
-    Args:
-        program: The program and its arguments.
-        options: Options of `ddlrun launch`.
-        raises: Whether the caller raises the traceback of a rank that failed, so that it is not printed as well.
+    `raises`: the caller raises the traceback of a rank that failed, so that it is not printed as well.
     """
     _check_words(program)
     words = render_options(options)

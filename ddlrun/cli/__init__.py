@@ -173,12 +173,9 @@ def main(
     fail: Callable[[DdlrunError], None] = print_error,
     reporter: Reporter | None = None,
 ) -> NoReturn:
-    """Run ddlrun and exit. A bug is a traceback.
+    """Run ddlrun with the words after its name (None: those of the command line) and exit. A bug is a traceback.
 
-    Args:
-        args: The words after `ddlrun`; None: those of the command line.
-        fail: Called with an error of the user.
-        reporter: The receiver of what a launch shows; None: the console.
+    `fail` is called with an error of the user; the reporter (None: the console) gets what a launch shows.
     """
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it,
     os.environ.setdefault("PATH", os.defpath)  # nor without this one, for which shells have a default, too

@@ -245,12 +245,7 @@ FILES = ((r"pipe:\[\d+\]", "a pipe"), (r"socket:\[\d+\]", "a socket"), (r"$^|^$"
 
 
 def describe(position: Position, *, plural: bool = False) -> str:
-    """Return a position in words: a predicate such as `waits in barrier (train.py:41)`.
-
-    Args:
-        position: The position.
-        plural: Whether several ranks are in it.
-    """
+    """Return a position in words: a predicate such as `waits in barrier (train.py:41)`; `plural` for several ranks."""
     text = WORDS[position.activity].format(call=_describe_call(position)).removesuffix(" in ")
     if plural:
         words = dict(PLURALS)

@@ -90,13 +90,9 @@ def place(
     order: RankOrder,
     policy: PlacementPolicy = DEFAULT_POLICY,
 ) -> Placement:
-    """Place every rank.
+    """Place every rank. Raises InputError or PlacementError.
 
     `machines` maps each host's name to its machine; equal hosts share one object.
-
-    Raises:
-        InputError: the number of hosts or slots does not fit the topology.
-        PlacementError: the ranks do not fit on a machine.
     """
     check_hosts(topology, hosts)
     # Hosts with one machine and the same number of ranks are placed once: equal hosts share one Machine object.
@@ -146,12 +142,7 @@ def place_cores(
     cores: OrderedCores,
     policy: PlacementPolicy = DEFAULT_POLICY,
 ) -> Placement:
-    """Place every rank on the given cores.
-
-    Raises:
-        InputError: the hosts do not fit the topology.
-        PlacementError: a host lacks GPUs or NUMA nodes that the policy names.
-    """
+    """Place every rank on the given cores. Raises InputError or PlacementError."""
     check_hosts(topology, hosts)
     # Equal hosts with the same cores share one object, as in `place`.
     shared: dict[tuple[int, tuple[tuple[Core, ...], ...]], tuple[LocalRankPlacement, ...]] = {}

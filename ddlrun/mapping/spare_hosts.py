@@ -33,17 +33,10 @@ class _Shape(NamedTuple):
 
 
 def replace_hosts(assignment: HostAssignment, failed: Mapping[str, str], smallest: Topology | None) -> HostAssignment:
-    """Return an assignment without the failed hosts, whose spares take their places.
+    """Return an assignment without the failed hosts, each with its reason, whose spares take their places.
 
-    The other hosts keep their order, so that each rack keeps its hosts. Without enough spares, Y or Z shrinks.
-
-    Args:
-        assignment: the hosts so far.
-        failed: the reason for each host that failed, by name.
-        smallest: the topology down to which the job may shrink; None: it may not.
-
-    Raises:
-        InputError: there are not enough hosts left.
+    The other hosts keep their order, so that each rack keeps its hosts. Without enough spares, Y or Z shrinks, down to
+    the smallest topology (None: not at all). Raises InputError where there are not enough hosts left.
     """
     spares = [host for host in assignment.spares if host.name not in failed]
     hosts: list[Host | None] = []

@@ -75,14 +75,9 @@ def decompositions(topology: Topology) -> list[Topology]:
 def forecast(
     topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep, *, links: JobLinks | None = None
 ) -> Forecast:
-    """Return the forecast of one decomposition.
+    """Return the forecast of one decomposition of a wiring, which is ranks per host, hosts per rack, racks.
 
-    Args:
-        topology: the decomposition.
-        wiring: learners per host, hosts per rack, racks.
-        fabric: the links.
-        work: the gradients and the computing time of a step.
-        links: the links by which ddlrun.ddl sizes its blocks; None: blocks are equal.
+    `links` are those by which ddlrun.ddl sizes its blocks; None: blocks are equal.
     """
     if links is not None and work.mode != "m":
         cost = unequal_cost(links, fabric, work.gradient)

@@ -32,12 +32,9 @@ class FusionSetting:
 def search_fusion(
     measure: Callable[[FusionSetting], float], gradient: int, has_time: Callable[[], bool]
 ) -> "HorovodResult":
-    """Find the fastest setting for the gradients of a step.
+    """Find the fastest setting for gradients of some bytes; `measure` returns the seconds of a step.
 
-    Args:
-        measure: Returns the seconds of a step.
-        gradient: Bytes of gradients.
-        has_time: Returns False once no further measurement may start.
+    `has_time` returns False once no further measurement may start.
     """
     default = FusionSetting()
     times = {default: measure(default)}

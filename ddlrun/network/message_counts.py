@@ -49,11 +49,7 @@ def interleaved(topology: Topology) -> list[GridAxis]:
 
 
 def blocks_of(wiring: Topology) -> tuple[int, ...]:
-    """Return the number of learners below a link of each of LEVELS.
-
-    Args:
-        wiring: learners per host, hosts per rack, racks (per aisle, where there are aisles).
-    """
+    """Return the number of learners below a link of each of LEVELS, for the wiring of a cluster."""
     blocks = [1]
     for size in (*wiring.dims, 1)[:3]:
         blocks.append(blocks[-1] * size)
@@ -63,10 +59,7 @@ def blocks_of(wiring: Topology) -> tuple[int, ...]:
 def ring(axis: GridAxis, block: int, total: int) -> Iterator[MessageStep]:
     """Yield the steps of a ring: each learner sends to the next, p - 1 times 1/p (Patarasuk and Yuan, 2009).
 
-    Args:
-        axis: the dimension.
-        block: the learners below a link.
-        total: the learners of the grid.
+    Below a link is a block of the total of learners.
     """
     size, stride = axis.size, axis.stride
     period = size * stride

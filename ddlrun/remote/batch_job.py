@@ -57,8 +57,7 @@ class QueryResult:
 def follow(job: SubmittedJob, report: Callable[[str], None], intervals: Intervals = INTERVALS) -> int:
     """Stay with a job to its end: report its states, copy its log to standard output, return its exit code.
 
-    Raises:
-        UnreachableError: The scheduler has forgotten the job, or replies no longer.
+    Raises UnreachableError where the scheduler has forgotten the job, or replies no longer.
     """
     log = _LogCommand(job, intervals) if job.scheduler.print_log else _LogFile(job, intervals)
     with contextlib.closing(log):

@@ -48,11 +48,7 @@ def check_distinct(hosts: HostList) -> None:
 
 
 def await_names(names: Sequence[str], seconds: float) -> None:
-    """Wait until every name resolves, as those of new pods do not at once.
-
-    Raises:
-        UnreachableError: Some names do not resolve after that many seconds.
-    """
+    """Wait some seconds for every name to resolve, as those of new pods do not at once. Raises UnreachableError."""
     end = time.monotonic() + seconds
     while missing := [name for name in names if not _resolves(name)]:
         if time.monotonic() > end:
@@ -81,11 +77,7 @@ class PendingProbe:
         self._local = {name: reach.here(SCRIPT) for name in hosts.names if is_local(name)}
 
     def result(self) -> dict[str, Machine]:
-        """Return each host's machine, read from its /sys; hosts with equal replies share one object.
-
-        Raises:
-            UnreachableError: Hosts that did not reply, each with the reason.
-        """
+        """Return each host's machine, read from its /sys; equal ones are one object. Raises UnreachableError."""
         remote = {name: SCRIPT for name in self._names if name not in self._local}
         replies = dict(self._reach.there(remote)) if remote else {}
         replies |= {name: finish() for name, finish in self._local.items()}

@@ -84,8 +84,7 @@ def _is_own(entry: os.DirEntry[str]) -> bool:
 def write_run_dir(plan: Plan, check: str | None = None) -> None:
     """Write the run folder: rank file, hostfile, plan, command, names of variables, and the check's result.
 
-    Raises:
-        InputError: The folder holds an earlier run, or files that a run would overwrite, or cannot be written.
+    Raises InputError where it holds an earlier run, or files that a run would overwrite, or cannot be written.
     """
     files = plan.run_dir
     if os.path.exists(files.plan):
@@ -224,8 +223,7 @@ MOST_MESSAGES = 1000
 def read_run_dir(path: str) -> dict[str, str]:
     """Return the texts of a run folder's files by name; from stderr.log only the learners' messages.
 
-    Raises:
-        InputError: The folder holds no run or cannot be read.
+    Raises InputError where the folder holds no run or cannot be read.
     """
     files = RunDir(path)
     names = (files.plan, files.environment, files.check, files.binding, files.ddl, files.outcome, files.report)

@@ -4,15 +4,10 @@ from collections.abc import Mapping, Sequence
 
 
 def chain_order(hosts: Sequence[str], racks: Mapping[str, object], first: str | None) -> list[str]:
-    """Return hosts in the order of the chain: the hosts of a rack one after the other.
+    """Return hosts in the order of the chain: the hosts of a rack one after the other; first that of ddlrun, if any.
 
     >>> chain_order(["a", "b", "c", "d"], {"a": 0, "b": 1, "c": 0, "d": 1}, "d")
     ['d', 'b', 'a', 'c']
-
-    Args:
-        hosts: The hosts.
-        racks: Host -> its rack.
-        first: The host on which ddlrun runs; None if it is none of them.
     """
     by_rack: dict[object, list[str]] = {}
     for host in sorted(hosts, key=lambda host: host != first):

@@ -74,15 +74,9 @@ def _check_exact(text: str, path: str) -> None:
 
 
 def make_environment(lock: LockFile, cache: str, report: Callable[[str], None]) -> str:
-    """Return the environment of a lock file, which is made if it is not in the cache folder.
+    """Return the environment of a lock file, which is made if it is not in the cache folder. Raises InputError.
 
-    Args:
-        lock: The lock file.
-        cache: The folder of such environments.
-        report: Called with a line before anything is installed, and with the output of an installer that failed.
-
-    Raises:
-        InputError: The environment cannot be made.
+    `report` is called with a line before anything is installed, and with the output of an installer that failed.
     """
     folder = f"{cache}/{lock.digest}"
     try:

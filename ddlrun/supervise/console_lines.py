@@ -84,11 +84,7 @@ class ConsoleLines:
         self._print(rank, STDERR, self._tracebacks.release(rank))
 
     def conclude(self, outcome: Outcome) -> bool:
-        """Print everything that was held back, but no traceback that the report of the job covers.
-
-        Returns:
-            Whether the last lines of the rank that failed first are in view.
-        """
+        """Print what was held back and no report covers; return True if the end of the first failure is in view."""
         for rank, text in self._tracebacks.conclude(outcome.root, outcome.ends):
             self._print(rank, STDERR, text)
         self._print_folded(everything=True)

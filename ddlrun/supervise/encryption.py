@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def find_cryptography() -> str:
-    """Return the folder that contains the package cryptography, for SupervisionOptions.encryption.
-
-    Raises:
-        PreflightError: It cannot be imported here.
-    """
+    """Return the folder of the package cryptography, for SupervisionOptions.encryption. Raises PreflightError."""
     try:
         load_suite()
     except ImportError as error:

@@ -112,11 +112,7 @@ class KeeperConnection:
         return self._greeting[HEAD:] if len(self._greeting) == size else None
 
     def welcome(self, secret: RunSecret, nonce: bytes, rank: int) -> None:
-        """Queue the reply to a greeting with a nonce and a rank; from now on all messages are protected.
-
-        Raises:
-            ProtocolError: The nonce is unsuitable.
-        """
+        """Queue the reply to a greeting, from which on messages are protected. Raises ProtocolError for a bad nonce."""
         exchange = secret.suite.exchange()
         nonces = nonce + exchange.nonce
         material = nonces + exchange.agree(nonce)
@@ -131,11 +127,7 @@ class KeeperConnection:
             self.unsent += self._sealer.seal(kind, text)
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Add received bytes; yield the messages that are now complete, as (kind, text).
-
-        Raises:
-            ProtocolError: A message does not come from this keeper, or must not come now.
-        """
+        """Add bytes; yield the messages that are now complete. Raises ProtocolError for one that must not come now."""
         for kind, text in () if self._unsealer is None else self._unsealer.feed(data):
             if kind not in ALLOWED[self.state]:
                 raise ProtocolError(f"it sent a message of kind {kind!r}, which it must not send now")

@@ -85,11 +85,7 @@ class RankOutput:
         self._files.end(rank)
 
     def conclude(self, outcome: Outcome) -> bool:
-        """Print the lines that were held back, but no traceback that the report of the job covers.
-
-        Returns:
-            Whether the last lines of the rank that failed first are in view.
-        """
+        """Print what was held back and no report covers; return True if the end of the first failure is in view."""
         return self._lines.conclude(outcome)
 
     def tick(self) -> float | None:

@@ -47,10 +47,7 @@ def source_of(ctx: click.Context, parameter: str) -> str:
 def apply_configuration(ctx: click.Context, named: str | None = None, only: frozenset[str] | None = None) -> None:
     """Make config files and environment variables the defaults of a command's options.
 
-    Args:
-        ctx: The context of the command.
-        named: The value of --config-file.
-        only: The parameters that the command takes from there; None: all.
+    `named` is the value of --config-file, `only` the parameters that the command takes from there; None: all.
     """
     environ = {} if "DDLRUN_RUN" in os.environ else os.environ  # a rank has the variables of its job
     files = read_config_files(named or environ.get("DDLRUN_CONFIG_FILE"), ConsoleReporter())
