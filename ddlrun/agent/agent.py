@@ -25,13 +25,7 @@ class Agent(Node):
     """An agent, and its connection to the node that has started it."""
 
     def __init__(self, parent: Channel, version: str, needed: Sequence[int]) -> None:
-        """Begin without a job.
-
-        Args:
-            parent: The connection.
-            version: The version of ddlrun.
-            needed: Descriptors that keepers leave open.
-        """
+        """Begin without a job; keepers leave the needed descriptors open."""
         super().__init__(version, needed)
         self._parent = parent
         self._has_job = False

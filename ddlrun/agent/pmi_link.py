@@ -35,14 +35,7 @@ def has_ended(link: _socket.socket) -> bool | None:
 
 
 def rank_variables(rank: int, fd: int, ranks: Sequence[int], size: int) -> dict[str, str]:
-    """Return the variables from which an MPI library learns its place.
-
-    Args:
-        rank: The rank.
-        fd: The descriptor that its program inherits.
-        ranks: The ranks of the host.
-        size: The number of ranks of the job.
-    """
+    """Return the variables from which an MPI library learns its place; its program inherits the descriptor."""
     return {
         "PMI_FD": str(fd),
         "PMI_RANK": str(rank),

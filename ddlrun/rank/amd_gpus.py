@@ -48,12 +48,7 @@ class AmdGpu:
     """A GPU with the driver amdgpu."""
 
     def __init__(self, number: int, folder: str) -> None:
-        """Read what does not change.
-
-        Args:
-            number: The number of the GPU.
-            folder: Its folder in /sys.
-        """
+        """Read what does not change, from the folder of a GPU in /sys."""
         self._folder = folder
         unique = _read(f"{folder}/unique_id")
         self._names = f"{number}, {f'GPU-{unique}' if unique else UNKNOWN}, {os.path.basename(folder)}"

@@ -152,15 +152,9 @@ class LauncherConnection:
 
 
 def connect(channel: str, seconds: float, rank: int) -> LauncherSocket:
-    """Connect to the ddlrun that knows the secret.
+    """Connect to the ddlrun that knows the secret, within some seconds per address of `protocol.ADDRESSES`.
 
-    Args:
-        channel: The value of protocol.ADDRESSES.
-        seconds: The time limit per address.
-        rank: The rank.
-
-    Raises:
-        OSError: No address was reached; the text lists each with the reason. Or the other end is another ddlrun.
+    Raises OSError where no address was reached, with the reason of each, or where the other end is another ddlrun.
     """
     channel, _, version = channel.rpartition("@")
     if version != protocol.VERSION:
@@ -218,16 +212,9 @@ def _connect_to(address: str, secret: RunSecret, seconds: float, rank: int) -> L
 
 
 def _authenticate(connection: _socket.socket, secret: RunSecret, end: float, rank: int) -> LauncherSocket:
-    """Greet ddlrun, check its welcome, and prove to it that the greeting is not a copy.
+    """Greet ddlrun, check its welcome, and prove to it that the greeting is not a copy; `end` is the time limit.
 
-    Args:
-        connection: The connection.
-        secret: The secret.
-        end: The time limit, as time.monotonic() has it.
-        rank: The rank.
-
-    Raises:
-        OSError: Another program answers, or nothing does.
+    Raises OSError where another program answers, or nothing does.
     """
     exchange = secret.suite.exchange()
     connection.sendall(protocol.pack(protocol.GREETING, secret.greeting(exchange.nonce, rank)))

@@ -49,11 +49,7 @@ class Escalation:
             self._kill_at = now + 2 * STRAY_SECONDS
 
     def hold(self, remover: int) -> None:
-        """Send no signals while a process removes the container: killed, it would leave the container behind.
-
-        Args:
-            remover: The process, 0 if there is none.
-        """
+        """Send no signals while a process (0: none) removes the container: killed, it would leave that behind."""
         if remover:
             self._remover = remover
             self._held_until = self.last_order = time.monotonic() + REMOVAL_SECONDS

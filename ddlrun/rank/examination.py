@@ -19,12 +19,7 @@ class Examination:
     """A running examiner, and the report of it so far."""
 
     def __init__(self, program: int, seconds: float) -> None:
-        """Start the examiner.
-
-        Args:
-            program: The process to examine, with its descendants.
-            seconds: The time limit for all stacks together.
-        """
+        """Start the examiner of a program and its descendants; all stacks together take up to some seconds."""
         self.fd, end = os.pipe2(os.O_CLOEXEC)
         self._report = b""
         keeper = os.getpid()

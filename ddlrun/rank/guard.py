@@ -80,15 +80,7 @@ class Guard:
 def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) -> Guard | None:
     """Fork a guard, and from it the process that will be the program; both have the signals blocked that are now.
 
-    Args:
-        prctl: The function of the C library.
-        settings: The settings of the keeper.
-
-    Returns:
-        The guard, and None in the new process.
-
-    Raises:
-        OSError: The user may have no further process.
+    Returns the guard, and None in the new process. Raises OSError where the user may have no further process.
     """
     keeper = os.getpid()
     link, guards_link = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)

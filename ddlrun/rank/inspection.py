@@ -35,12 +35,7 @@ COMMENT = "  # "
 
 
 def inspect_program(pid: int, seconds: float) -> str:
-    """Return the report of a program and its descendants.
-
-    Args:
-        pid: The program.
-        seconds: The time limit for all stacks together.
-    """
+    """Return the report of a program and its descendants; all stacks together take up to some seconds."""
     import json  # noqa: PLC0415 - in the examiner alone
 
     processes = list_processes()

@@ -29,14 +29,7 @@ CONNECTIONS_PER_SECOND = 2000
 
 
 def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Callable[[int, int], object]) -> None:
-    """Start the program of a rank, stay with it to its end, and exit with its exit code.
-
-    Args:
-        channel: The value of protocol.ADDRESSES.
-        rank: The rank.
-        settings: The settings of the keeper.
-        prctl: The function of libc.
-    """
+    """Start the program of a rank, stay with it to its end, and exit with its exit code."""
     connected = _connect(channel, settings)
     os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
     mark_process(os.environ.get("DDLRUN_RUN", ""))

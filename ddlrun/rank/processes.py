@@ -151,10 +151,7 @@ def count_oom_kills() -> int:
 def explain_kill(pid: int, oom_kills: int, cpu_seconds: float) -> str:
     """Return the probable cause of a SIGKILL that no keeper sent, empty if unknown.
 
-    Args:
-        pid: The process that was killed.
-        oom_kills: The increase of `count_oom_kills` while the program ran.
-        cpu_seconds: The CPU time of the process.
+    `oom_kills` is the increase of `count_oom_kills` while the program ran, `cpu_seconds` its CPU time.
     """
     import resource  # noqa: PLC0415 - only for a killed program
 

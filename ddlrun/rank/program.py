@@ -72,11 +72,7 @@ class Program:
         self._in_container = in_container
 
     def show_own_paths(self, cache: str) -> None:
-        """Replace the paths of shipped files in the output by those that the user knows.
-
-        Args:
-            cache: The folder of all shipped files.
-        """
+        """Replace the paths of shipped files, which are in the cache, in the output by those that the user knows."""
         from ddlrun.rank.shipped import OwnPaths  # noqa: PLC0415 - for such jobs alone
 
         self._own_paths = OwnPaths(cache)

@@ -29,13 +29,7 @@ UNKNOWN = "no py-spy on this host, and its Python did not load ddlrun's start-up
 
 
 def read_stacks(pid: int, state: str, seconds: float) -> tuple[Threads, str]:
-    """Return the stacks of a process, the first thread first, and the problem if there are none.
-
-    Args:
-        pid: The process.
-        state: Its state, as /proc/PID/stat has it.
-        seconds: The time limit.
-    """
+    """Return the stacks of a process, the first thread first, and the problem if there are none."""
     tool = find_py_spy(pid)
     # py-spy stops a process while it reads it, unless that is forbidden. A system call would be interrupted by that: a
     # write returns with less than it was to write.

@@ -56,11 +56,7 @@ class UsageReporter:
     def __init__(self, guard: int, interval: float, started_at: float, host: HostUsageReader | None) -> None:
         """Begin; the first report is due after one interval.
 
-        Args:
-            guard: The process above the program.
-            interval: The seconds between two reports.
-            started_at: The time of the program's start.
-            host: The host, if its use is reported, too.
+        `guard` is the process above the program. The use of the host is reported, too, where it is given.
         """
         self._usage = ProcessUsage(guard)
         self._host = host
