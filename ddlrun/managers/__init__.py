@@ -106,6 +106,8 @@ class ProcessManager(ABC):
     """The name of its kind for messages."""
     rank_variables: ClassVar[tuple[str, str, str]]
     """The variables in which each process finds its rank, its local rank and the number of ranks."""
+    pmi: ClassVar[str] = ""
+    """The interface by which ranks find each other: pmi1, pmix3, pmix5, or slurm for that of --mpi; empty: unknown."""
     needs: ClassVar[frozenset[str]] = frozenset({"mpi"})
     """The checks of what hosts must have: "mpi" for the program and its daemon, "agent" for ddlrun's agent."""
     private: ClassVar[tuple[str, ...]] = ()

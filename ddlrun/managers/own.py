@@ -19,6 +19,7 @@ class OwnManager(ProcessManager):
 
     title = "ddlrun"
     rank_variables = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
+    pmi = "pmi1"
     needs = frozenset({"agent"})
     marks_daemons = True
     signals_keepers = True

@@ -79,6 +79,7 @@ class Srun(ProcessManager):
 
     title = "srun of Slurm"
     rank_variables = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+    pmi = "slurm"
     needs = frozenset()
 
     mpi_type: str | None = None

@@ -36,7 +36,7 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     variables |= BIND_THREADS[settings.placement.bind_threads]
     variables["DDLRUN_RUN_DIR"] = settings.run.run_dir.path
     variables["DDLRUN_RESTART"] = str(_restarts(job))
-    variables["DDLRUN_STARTED_BY"] = str(job.manager)  # for rank/hook
+    variables |= {"DDLRUN_STARTED_BY": str(job.manager), "DDLRUN_PMI": job.manager.pmi}  # for rank/hook
     if not job.manager.keeps_path and "PATH" in job.environ:
         variables["DDLRUN_PATH"] = job.environ["PATH"]
     bind_themselves = not job.manager.binds_ranks(spawns=settings.mpi.spawn_slots > 0)

@@ -13,7 +13,7 @@ INTERNAL = frozenset(
     f"DDLRUN_{name}"
     for name in (
         *("OWN", "WORKERS", "PORTS", "SEATS", "SPARES", "NARROW", "IFNAMES", "PATH"),
-        *("RANK_VARIABLES", "STARTED_BY", "STRICT_BINDING", "STDIN"),
+        *("RANK_VARIABLES", "STARTED_BY", "PMI", "STRICT_BINDING", "STDIN"),
     )
 )
 

@@ -13,7 +13,7 @@ from tests.support import needs
 from tests.support.ports import reserved_port
 
 HOOK = Path(ddlrun.__file__).parent / "rank" / "hook"
-STARTED_BY = "Open MPI 5.0.11 (/opt/bin/mpirun)"
+STARTED_BY = "a process manager (/opt/bin/mpirun)"
 # Stand-ins for packages that a rank imports: the parts of them that the check reads.
 MPI4PY = """
 def Init(): return 7
@@ -27,7 +27,8 @@ class COMM_WORLD:
 
 def run_rank(script: str, *, python: str = sys.executable, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a script as rank 3 of 4 whose process manager it does not know."""
-    own = {"PYTHONPATH": f"{HOOK}", "DDLRUN_SIZE": "4", "DDLRUN_STARTED_BY": STARTED_BY, "RANK": "3"}
+    own = {"PYTHONPATH": f"{HOOK}", "DDLRUN_SIZE": "4", "DDLRUN_STARTED_BY": STARTED_BY, "DDLRUN_PMI": "pmix5"}
+    own |= {"RANK": "3"}
     removed = ("OMPI_", "PMI", "MPI4PY", "SLURM_", "TORCHELASTIC")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
     inherited |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

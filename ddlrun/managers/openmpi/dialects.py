@@ -30,6 +30,7 @@ PRTED = {LAUNCH_AGENT: f"sh {DAEMON} prted"}
 class OpenMpi4(OpenMpi):
     """Open MPI 4."""
 
+    pmi = "pmix3"
     rankfile = ("--rankfile", "{}")
     rankfile_dialect = 4
     keep_names = ("--mca", "orte_keep_fqdn_hostnames", "1")
@@ -76,6 +77,7 @@ class OpenMpi4(OpenMpi):
 class OpenMpi5(OpenMpi):
     """Open MPI 5, whose launcher is PRRTE."""
 
+    pmi = "pmix5"
     rankfile = ("--map-by", "rankfile:file={}")
     rankfile_dialect = 5
     keep_names = ("--prtemca", "prte_keep_fqdn_hostnames", "1")

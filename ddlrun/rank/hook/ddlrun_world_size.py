@@ -68,16 +68,15 @@ def _watch_mpi4py(mpi: "Any", leave: "Callable[[int], None]") -> None:
 
 def _check_library(leave: "Callable[[int], None]") -> None:
     """Check the MPI library before it is initialized: MPICH, for one, would end this process with other words."""
-    libraries, starter = _mapped_libraries(), os.environ.get("DDLRUN_STARTED_BY", "")
+    libraries, pmi = _mapped_libraries(), _srun_type() or os.environ.get("DDLRUN_PMI", "")
     by_pmi = any(name in os.environ for name in ("PMI_RANK", "PMI_FD"))  # the rank may have started it by mpiexec
-    by_pmix = starter.startswith("Open MPI") or _srun_type().startswith("pmix")
-    if not libraries or by_pmi or not by_pmix or not _is_short(1):
+    if not libraries or by_pmi or not pmi.startswith("pmix") or not _is_short(1):
         return
     rank = f"rank {_rank()}: mpi4py uses"
     if all(os.path.basename(path).startswith(MPICH_LIBRARIES) for path in libraries):
         text = f"{_describe(libraries)}, {_starter()}: it would be alone, the job has {_job_size()} ranks"
         _end(f"{rank} {text}; {_remedy(libraries)}", leave)
-    elif starter.startswith("Open MPI") and not starter.startswith("Open MPI 4") and _maps("/libopen-rte.so"):
+    elif pmi == "pmix5" and _maps("/libopen-rte.so"):
         _note(f"{rank} Open MPI 4 ({libraries[0]}), {_starter()}: MPI_Init may fail; {_remedy(libraries)}")
 
 
@@ -207,7 +206,7 @@ def _starter() -> str:
 
 def _srun_type() -> str:
     """Return the PMI by which Slurm connects the ranks; empty if it did not start this one."""
-    by_srun = os.environ.get("DDLRUN_STARTED_BY", "").startswith("srun ")
+    by_srun = os.environ.get("DDLRUN_PMI") == "slurm"
     return os.environ.get("SLURM_MPI_TYPE", "none") if by_srun else ""
 
 
@@ -253,7 +252,7 @@ def _remedy(libraries: "list[str]") -> str:
     mpich = os.path.basename(library).startswith(MPICH_LIBRARIES)
     if _srun_type():
         return f"use --mpi-args --mpi={'pmi2' if mpich else 'pmix'}"
-    if not mpich and os.environ.get("DDLRUN_STARTED_BY", "").startswith("ddlrun "):
+    if not mpich and os.environ.get("DDLRUN_PMI") == "pmi1":
         return "use --process-manager openmpi"
     prefix = os.path.dirname(os.path.dirname(library))
     paths = [f"{folder}/bin/mpirun" for folder in (prefix, os.path.dirname(prefix)) if "libmpi.so.40" in library]
