@@ -16,7 +16,7 @@ MPI_PACKAGES = ("mpi4py", "horovod")
 CHOICES = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 LIBRARY_VARIABLES = (*CHOICES, "LD_LIBRARY_PATH")
 # The libraries that ddlrun's own process manager starts, and no Open MPI.
-_MPICH_FAMILY = re.compile(r"MPICH|MVAPICH|CRAY MPICH|Intel\(R\) MPI")
+_MPICH_FAMILY = r"MPICH|MVAPICH|CRAY MPICH|Intel\(R\) MPI"
 # The values of CHOICES that name one of them.
 _MPICH_CHOICE = r".*libmpi(\.so\.12|_cray)|mpich|impi"
 # The part of an executable file in which the names of its libraries are searched: they stand near its beginning.
@@ -48,7 +48,7 @@ class ProgramMpi(NamedTuple):
     @property
     def is_mpich(self) -> bool:
         """Whether the library is MPICH, or one derived from it, which mpirun of Open MPI cannot start."""
-        return _MPICH_FAMILY.match(self.library) is not None
+        return re.match(_MPICH_FAMILY, self.library) is not None
 
 
 def python_of(program: Sequence[str]) -> str | None:

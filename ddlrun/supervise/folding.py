@@ -8,7 +8,7 @@ from collections import Counter
 WAIT_SECONDS = 0.5
 # With more lines than this waiting, the first ones are printed.
 MOST_LINES = 2000
-LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
+LINE = rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+"
 
 
 class FoldedLine:
@@ -36,7 +36,7 @@ class LineFolder:
 
     def add(self, rank: int, stream: int, block: bytes) -> None:
         """Add a rank's lines."""
-        for text in LINE.findall(block):
+        for text in re.findall(LINE, block):
             line = self._place(rank, stream, text)
             line.ranks.add(rank)
             self._last[rank] = line

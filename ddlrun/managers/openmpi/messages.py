@@ -3,10 +3,10 @@
 import re
 
 # A message of Open MPI, from a rank or from mpirun, is framed by two lines.
-FRAMED = re.compile(rb"-{70,}\n(.*?)\n-{70,}\n", re.DOTALL)
+FRAMED = rb"(?s)-{70,}\n(.*?)\n-{70,}\n"
 # How the messages begin in which mpirun itself says which rank has failed, or which daemon it has lost. In 6 they have
 # an empty line first.
-MPIRUNS_OWN = re.compile(rb"\s*(?:mpirun|mpiexec|orterun|prterun|ORTE|PRTE|Primary job|A (?:process or )?daemon)\b")
+MPIRUNS_OWN = rb"\s*(?:mpirun|mpiexec|orterun|prterun|ORTE|PRTE|Primary job|A (?:process or )?daemon)\b"
 # Lines of mpirun that are not printed: harmless ones about its ssh, now and then, and about signals.
 HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal )[^\n]*\n"
 # The owner of lines on the console beside the ranks.
@@ -31,7 +31,7 @@ class MpirunMessages:
     def add(self, chunk: bytes, *, printed: bool) -> None:
         """Add output of mpirun that has been printed, or that is not."""
         if printed:
-            self._output = FRAMED.sub(b"", self._output + chunk)[-MOST_STORED:]
+            self._output = re.sub(FRAMED, b"", self._output + chunk)[-MOST_STORED:]
             self._printed = len(self._output)
         elif len(self._output) < 2 * MOST_STORED:
             self._output += chunk
@@ -40,6 +40,6 @@ class MpirunMessages:
         """Return the rest of a message that was printed in part, and all messages but mpirun's own."""
         return b"".join(
             self._output[max(message.start(), self._printed) : message.end()]
-            for message in FRAMED.finditer(self._output)
-            if message.start() < self._printed or not MPIRUNS_OWN.match(message[1])
+            for message in re.finditer(FRAMED, self._output)
+            if message.start() < self._printed or not re.match(MPIRUNS_OWN, message[1])
         )
