@@ -25,7 +25,7 @@ class Agent(Node):
     """An agent, and its connection to the node that has started it."""
 
     def __init__(self, parent: Channel, version: str, needed: Sequence[int]) -> None:
-        """Begin without a job; keepers leave the needed descriptors open."""
+        """Begin without a job. `needed` are descriptors that keepers leave open."""
         super().__init__(version, needed)
         self._parent = parent
         self._has_job = False

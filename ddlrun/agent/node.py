@@ -35,7 +35,7 @@ class Node:
     """The ranks of a host, and the agents below its own. Subclasses report what happens to them."""
 
     def __init__(self, version: str, needed: Sequence[int] = ()) -> None:
-        """Begin without a job; keepers leave the needed descriptors open."""
+        """Begin without a job. `needed` are descriptors that keepers leave open."""
         self._needed = needed
         self._signals = SignalQueue()
         self._give_up_at = NEVER

@@ -24,7 +24,7 @@ class LaunchEvents:
     """The events of an attempt."""
 
     def __init__(self, words: tuple[str, ...], plan: Plan, reporter: Reporter) -> None:
-        """Take the words of --on-event, none: nothing is sent; the reporter gets problems with them."""
+        """Take the words of --on-event (none: nothing is sent), and the reporter of problems with them."""
         self._plan, self._reporter = plan, reporter
         self._target = choose_target(words)
         self._next_stall = 0.0

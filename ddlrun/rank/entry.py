@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ddlrun.rank.shipped import Places
 
 
-def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders: int | None = None) -> None:
+def main(argv: list[str], link: int | None = None, manager: str = "", orders: int | None = None) -> None:
     """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started.
 
     Args:
         argv: The command line of the program.
         link: A descriptor that the program inherits, and this process closes; None: there is none.
-        manager: The process that started this one, for messages.
+        manager: The process that started this one, for messages; empty: a process manager or its daemon.
         orders: See KeeperSettings.
     """
     prctl = load_prctl()
@@ -69,7 +69,7 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         size=size,
         local_rank=local_rank,
         parent=parent,
-        manager=OTHER_MANAGER if manager == MPIRUN and names != OPEN_MPI else manager,
+        manager=manager or (MPIRUN if names == OPEN_MPI else OTHER_MANAGER),
         grace=grace,
         heartbeat=heartbeat,
         orders=orders,

@@ -36,7 +36,7 @@ class Keepers:
     """All connections, by file descriptor."""
 
     def __init__(self, listener: Listener, epoll: select.epoll, events: KeeperEvents, *, ranks: int = 0) -> None:
-        """Accept connections, of so many ranks at once; the caller passes the events of epoll to `event`."""
+        """Accept connections, of up to `ranks` ranks at once; the caller passes the events of epoll to `event`."""
         self._listener, self._epoll, self._events = listener, epoll, events
         self._most_unauthenticated = max(MOST_UNAUTHENTICATED, ranks)
         self.peers: dict[int, KeeperConnection] = {}
