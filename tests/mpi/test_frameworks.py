@@ -452,7 +452,8 @@ def ours(*words: str) -> list[str]:
         ("--nproc-per-node=cpu --max-restarts 3 t.py", "--accelerators core --restarts 3 t.py"),
         ("-n 2 -host a,b -x A --allow-run-as-root t", "-n 2 --host a,b -x A --allow-run-as-root t"),
         ("-npernode 2 -hostfile f --bind-to socket t", "--accelerators 2 --hostfile f --bind package t"),
-        ("--mca coll ^han t", "--mpiarg --mca --mpiarg coll --mpiarg ^han t"),
+        ("--mca coll han -np 2 -mca a b t", "-np 2 --mpi-args '--mca coll han --mca a b' t"),
+        ("--mpi-args '-x A' --mpiarg --x --mpiarg=-y='1 2' t", """--mpi-args "-x A --x '-y=1 2'" t"""),
         ("--mpi --no-stall-check --network-interfaces e0 t", "--no-stall-check --network-interface e0 t"),
         ("-- -n", "-- -n"),
         ("--nonsense 3 t", "--nonsense 3 t"),
@@ -589,7 +590,7 @@ def test_submit_and_show_know_them_too(tmp_path: Path) -> None:
         "x.sh",
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert "--restarts 2 --mpiarg --mca --mpiarg a --mpiarg b x.sh" in done.stdout, done.stderr
+    assert "--restarts 2 --mpi-args '--mca a b' x.sh" in done.stdout, done.stderr
     argv = [*ddlrun, "show", "placement", "--machine", "ac922-4gpu", "--nproc_per_node=2", "x.sh"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout.startswith("2x1x1: --accelerators 2"), done.stderr

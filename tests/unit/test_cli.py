@@ -443,7 +443,7 @@ def test_further_arguments_of_mpirun() -> None:
     assert words[at - 1 : at + 3] == ["--mca", "coll", "^han", "--report-bindings"]
 
 
-@pytest.mark.parametrize("ours", [["--mca", "c", "d"], ["--mpiarg=--mca", "--mpiarg=c", "--mpiarg=d"]])
+@pytest.mark.parametrize("ours", [["--mca", "c", "d"], ["--mpiarg=--mca", "--mpi-args=c d"]])
 def test_arguments_of_mpirun_add_to_those_of_the_site(tmp_path: Path, ours: list[str]) -> None:
     (tmp_path / "site.yaml").write_text("mpi: {args: --mca a b}\n")
     words = command(plan("-np", "1", "--config-file", "site.yaml", *ours, "true", cwd=tmp_path))
@@ -451,6 +451,7 @@ def test_arguments_of_mpirun_add_to_those_of_the_site(tmp_path: Path, ours: list
     assert words[at - 1 : at + 5] == ["--mca", "a", "b", "--mca", "c", "d"]
     variable = command(plan("-np", "1", *ours, "true", cwd=tmp_path, DDLRUN_MPI_ARGS="--mca a b"))
     assert variable[variable.index("a") + 1 : variable.index("d")] == ["b", "--mca", "c"]
+    assert "a" not in command(plan("-np", "1", "--mpi-args", "", "true", DDLRUN_MPI_ARGS="--mca a b"))
 
 
 def test_variables_of_the_user_stay() -> None:

@@ -72,7 +72,7 @@ def read_settings(given: LaunchOptions, program: tuple[str, ...], reporter: Repo
         environment=environment,
         mpi=MpiOptions(
             mpirun=options["mpirun"],
-            args=_read_mpi_args(options["mpi_args"], options["mpiarg"]),
+            args=_read_mpi_args(options["mpi_args"]),
             tcp=options.get("tcp", False),
             allow_root=options["allow_run_as_root"],
             spawn_slots=options["spawn_slots"],
@@ -193,8 +193,8 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
     )
 
 
-def _read_mpi_args(text: str | None, words: tuple[str, ...]) -> tuple[str, ...]:
-    args = (*split_words(text, "`--mpi-args`"), *words)
+def _read_mpi_args(text: str | None) -> tuple[str, ...]:
+    args = split_words(text, "`--mpi-args`")
     if args and not args[0].startswith("-"):
         raise InputError(f"`--mpi-args`: {args[0]!r} is no option; mpirun would start it instead of the script")
     planned = [word for word in args if word in PLANNED]

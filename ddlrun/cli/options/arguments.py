@@ -12,7 +12,7 @@ from ddlrun.cli.options.configuration import find_configuration, source_of
 from ddlrun.cli.options.names import SYNONYMS
 from ddlrun.environment.secrets import REDACTED, has_secret, redact, redact_words
 from ddlrun.errors import InputError
-from ddlrun.plan.precedence import EXCLUSIVE_GROUPS
+from ddlrun.plan.precedence import COMMAND_LINE, EXCLUSIVE_GROUPS
 from ddlrun.wording import did_you_mean
 
 # Parameters whose values are NAME=VALUE, or NAME.
@@ -24,7 +24,11 @@ Options = Iterable[tuple[click.Option, Words]]
 def launch_options(ctx: click.Context, values: Mapping[str, Any]) -> LaunchOptions:
     """Return the options of a context, with the values of one program of its command line."""
     sources = {name: source_of(ctx, name) for group in EXCLUSIVE_GROUPS for name in group.parameters}
-    return LaunchOptions(values, sources, find_configuration(ctx).assignments)
+    configuration = find_configuration(ctx)
+    site = configuration.values.get("mpi_args")
+    if site and values["mpi_args"] and source_of(ctx, "mpi_args") == COMMAND_LINE:
+        values = {**values, "mpi_args": f"{site.value} {values['mpi_args']}"}
+    return LaunchOptions(values, sources, configuration.assignments)
 
 
 def strip_secrets(args: Sequence[str], params: Iterable[click.Parameter]) -> Words:

@@ -4,6 +4,7 @@ A long option of mpirun's is written with - or --.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 
 from ddlrun.errors import InputError
@@ -266,6 +267,7 @@ def _variable(variable: str) -> Callable[[str, str], Words]:
 # Option -> function from its name and value to words for ddlrun, which raises InputError on a wrong value.
 VALUES: Mapping[str, Callable[[str, str], Words]] = {
     **dict.fromkeys(WITHOUT_EFFECT.keys() - SWITCHES.keys(), lambda _name, _value: ()),
+    "--mpiarg": lambda _, value: ("--mpi-args", shlex.quote(value)),  # IBM's ddlrun
     "--bind-to": _translate_bind, "--map-by": _translate_mapping, "--rank-by": _translate_ranking,
     "--npersocket": _per_package, "--stdin": _translate_stdin,
     "--ppr": lambda name, value: _translate_mapping(name, f"ppr:{value}"),

@@ -113,8 +113,8 @@ job_options = option_group(
     ),
     process_manager_option,
     mpirun_option,
-    option("MPI", "--mpi-args", metavar="ARGS", help="Additional arguments of mpirun, quoted as for a shell."),
-    option("MPI", "--mpiarg", multiple=True, metavar="ARG", help="One additional argument of mpirun; may be repeated."),
+    option("MPI", "--mpi-args", metavar="ARGS",
+        help="Additional arguments of mpirun, quoted as for a shell; they follow those of a config file or variable."),
     option(
         "MPI", "--spawn-slots", type=WholeNumber(0, MOST_SPAWN_SLOTS), default=0, show_default=True, metavar="N",
         help="Let the job start N more processes per host with MPI_Comm_spawn, as mpi4py.futures does.",

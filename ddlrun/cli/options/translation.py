@@ -1,8 +1,8 @@
 """Command lines of other launchers (horovodrun, torchrun, mpirun, ...) in words of ddlrun."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import click
@@ -71,7 +71,17 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
         origins |= {step.words[0]: typed} if step.words and match is None else {}
         notes += [step.note] if step.note else []
         del rest[: step.consumed]
-    return TranslatedArgv([*chain.from_iterable(translated), *rest], tuple(notes), origins)
+    return TranslatedArgv([*_join_mpi_args(translated), *rest], tuple(notes), origins)
+
+
+def _join_mpi_args(options: Sequence[Words]) -> Iterator[str]:
+    """Yield the words of options, with the arguments of mpirun as the value of one option."""
+    texts = [words for words in options if words and words[0].partition("=")[0] == "--mpi-args"]
+    for words in options:
+        if len(texts) < 2 or words not in texts:
+            yield from words
+    if len(texts) > 1:
+        yield from ("--mpi-args", " ".join("=".join(words).partition("=")[2] for words in texts))
 
 
 def _check_values(words: Sequence[str], options: Collection[str]) -> None:
@@ -116,7 +126,7 @@ def _translate_first(args: Sequence[str], typed: str) -> _Translation | None:
     """
     name, equals, joined = _split_value(args[0])
     if name in MCA and len(args) > 2:
-        return _Translation(tuple(word for mpi_arg in (name, *args[1:3]) for word in ("--mpiarg", mpi_arg)), 3)
+        return _Translation(("--mpi-args", shlex.join((name, *args[1:3]))), 3)
     if name in SWITCHES and not equals:
         return _Translation(SWITCHES[name], 1, _note(typed, name, ""))
     if name in UNSUPPORTED:
