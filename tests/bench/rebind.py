@@ -50,6 +50,7 @@ SMOKE = Sizes(rounds=1, calls=EVERY, trials=1, checked=3)
 # Two ranks exchange rows as the library does; rank 0 prints the least microseconds from posting a row to the check.
 EXCHANGE = """
 import time, numpy as np
+from dataclasses import astuple
 from mpi4py import MPI
 from ddlrun.ddl.monitor.stats_exchange import StatsExchange
 from ddlrun.ddl.monitor.straggler_detection import IterationStats, StragglerDetector
@@ -57,7 +58,7 @@ exchange, detector, took = StatsExchange(MPI.COMM_WORLD, 9), StragglerDetector()
 for _ in range(200):
     MPI.COMM_WORLD.Barrier()
     start = time.perf_counter()
-    exchange.post(IterationStats(0.1, 0.001, 0.1))
+    exchange.post(astuple(IterationStats(0.1, 0.001, 0.1)))
     while (rows := exchange.poll()) is None: pass
     detector.check([IterationStats(*row) for row in rows.tolist()])
     took.append(time.perf_counter() - start)
