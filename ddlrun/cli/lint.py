@@ -1,7 +1,7 @@
 """ddlrun lint: check a rank file against the behaviour of Open MPI."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from ddlrun.cli.options.shared import load_option, machine_option, probe_option,
 from ddlrun.cli.options.types import COUNT, Choice
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.lint_findings import LintFinding, render_findings
+from ddlrun.mapping.lint_findings import LintFinding
 from ddlrun.mapping.placement_notes import unchecked_notes
 from ddlrun.mapping.rankfile_entries import parse_host_names
 from ddlrun.mapping.rankfile_lint import MachineOf, fix, lint
@@ -58,7 +58,7 @@ def _print_findings(rankfile: str, findings: Sequence[LintFinding], options: Map
     report = (
         json.dumps([finding.as_dict() for finding in findings], indent=2)
         if options["as_json"]
-        else render_findings(rankfile, findings)
+        else _render_findings(rankfile, findings)
     )
     if report:
         click.echo(report, err=options["fixing"])
@@ -85,3 +85,18 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
     for note in unchecked_notes(machines):
         print_note(note)
     return machines.get
+
+
+def _render_findings(name: str, findings: Sequence[LintFinding]) -> str:
+    """Render findings like a compiler's, each with the behaviour of both versions and the remedy."""
+    return "\n".join("\n    ".join(_lines(name, finding)) for finding in findings)
+
+
+def _lines(name: str, finding: LintFinding) -> Iterator[str]:
+    yield f"{name}{finding.location}: {'error' if finding.error else 'warning'}: {finding.message}"
+    if finding.same_in_both:
+        yield f"Open MPI: {finding.open_mpi_4}"
+    else:
+        yield f"4.1: {finding.open_mpi_4}"
+        yield f"5.0: {finding.open_mpi_5}"
+    yield f"fix: {finding.remedy}"

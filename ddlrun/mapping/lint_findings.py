@@ -4,7 +4,7 @@ Each text on what a major does was measured with Open MPI 4.1.4, 4.1.8 and 5.0.1
 compares it with a real mpirun of each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -301,18 +301,3 @@ class LintFinding(NamedTuple):
             "open_mpi_5": self.open_mpi_5,
             "remedy": self.remedy,
         }
-
-
-def render_findings(name: str, findings: Sequence[LintFinding]) -> str:
-    """Render findings like a compiler's, each with the behaviour of both versions and the remedy."""
-    return "\n".join("\n    ".join(_lines(name, finding)) for finding in findings)
-
-
-def _lines(name: str, finding: LintFinding) -> Iterator[str]:
-    yield f"{name}{finding.location}: {'error' if finding.error else 'warning'}: {finding.message}"
-    if finding.same_in_both:
-        yield f"Open MPI: {finding.open_mpi_4}"
-    else:
-        yield f"4.1: {finding.open_mpi_4}"
-        yield f"5.0: {finding.open_mpi_5}"
-    yield f"fix: {finding.remedy}"

@@ -51,13 +51,7 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
     """
     if options.input is None and VARIABLE in dict(plan.unsupervised) and not os.isatty(0):
         options = options._replace(input=RankInput(0, InputMode.PIPE))  # rank 0 is on another host
-    job = SupervisedJob(
-        topology=plan.placement.topology,
-        order=plan.placement.order,
-        host_names=plan.placement.hosts.names,
-        addresses=_own_addresses(plan),
-        manager=plan.manager,
-    )
+    job = _supervised_job(plan)
     environ = _environment(plan, options, environ)
     all_local = plan.local_hosts.issuperset(job.host_names)
     folder_names = plan.manager.session_variables(environ, local=all_local, spawns=plan.spawn_slots > 0)
@@ -81,17 +75,33 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
             finally:
                 if process.poll() is None or process.returncode:
                     end_session(process.pid)
-        record = supervision.record
-        return FinishedJob(
-            outcome=outcome,
-            cause_in_view=supervision.cause_in_view,
-            taken_port=record.taken_port,
-            bound=tuple(record.bindings.values()),
-            unswept=record.unswept_hosts(),
-            unwatched=record.unwatched_hosts(job.host_names),
-            session_folder=folder,
-            daemon_folders=record.folders_of_daemons(),
-        )
+        return _finished_job(supervision, outcome, job, folder)
+
+
+def _supervised_job(plan: Plan) -> SupervisedJob:
+    return SupervisedJob(
+        topology=plan.placement.topology,
+        order=plan.placement.order,
+        host_names=plan.placement.hosts.names,
+        addresses=_own_addresses(plan),
+        manager=plan.manager,
+    )
+
+
+def _finished_job(
+    supervision: Supervision, outcome: Outcome, job: SupervisedJob, session_folder: str | None
+) -> FinishedJob:
+    record = supervision.record
+    return FinishedJob(
+        outcome=outcome,
+        cause_in_view=supervision.cause_in_view,
+        taken_port=record.taken_port,
+        bound=tuple(record.bindings.values()),
+        unswept=record.unswept_hosts(),
+        unwatched=record.unwatched_hosts(job.host_names),
+        session_folder=session_folder,
+        daemon_folders=record.folders_of_daemons(),
+    )
 
 
 def _environment(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]) -> dict[str, str]:
