@@ -21,7 +21,7 @@ from ddlrun.cli.options.notes import find_misplaced
 from ddlrun.cli.options.types import SECONDS, Choice, Kilobytes, Number, WholeNumber
 from ddlrun.cli.options.usual import USUAL_OPTIONS
 from ddlrun.errors import DdlrunError, spell_options
-from docs.reference.tables import DOCS, read_table
+from docs.reference.tables import read_table
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]
 
@@ -37,11 +37,9 @@ def answer(*words: str) -> str:
     raise AssertionError(words)
 
 
-PAGE = "reference/refused-commands.md"
-REFUSED = [
-    row for heading in re.findall(r"(?m)^## (.*)", (DOCS / PAGE).read_text()) for row in read_table(PAGE, heading)
-]
-# The files of the page's folder.
+TABLES = Path(__file__).with_name("refused_commands.md")
+REFUSED = [row for heading in re.findall(r"(?m)^## (.*)", TABLES.read_text()) for row in read_table(TABLES, heading)]
+# The files of the current folder.
 FILES = {
     "train.py": "import sys\n",
     "hosts": "n1\nn2\n",
@@ -57,7 +55,7 @@ FILES = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provide the page's folder as the current one, with an empty home directory beside it."""
+    """Provide a folder with the files as the current one, with an empty home directory beside it."""
     folder = tmp_path / "train"
     folder.mkdir()
     for name, text in FILES.items():
@@ -70,7 +68,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("line", "code", "answer"), REFUSED, ids=[line for line, *_ in REFUSED])
-def test_the_page_on_refused_commands(
+def test_a_refused_command(
     line: str,
     code: str,
     answer: str,
@@ -87,7 +85,7 @@ def test_the_page_on_refused_commands(
     assert printed == f"ddlrun: {kind}: {answer.strip('`')}\n"
 
 
-# Words -> a part of the answer, for mistakes that are not on the page.
+# Words -> a part of the answer, for mistakes that are not in the tables.
 MISTAKES = [
     ("launch -framework=torch train.py", "no such option -framework (did you mean --framework?)"),
     ("launch -Z train.py", "no such option -Z"),
