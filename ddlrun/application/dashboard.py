@@ -6,7 +6,7 @@ from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
-    from ddlrun.dashboard.server import DashboardServer
+    from ddlrun.page.server import DashboardServer
 
 
 class LaunchDashboard:
@@ -39,7 +39,7 @@ class LaunchDashboard:
 
 def open_dashboard(port: int, folder: str, name: str) -> "DashboardServer":
     """Return a server of a run's page, not yet started; `name` is the option of its port, 0: any. Raises InputError."""
-    from ddlrun.dashboard.server import DashboardServer  # noqa: PLC0415 - 30 ms, for --dashboard alone
+    from ddlrun.page.server import DashboardServer  # noqa: PLC0415 - 30 ms, for --dashboard alone
 
     try:
         return DashboardServer(port, folder)

@@ -15,12 +15,12 @@ from typing import IO
 
 import pytest
 
-from ddlrun.dashboard.feed import RunFeed
-from ddlrun.dashboard.run_files import read_events
-from ddlrun.dashboard.server import DashboardServer
 from ddlrun.monitor.gpu_samples import parse_gpu_sample
 from ddlrun.monitor.metrics_file import render_line
 from ddlrun.monitor.samples import HostSample
+from ddlrun.page.feed import RunFeed
+from ddlrun.page.run_files import read_events
+from ddlrun.page.server import DashboardServer
 from tests.conftest import OWN, launch_line
 from tests.support import needs
 from tests.support.browser import Browser, find_browser

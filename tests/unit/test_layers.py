@@ -58,7 +58,7 @@ ALLOWED = {
         "report", "units", "wording",
     },
     "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
-    "dashboard": {"errors", "monitor", "plan", "ranges", "runs", "wording"},
+    "page": {"errors", "monitor", "plan", "ranges", "runs", "wording"},
     "supervise": {
         "agent", "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "ranges", "rank",
         "remote", "runs", "schedulers", "units", "wording",
@@ -66,8 +66,8 @@ ALLOWED = {
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology", "units"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "application": {
-        "block_sizing", "dashboard", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping",
-        "network", "plan", "preflight", "ranges", "remote", "report", "runs", "schedulers", "ship", "supervise",
+        "block_sizing", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping",
+        "network", "page", "plan", "preflight", "ranges", "remote", "report", "runs", "schedulers", "ship", "supervise",
         "topology", "units", "wording",
     },
     "cli": {

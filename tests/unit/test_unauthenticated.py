@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ddlrun.dashboard.server import DashboardServer
 from ddlrun.monitor.server import MetricsServer
+from ddlrun.page.server import DashboardServer
 from ddlrun.preflight import peer
 from ddlrun.rank import protocol
 from ddlrun.ship.host.link import connect, prove, reach, receive_message

@@ -12,11 +12,11 @@ from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 
-from ddlrun.dashboard.feed import RunFeed
-from ddlrun.dashboard.run_files import read_log
 from ddlrun.monitor.server import LOOPBACK, REQUEST_SECONDS, LocalServer
+from ddlrun.page.feed import RunFeed
+from ddlrun.page.run_files import read_log
 
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "parts")
 # Pages that are open at the same time.
 MOST_STREAMS = 16
 POLL_SECONDS = 1.0
@@ -147,7 +147,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
 
 def render_page(nonce: str) -> str:
     """Return the page; its style and script carry a nonce, without which the browser runs nothing."""
-    page, style, script = map(_read, ("dashboard.html", "dashboard.css", "dashboard.js"))
+    page, style, script = map(_read, ("page.html", "page.css", "page.js"))
     return page.replace("NONCE", nonce).replace("/* STYLE */", style).replace("/* SCRIPT */", script)
 
 

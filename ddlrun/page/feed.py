@@ -5,13 +5,13 @@ from collections.abc import Container, Iterator
 from itertools import groupby
 from typing import Any, TypedDict
 
-from ddlrun.dashboard.run_files import RunEvent, read_events, read_ranks, read_verdict
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.gpu_samples import mean_utilization, utilization_by_rank
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader, Sample
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.monitor.table import sort_by_trouble
+from ddlrun.page.run_files import RunEvent, read_events, read_ranks, read_verdict
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.ranges import parse_ranges
 from ddlrun.runs.history import read_past_run
