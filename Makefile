@@ -15,7 +15,7 @@ AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 	schedulers horovod mpis announce prepared pythons
 
 demo: $(VENV)/demo
-	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
+	$(VENV)/bin/ddlrun launch $(AS_ROOT) --ranks-per-host core docs/examples/digits.py
 
 test: $(VENV)/test
 	$(PYTEST) $(TESTS) -m "not extra"

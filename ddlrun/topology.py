@@ -49,7 +49,7 @@ class Topology(_Dims):
         return "x".join(map(str, self.dims))
 
     @property
-    def accelerators(self) -> int:
+    def ranks_per_host(self) -> int:
         """Return X: ranks per host."""
         return self.dims[0]
 
@@ -90,8 +90,8 @@ class Topology(_Dims):
         DDL: ((x*Y + y)*Z + z)*A + a, the order of rank_gen.py, in which X varies slowest. HOST: host_index*X + x.
         """
         if order is RankOrder.HOST:
-            first = host_index * self.accelerators
-            return range(first, first + self.accelerators)
+            first = host_index * self.ranks_per_host
+            return range(first, first + self.ranks_per_host)
         offset = 0
         for size in self.dims[1:]:
             host_index, coord = divmod(host_index, size)
@@ -101,7 +101,7 @@ class Topology(_Dims):
     def host_index(self, rank: int, order: RankOrder) -> int:
         """Return the index of the host on which a rank runs: the inverse of `rank`."""
         if order is RankOrder.HOST:
-            return rank // self.accelerators
+            return rank // self.ranks_per_host
         offset, index = rank % self.hosts, 0
         for size in reversed(self.dims[1:]):
             offset, at = divmod(offset, size)

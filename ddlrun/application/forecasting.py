@@ -104,13 +104,13 @@ def _cluster(options: Mapping[str, Any], per_rack: int | None, reporter: Reporte
         raise InputError(f"--host-count {options['count']}, but hosts are named too; leave one of them out")
     if options["count"] or (shape is not None and not named):
         return _on_paper(shape, options, per_rack)
-    request = TopologyRequest(topology=shape, accelerators=options["accelerators"], racks=options["racks"])
+    request = TopologyRequest(topology=shape, ranks_per_host=options["ranks_per_host"], racks=options["racks"])
     job = find_job(options["scheduler"], named=bool(named))
     hosts = apply_job_names(read_hosts(options["hosts"], options["hostfile"], job=job), job)
     arranged = arrange(request._replace(gpus=job.gpus if job is not None else None), hosts, choose=job is not None)
     for note in arranged.notes:
         reporter.line(f"note: {note}")
-    stated = request.accelerators or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
+    stated = request.ranks_per_host or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
     launcher = read_launcher(options, job, arranged.hosts)
     machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], launcher)
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)
@@ -130,12 +130,12 @@ def _cluster(options: Mapping[str, Any], per_rack: int | None, reporter: Reporte
 
 def _on_paper(shape: Topology | None, options: Mapping[str, Any], per_rack: int | None) -> ClusterTopology:
     """Return the cluster given by numbers. Raises InputError where they contradict each other."""
-    x, count, racks = options["accelerators"], options["count"], options["racks"]
+    x, count, racks = options["ranks_per_host"], options["count"], options["racks"]
     if shape is not None:
         _check_numbers(shape, options)
         return ClusterTopology(shape, f"--topology {shape}")
     if x is None:
-        raise InputError(f"--host-count {count} does not give the ranks per host; give --gpus-per-host N")
+        raise InputError(f"--host-count {count} does not give the ranks per host; give `--ranks-per-host` N")
     if racks is None and per_rack is None:
         return ClusterTopology(Topology((x, count)), "one rack, as the racks are unknown")
     reason = f"--racks {racks}" if racks else f"racks of {per_rack} hosts in the network's description"
@@ -149,14 +149,14 @@ def _on_paper(shape: Topology | None, options: Mapping[str, Any], per_rack: int 
 
 
 def _check_numbers(shape: Topology, options: Mapping[str, Any]) -> None:
-    """Raise InputError where --gpus-per-host, --host-count or --racks contradict the shape."""
+    """Raise InputError where --ranks-per-host, --host-count or --racks contradict the shape."""
     _, _, *others = shape.dims
     values = {
-        "gpus-per-host": (options["accelerators"], shape.dims[0]),
+        "ranks-per-host": (options["ranks_per_host"], shape.dims[0]),
         "host-count": (options["count"], shape.hosts),
         "racks": (options["racks"], math.prod(others)),
     }
-    nouns = {"gpus-per-host": "GPUs per host", "host-count": "hosts"}
+    nouns = {"ranks-per-host": "ranks per host", "host-count": "hosts"}
     problems = [
         f"--topology {shape} has {expected} {nouns.get(name, name)}, but --{name} is {value}; leave one out"
         for name, (value, expected) in values.items()

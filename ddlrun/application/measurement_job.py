@@ -37,8 +37,8 @@ PASSED = (
 
 def shape_words(options: Mapping[str, Any]) -> list[str]:
     """Return the options of launch for the shape, with ranks that are contiguous on hosts."""
-    words = [word for name in ("topology", "accelerators", "racks") if options[name]
-             for word in (f"--{name}", str(options[name]))]  # fmt: skip
+    words = [word for name in ("topology", "ranks_per_host", "racks") if options[name]
+             for word in (f"--{name.replace('_', '-')}", str(options[name]))]  # fmt: skip
     return [*words, "--rank-order", "host", *(["--overload"] if options["overload"] else [])]
 
 

@@ -48,9 +48,7 @@ gradient_options = option_group(
 @option("Topology", "--topology", metavar="XxYxZ[xA]", help=TOPOLOGY_HELP)
 @option(
     "Topology",
-    "--gpus-per-host",
-    "--accelerators",
-    "accelerators",
+    "--ranks-per-host",
     type=COUNT,
     metavar="N",
     show_default="as for launch",
@@ -98,7 +96,7 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
 
     HOSTS is a list such as n[01-06], or @HOSTFILE; default: the hosts of the current scheduler job, or this host. To
     plan a cluster that does not exist, describe it: --topology 4x8x2 --links nvlink3,8x200gbe,2:1, or
-    --host-count 16 --gpus-per-host 4 --links 100gbe.
+    --host-count 16 --ranks-per-host 4 --links 100gbe.
     """
     report = forecast(options, ConsoleReporter())
     print_result(forecast_dict(report), render_forecast(report), as_json=options["as_json"])

@@ -44,7 +44,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         raise InputError(f"{listed.source}: {len(listed)} of at least {LEAST_HOSTS} hosts; fewer cannot load an uplink")
     if options["output"]:
         check_writable(options["output"], "--output")
-    words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
+    words = ["--ranks-per-host", "1", "--rank-order", "host", *YIELD]
     result: RacksResult = measure(listed.take(map(Host, listed.names)), options, words, ["racks"], ConsoleReporter())
     hierarchy = MeasuredHierarchy(listed, result)
     print_result(hierarchy_dict(hierarchy), render_hierarchy(hierarchy), as_json=options["as_json"])

@@ -55,7 +55,7 @@ def start_learner(
         local_ranks = size if host.hosts == 1 else 0
         selector = replace(selector, grows=not settings.sets("chunk"), local_ranks=local_ranks, connections=several)
         if host.leaving and grid.axes[0] not in host.leaving:
-            selector = replace(selector, host_ranks=grid.topology.accelerators)
+            selector = replace(selector, host_ranks=grid.topology.ranks_per_host)
     if world is not None and hosts is not None and not _is_instrumented(context.options):
         links = find_links(world, hosts, environ)
         monitored = hosts if selector.cache is not None and links.are_unknown else None
@@ -104,7 +104,7 @@ def _find_hosts(world: Communicator, grid: Grid) -> tuple[HostPosition, HostGrou
 
 
 def _notes(learner: Learner) -> Iterator[str]:
-    grid, across = learner.grid, learner.grid.topology.accelerators
+    grid, across = learner.grid, learner.grid.topology.ranks_per_host
     if learner.host.local_size % across:
         yield f"X is {across}, but this host has {learner.host.local_size} learners: dimension X crosses hosts"
     if learner.reducer.schedules.layout is not None:

@@ -23,7 +23,7 @@ def coords_of(topology: Topology, order: RankOrder, rank: int) -> tuple[int, ...
     ((1, 0, 0), (2, 1, 0))
     """
     if order is RankOrder.HOST:
-        host_index, x = divmod(rank, topology.accelerators)
+        host_index, x = divmod(rank, topology.ranks_per_host)
         return (x, *topology.host_coords(host_index))
     coords = []
     for size in reversed(topology.dims):

@@ -183,7 +183,7 @@ def _check_slots(topology: JobTopology, hosts: HostList) -> None:
             short.setdefault((ranks, host.slots), []).append(host.name)
     if not short:
         return
-    remedy = "give `--accelerators` a number, or the hosts more slots"
+    remedy = "give `--ranks-per-host` a number, or the hosts more slots"
     if isinstance(topology, Topology):
         remedy = f"{Topology((min(slots for _, slots in short), *topology.dims[1:]))} would fit"
     raise InputError(
@@ -211,7 +211,7 @@ def _smaller_topology(topology: Topology, hosts: HostList) -> str:
         return ""
     per_rack = min(topology.dims[1], len(hosts))
     racks = min(math.prod(topology.dims[2:]), len(hosts) // per_rack)
-    return f"; {Topology((topology.accelerators, per_rack, racks))} would fit"
+    return f"; {Topology((topology.ranks_per_host, per_rack, racks))} would fit"
 
 
 def _abbreviate(names: Sequence[str]) -> str:

@@ -111,7 +111,7 @@ def arrange(request: TopologyRequest, hosts: HostList, *, choose: bool = False) 
 
 def _idle_hosts(request: TopologyRequest, hosts: HostList) -> tuple[Host, ...]:
     """Return the hosts that get no rank, because the slots of those before them suffice for -np."""
-    others = (request.topology, request.accelerators, request.nodes, request.racks, request.aisles)
+    others = (request.topology, request.ranks_per_host, request.nodes, request.racks, request.aisles)
     if request.processes is None or others != (None,) * len(others) or divides_equally(request.processes, hosts):
         return ()
     racks = by_rack(hosts)

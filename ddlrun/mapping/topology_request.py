@@ -24,7 +24,7 @@ UNITS: dict[str, Callable[[Machine], int]] = {
 
 
 class TopologyRequest(NamedTuple):
-    """The options that determine the topology: --topology, -np, --accelerators, --nodes, --racks, --aisles.
+    """The options that determine the topology: --topology, -np, --ranks-per-host, --nodes, --racks, --aisles.
 
     None stands for an option that was not given. `gpus` is the number of GPUs that the scheduler allocated on
     each host.
@@ -32,7 +32,7 @@ class TopologyRequest(NamedTuple):
 
     topology: Topology | None = None
     processes: int | None = None
-    accelerators: int | str | None = None
+    ranks_per_host: int | str | None = None
     nodes: int | None = None
     racks: int | None = None
     aisles: int | None = None
@@ -42,11 +42,11 @@ class TopologyRequest(NamedTuple):
 class TopologyReason(NamedTuple):
     """The reason for a topology: for its X, and for its Y and Z if a profile gave them."""
 
-    accelerators: str
+    ranks_per_host: str
     hosts: str | None = None
 
     def __str__(self) -> str:
-        return self.accelerators if self.hosts is None else f"{self.accelerators}; Y, Z: {self.hosts}"
+        return self.ranks_per_host if self.hosts is None else f"{self.ranks_per_host}; Y, Z: {self.hosts}"
 
 
 class _Claim(NamedTuple):
@@ -69,9 +69,9 @@ def check_request(request: TopologyRequest, hosts: HostList) -> None:
     contradictions = _contradictions(stated)
     if stated:
         contradictions += _process_contradictions(stated[0], request, hosts)
-    elif request.accelerators is None and request.processes is not None:
+    elif request.ranks_per_host is None and request.processes is not None:
         _by_processes(request.processes, hosts)
-    elif request.accelerators is None and not hosts.slots_are_capacity:
+    elif request.ranks_per_host is None and not hosts.slots_are_capacity:
         _by_slots(hosts)
     if request.topology is None:
         _hosts_shape(request, hosts)
@@ -91,9 +91,9 @@ def choose_topology(
     """
     check_request(request, hosts)
     claims = _stated(request, hosts)
-    if isinstance(request.accelerators, str):
-        unit = request.accelerators
-        claims.append(_count(unit, request, hosts, machines, f"`--accelerators` {unit}"))
+    if isinstance(request.ranks_per_host, str):
+        unit = request.ranks_per_host
+        claims.append(_count(unit, request, hosts, machines, f"`--ranks-per-host` {unit}"))
     elif request.processes is not None and not claims:
         claims.append(_by_processes(request.processes, hosts))
     claim = claims[0] if claims else _by_resources(request, hosts, machines)
@@ -109,7 +109,7 @@ def unequal_error(options: str, topology: UnequalTopology) -> InputError:
     """Return the error for options that need a topology XxYxZ."""
     return InputError(
         f"{options}: a topology XxYxZ has the same number of ranks on each host, but these hosts have {topology}; "
-        f"give all the same, such as `--accelerators` {min(topology.local_sizes)}, or leave the option out"
+        f"give all the same, such as `--ranks-per-host` {min(topology.local_sizes)}, or leave the option out"
     )
 
 
@@ -122,9 +122,9 @@ def _stated(request: TopologyRequest, hosts: HostList) -> list[_Claim]:
     """Return the values of X that the options give as numbers, the strongest first."""
     claims: list[_Claim] = []
     if request.topology is not None:
-        claims.append(_Claim((request.topology.accelerators,) * len(hosts), f"`--topology` {request.topology}"))
-    if isinstance(request.accelerators, int):
-        claims.append(_Claim((request.accelerators,) * len(hosts), f"`--accelerators` {request.accelerators}"))
+        claims.append(_Claim((request.topology.ranks_per_host,) * len(hosts), f"`--topology` {request.topology}"))
+    if isinstance(request.ranks_per_host, int):
+        claims.append(_Claim((request.ranks_per_host,) * len(hosts), f"`--ranks-per-host` {request.ranks_per_host}"))
     return claims
 
 
@@ -187,7 +187,7 @@ def _by_slots(hosts: HostList) -> _Claim | None:
         listed = ", ".join(f"{host.name}:{host.slots or '?'}" for host in list(hosts)[:_MOST_LISTED])
         raise InputError(
             f"{hosts.source}: some hosts have no slots ({listed}); give them all slots, or the number of ranks of each "
-            "host: `--accelerators` N"
+            "host: `--ranks-per-host` N"
         )
     return _Claim(slots, f"the slots of {hosts.source}")
 

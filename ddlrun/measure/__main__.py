@@ -121,7 +121,7 @@ def bench(comm: MPI.Intracomm) -> None:
     collectives = Collectives(comm, plan["modes"], os.environ)
     topology = collectives.topology
     links, nics = links_of(comm, topology, plan["racks"])
-    names = comm.allgather(os.uname().nodename)[:: topology.accelerators]
+    names = comm.allgather(os.uname().nodename)[:: topology.ranks_per_host]
     fabric = with_nics(fabric_of(links, topology, "ddlrun bench", plan["racks"]), nics, names)
     left = max(plan["budget"] - (time.perf_counter() - start), 0.0)
     report = progress_of(comm)
@@ -184,9 +184,9 @@ def cannot_measure(comm: MPI.Intracomm) -> bool:
     """Return True, after the result that says so, if the job has a single rank, or different numbers on its hosts."""
     topology = parse_job_topology(os.environ["DDLRUN_TOPOLOGY"])
     if comm.size == 1:
-        send("result", {"problem": "a single rank has no partner; name hosts, or give --accelerators core"})
+        send("result", {"problem": "a single rank has no partner; name hosts, or give --ranks-per-host core"})
     elif isinstance(topology, UnequalTopology):
-        words = f"the hosts have different numbers of ranks ({topology}); give them all the same: --accelerators N"
+        words = f"the hosts have different numbers of ranks ({topology}); give them all the same: --ranks-per-host N"
         send_result(comm, {"problem": words})
     return comm.size == 1 or isinstance(topology, UnequalTopology)
 

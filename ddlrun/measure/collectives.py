@@ -50,7 +50,7 @@ def least_seconds(collective: str, size: int, topology: Topology, fabric: Fabric
     half of them; a broadcast sends the whole array into each host, and each rack.
     """
     if collective == "broadcast":
-        crossed = (topology.accelerators > 1, topology.hosts > 1, topology.hosts > topology.dims[1], False)
+        crossed = (topology.ranks_per_host > 1, topology.hosts > 1, topology.hosts > topology.dims[1], False)
         volumes = [float(size) if crosses else 0.0 for crosses in crossed]
     else:
         share = 1.0 if collective == "allreduce" else 0.5

@@ -65,7 +65,7 @@ class OrderPenalties:
 
 def decompositions(topology: Topology) -> list[Topology]:
     """Return every X x Y x Z with the same X and Y x Z hosts; and the topology itself, where it has aisles."""
-    x, hosts = topology.accelerators, topology.hosts
+    x, hosts = topology.ranks_per_host, topology.hosts
     small = [size for size in range(1, math.isqrt(hosts) + 1) if hosts % size == 0]
     sizes = sorted({*small, *(hosts // size for size in small)}, reverse=True)
     shapes = [Topology((x, size, hosts // size)) for size in sizes]

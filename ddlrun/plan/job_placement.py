@@ -140,7 +140,7 @@ def _unknown_order(topology: JobTopology, hosts: HostList) -> str:
 
 def _check_gpus(settings: Settings, placement: Placement) -> None:
     """Raise PlacementError where ranks would have to share GPUs without the user's consent."""
-    by_cores = settings.job.topology.accelerators in ("package", "numa", "core")
+    by_cores = settings.job.topology.ranks_per_host in ("package", "numa", "core")
     if settings.placement.policy.share_gpus or settings.job.frameworks == ("mpi",) or by_cores:
         return
     crowded = [(at, machine) for at, machine, seats in placement.groups() if machine.gpus and not seats[0].gpu]

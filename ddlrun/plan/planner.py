@@ -138,7 +138,7 @@ def _nested_launchers(settings: Settings, placement: Placement) -> tuple[str, ..
     if name is None or ranks == 1:
         return ()
     started = f"{counted(ranks, 'rank')} per host start {name}, which starts processes of its own for each"
-    return (f"{started}: leave {name} out, or start it once per host: --accelerators 1",)
+    return (f"{started}: leave {name} out, or start it once per host: --ranks-per-host 1",)
 
 
 def _terminal_note(settings: Settings) -> tuple[str, ...]:

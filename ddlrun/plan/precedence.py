@@ -84,7 +84,7 @@ class OptionGroup(NamedTuple):
 
 EXCLUSIVE_GROUPS = (
     OptionGroup("hosts", ("hosts", "hostfile")),
-    OptionGroup("shape", ("topology", "accelerators", "nodes", "racks", "aisles", "processes")),
+    OptionGroup("shape", ("topology", "ranks_per_host", "nodes", "racks", "aisles", "processes")),
 )
 
 # From the highest to the lowest: the hosts come from the first of these that gives any.

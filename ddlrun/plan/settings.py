@@ -233,11 +233,11 @@ def shrink_request(request: TopologyRequest, assignment: HostAssignment, hosts: 
     Where -np fills slots that differ, the slots of the hosts that are left count.
     """
     if request.topology is None:
-        per_host = request.accelerators
+        per_host = request.ranks_per_host
         if request.processes and per_host is None and divides_equally(request.processes, hosts):
             per_host = request.processes // len(hosts)
-        return TopologyRequest(accelerators=per_host, nodes=assignment.per_rack, racks=assignment.racks)
-    dims = (request.topology.accelerators, assignment.per_rack, assignment.racks)
+        return TopologyRequest(ranks_per_host=per_host, nodes=assignment.per_rack, racks=assignment.racks)
+    dims = (request.topology.ranks_per_host, assignment.per_rack, assignment.racks)
     return TopologyRequest(topology=Topology(dims[: len(request.topology.dims)] if assignment.racks == 1 else dims))
 
 

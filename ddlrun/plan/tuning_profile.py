@@ -44,7 +44,7 @@ class Profile(NamedTuple):
         """Return True for a job with as many ranks per host, as many hosts and the same Open MPI (None: any)."""
         if not isinstance(topology, Topology):
             return False
-        alike = (self.topology.accelerators, self.topology.hosts) == (topology.accelerators, topology.hosts)
+        alike = (self.topology.ranks_per_host, self.topology.hosts) == (topology.ranks_per_host, topology.hosts)
         return alike and major in (None, self.major)
 
 

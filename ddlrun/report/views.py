@@ -99,7 +99,7 @@ def show_topology(placement: Placement, reason: TopologyReason, settings: Settin
     lines = [f"{topology}: {counted(topology.size, 'rank')}, unequal hosts\n", f"ranks per host: {reason}\n"]
     if dims:
         hosts_reason = reason.hosts or _shape_reason(settings)
-        lines = [f"{topology}: {describe(dims)}\n", f"X: {reason.accelerators}\n", f"Y, Z: {hosts_reason}\n"]
+        lines = [f"{topology}: {describe(dims)}\n", f"X: {reason.ranks_per_host}\n", f"Y, Z: {hosts_reason}\n"]
     for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
         name = rack if has_racks else f"rack {number}"
         lines.append(f"{name}: {fold(host.name for host in members)}\n")

@@ -1,7 +1,7 @@
 """Train the network of digits.py with PyTorch and Horovod.
 
     python digits_horovod.py                                                         alone
-    ddlrun launch --framework horovod --accelerators core digits_horovod.py          one process per rank
+    ddlrun launch --framework horovod --ranks-per-host core digits_horovod.py          one process per rank
 
 docs/how-to/install-horovod.sh builds Horovod 0.28.1.
 Exits with 1 if fewer than 95 % of the held-out images are recognized.

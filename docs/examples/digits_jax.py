@@ -1,7 +1,7 @@
 """Train the network of digits.py with JAX.
 
     python digits_jax.py                                               alone
-    ddlrun launch --framework jax --accelerators core digits_jax.py    one process per rank
+    ddlrun launch --framework jax --ranks-per-host core digits_jax.py    one process per rank
 
 On a machine with GPUs, set JAX_PLATFORMS=cpu to use the CPU.
 Exits with 1 if fewer than 95 % of the held-out images are recognized.

@@ -1,7 +1,7 @@
 """Train the network of digits.py with TensorFlow's MultiWorkerMirroredStrategy.
 
     python digits_tensorflow.py                                                      alone
-    ddlrun launch --framework tensorflow --accelerators core digits_tensorflow.py    one process per rank
+    ddlrun launch --framework tensorflow --ranks-per-host core digits_tensorflow.py    one process per rank
 
 The training loop is written out, because `fit` of Keras 3 fails under this strategy.
 Exits with 1 if fewer than 95 % of the held-out images are recognized.

@@ -1,7 +1,7 @@
 """Train the network of digits.py with PyTorch, its gradients averaged by ddlrun.ddl.
 
     python digits_torch.py                                               alone
-    ddlrun launch --framework ddl --accelerators core digits_torch.py    one process per rank
+    ddlrun launch --framework ddl --ranks-per-host core digits_torch.py    one process per rank
 
 `--hook` uses DistributedDataParallel with ddlrun's communication hook instead, or with one that compresses gradients.
 Exits with 1 if fewer than 95 % of the held-out images are recognized.

@@ -1,7 +1,7 @@
 """Train the network of digits.py with PyTorch's DistributedDataParallel.
 
     python digits_torch_ddp.py                                                 alone
-    ddlrun launch --framework torch --accelerators core digits_torch_ddp.py    one process per rank
+    ddlrun launch --framework torch --ranks-per-host core digits_torch_ddp.py    one process per rank
 
 With `--checkpoint FILE`, in a folder that all hosts share, it continues where it was ended.
 Exits with 1 if fewer than 95 % of the held-out images are recognized.

@@ -1,7 +1,7 @@
 """Train the network of digits.py with its hidden layer split along X and the data along Y and Z.
 
     python hybrid_parallel.py                                             alone
-    ddlrun launch --framework ddl --accelerators core hybrid_parallel.py  one process per rank
+    ddlrun launch --framework ddl --ranks-per-host core hybrid_parallel.py  one process per rank
 
 Model parallelism: each rank of a host (X) holds a part of the hidden layer, and all see the same images.
 Data parallelism: hosts and racks (Y, Z) see different images, and average their gradients.

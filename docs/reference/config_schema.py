@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.options.types import AcceleratorsType, Time
+from ddlrun.cli.options.types import RanksPerHostType, Time
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.mapping.topology_request import UNITS
 from ddlrun.plan.config_file import CONTROLLERS, LAUNCH_KEYS, LISTS, SWITCHES
@@ -71,7 +71,7 @@ def _option_schema(parameter: click.Parameter) -> Schema:
     kind = parameter.type
     if parameter.name == "packing":
         return {"enum": [*PACKINGS, None]}
-    if isinstance(kind, AcceleratorsType):
+    if isinstance(kind, RanksPerHostType):
         return {"anyOf": [{"type": ["integer", "null"], "minimum": 1}, {"enum": list(UNITS)}]}
     if isinstance(kind, click.Choice):
         spellings = [] if kind.case_sensitive else [choice.lower() for choice in kind.choices]

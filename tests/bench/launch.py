@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.bench.measure import DDLRUN, Failed, NotInstalled, Row, Series, interleaved, run, show, wall
 
-NO_OP = ["--accelerators", "core", "/bin/true"]
+NO_OP = ["--ranks-per-host", "core", "/bin/true"]
 INIT = [sys.executable, "-c", "from mpi4py import MPI"]
 
 # An mpirun that writes down its time of start, unless only its version is queried, and then becomes the real one.

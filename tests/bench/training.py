@@ -33,7 +33,7 @@ def run_job(cluster: Cluster, options: argparse.Namespace) -> list[dict[str, Any
     plan = {"layers": options.layers, "width": options.width, "rounds": options.rounds}
     with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as folder:
         argv = launch_line(OWN, Path(folder), "--no-tag-output", "--skip-checks", "--timeout", "1200", "--overload")
-        argv += ["--accelerators", "2", "-H", ",".join(host.name for host in cluster.hosts), "--racks", "2"]
+        argv += ["--ranks-per-host", "2", "-H", ",".join(host.name for host in cluster.hosts), "--racks", "2"]
         argv += ["--env", f"PYTHONPATH={ROOT}", "--env", "OMP_NUM_THREADS=1"]
         argv = cluster.argv("h1", [*argv, sys.executable, str(RANKS), json.dumps(plan)])
         done = subprocess.run(argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -118,7 +118,7 @@ def reduce_with_a_late_host(world: Communicator, order: RankOrder, checks: Check
 
 def grid_ranks(grid: Grid, host: int) -> tuple[int, ...]:
     """Return the ranks of a host."""
-    return tuple(grid.topology.rank(host, x, grid.order) for x in range(grid.topology.accelerators))
+    return tuple(grid.topology.rank(host, x, grid.order) for x in range(grid.topology.ranks_per_host))
 
 
 def main() -> None:

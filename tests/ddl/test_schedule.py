@@ -98,7 +98,7 @@ def test_in_host_order_ranks_of_a_host_are_adjacent(dims: list[int]) -> None:
     topology = Topology(tuple(dims))
     for rank in range(topology.size):
         x, *rest = coords_of(topology, RankOrder.HOST, rank)
-        assert (x, rest) == (rank % topology.accelerators, [*topology.host_coords(rank // topology.accelerators)])
+        assert (x, rest) == (rank % topology.ranks_per_host, [*topology.host_coords(rank // topology.ranks_per_host)])
 
 
 @given(JOBS, st.integers(0, 200))
@@ -130,7 +130,7 @@ def test_averages_are_divided_by_all_learners_once(job: Job, count: int, divisio
 
 
 @given(
-    JOBS.filter(lambda job: min(job.topology.accelerators, job.topology.hosts) > 1),
+    JOBS.filter(lambda job: min(job.topology.ranks_per_host, job.topology.hosts) > 1),
     st.data(),
     st.sampled_from(["", "once", "each"]),
 )

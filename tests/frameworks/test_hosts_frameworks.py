@@ -28,7 +28,7 @@ def told(out: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("order", ["host", "ddl"])
 def test_the_ranks_of_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Path, order: str) -> None:
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1,h2", "--accelerators", "core"]
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1,h2", "--ranks-per-host", "core"]
     done = cluster.run("h1", [*argv, "--rank-order", order, sys.executable, "-c", TELL], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ranks = told(done.stdout)
@@ -82,7 +82,7 @@ def test_hierarchical_allreduce_of_cpu_tensors_is_mpis_own(
         "os.write(1, f'{hvd.rank()} {hvd.local_rank()} {hvd.cross_rank()} {os.uname().nodename}\\n'.encode())\n"
         "hvd.shutdown()\n"
     )
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", "--hierarchical-allreduce")]
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output", "--ranks-per-host", "core", "--hierarchical-allreduce")]
     argv += ["--mpi-args", "--mca mpi_yield_when_idle 1 --mca coll_base_verbose 10"]
     argv += ["-np", "4", "-H", "h1:2,h2:2", "python", "train.py"]  # horovodrun's own words
     # As in an environment that is activated: ssh to h2 finds no such python by itself.

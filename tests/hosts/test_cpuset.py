@@ -33,7 +33,7 @@ def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
     inside = ["sh", "-c", 'echo $$ >"$0/tasks" && exec "$@"', str(cpuset)]
     cpu = max(os.sched_getaffinity(0))
     run = launch_line(mpirun, tmp_path, "--no-tag-output")
-    words = ["--accelerators", "core", sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+    words = ["--ranks-per-host", "core", sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
     done = subprocess.run([*inside, *run, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{{{cpu}}}\n"), done.stderr
     both = subprocess.run([*inside, *run, "-np", "2", "true"], capture_output=True, text=True, check=False)

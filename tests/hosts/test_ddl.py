@@ -40,7 +40,7 @@ def test_uplinks_carry_the_least_in_both_orders_of_ranks(
     cluster: Cluster, mpirun: str, tmp_path: Path, order: str, wire: str
 ) -> None:
     argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1,h2,h3,h4", "--racks", "2", "--skip-checks"]
-    argv += ["--accelerators", "core", "--rank-order", order, "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
+    argv += ["--ranks-per-host", "core", "--rank-order", order, "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
     argv += ["--env", f"DDLRUN_DDL_TUNING=wire={wire}"] * bool(wire)
     before = cluster.uplink_bytes(0)
     done = cluster.run("h1", [*argv, sys.executable, "-c", PROGRAM], cwd=ROOT, timeout=300)

@@ -65,7 +65,7 @@ def test_each_rank_finds_its_gpu_at_its_local_rank(pretend: Pretend, mpirun: str
         (["--visible-gpus", "own"], {}, ["GPU-00.0-1", "GPU-00.0-0"]),
         (["--visible-gpus", "unchanged"], {}, [None, None]),
         (["--gpu-order", "1,0"], {}, ["GPU-00.0-0,GPU-00.0-1"] * 2),
-        (["--accelerators", "1"], {}, ["GPU-00.0-1,GPU-00.0-0"]),
+        (["--ranks-per-host", "1"], {}, ["GPU-00.0-1,GPU-00.0-0"]),
         (["--env", "CUDA_VISIBLE_DEVICES=1"], {}, ["1"]),
         (["--env", "CUDA_VISIBLE_DEVICES=7"], {}, ["7"]),
         ([], {"CUDA_VISIBLE_DEVICES": "MIG-377e0049"}, ["MIG-377e0049"]),
@@ -262,7 +262,7 @@ def test_hosts_whose_gpus_hang_elsewhere(cluster: Cluster, mpirun: str, tmp_path
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [[], ["--accelerators", "gpu"], ["--accelerators", "gpu", "-np", "3"]])
+@pytest.mark.parametrize("options", [[], ["--ranks-per-host", "gpu"], ["--ranks-per-host", "gpu", "-np", "3"]])
 def test_hosts_with_different_numbers_of_gpus(
     cluster: Cluster, mpirun: str, tmp_path: Path, options: list[str]
 ) -> None:
@@ -327,7 +327,7 @@ def slurm() -> Iterator[SlurmCluster]:
     [
         (["--gpus-per-node=1"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
         (["--gpus-per-node=1"], ["--visible-gpus", "unchanged"], ["1", "0"]),
-        (["--gres=gpu:1"], ["--accelerators", "gpu"], ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--gres=gpu:1"], ["--ranks-per-host", "gpu"], ["GPU-00.0-1", "GPU-00.0-0"]),
         (["--gpus=2", "-n2"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
         (["--gpus-per-task=1", "--ntasks-per-node=1"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
         # All hosts of a step get the same number of GPUs, so h2 has a rank for one of its two.

@@ -30,7 +30,7 @@ def ddlrun(mpirun: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("order", ["host", pytest.param("ddl", marks=pytest.mark.extra)])
 def test_every_rank_is_where_the_plan_says(cluster: Cluster, mpirun: str, tmp_path: Path, order: str) -> None:
     words = ["a  b", "", "$X *", "\n'\""]
-    argv = [*ddlrun(mpirun, tmp_path), "-H", "h1,h2", "--accelerators", "core", "--rank-order", order]
+    argv = [*ddlrun(mpirun, tmp_path), "-H", "h1,h2", "--ranks-per-host", "core", "--rank-order", order]
     argv += ["--env", "MINE=$x 'y'\nz", sys.executable, "-c", TELL, *words]
     done = cluster.run("h1", argv, cwd=tmp_path, stdin="hello")
     assert done.returncode == 0, done.stderr

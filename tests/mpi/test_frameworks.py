@@ -382,7 +382,7 @@ def test_two_ranks_on_one_gpu_are_an_error() -> None:
     )
 
 
-@pytest.mark.parametrize("words", [("-np", "8", "--framework", "mpi"), ("--accelerators", "core")])
+@pytest.mark.parametrize("words", [("-np", "8", "--framework", "mpi"), ("--ranks-per-host", "core")])
 def test_ranks_that_use_no_gpu(words: tuple[str, ...]) -> None:
     done = show(*words, "x.sh")
     assert done.returncode == 0, done.stderr
@@ -423,35 +423,35 @@ def ours(*words: str) -> list[str]:
     [
         ("-np 4 -H a:2,b:2 python train.py -np 3", "-np 4 -H a:2,b:2 python train.py -np 3"),
         ("-n 4 t.py", "-n 4 t.py"),
-        ("--nproc-per-node 2 --nnodes 2 t.py", "--accelerators 2 --nnodes 2 t.py"),
-        ("--nproc_per_node=gpu --standalone t.py", "--accelerators gpu t.py"),
-        ("--nproc_per_node auto --nnodes 1:1 -m t", "--accelerators gpu-or-core --nnodes 1 -m t"),
+        ("--nproc-per-node 2 --nnodes 2 t.py", "--ranks-per-host 2 --nnodes 2 t.py"),
+        ("--nproc_per_node=gpu --standalone t.py", "--ranks-per-host gpu t.py"),
+        ("--nproc_per_node auto --nnodes 1:1 -m t", "--ranks-per-host gpu-or-core --nnodes 1 -m t"),
         ("--local_ranks_filter=0,1 --shutdown-timeout 5 -r3 t", "--local-ranks 0,1 --grace 5 t"),
         ("--signals-to-handle SIGTERM,sigusr1 --tee 0:3 -t 3 t", "--forward-signals USR1 t"),
         ("--signals-to-handle SIGTERM,SIGINT t", "t"),
         ("--numa-binding exclusive --virtual-local-rank t", "--bind core --visible-gpus own --env LOCAL_RANK=0 t"),
         ("--rdzv-id 7 --role trainer t", "--env TORCHELASTIC_RUN_ID=7 --env ROLE_NAME=trainer t"),
         ("--rdzv_backend=c10d --rdzv-endpoint h:1 --run-path --node_rank=0 --master_port 1 t", "t"),
-        ("--oversubscribe --map-by :OVERSUBSCRIBE -map-by ppr:2:node t", "--overload --overload --accelerators 2 t"),
-        ("--map-by ppr:2:node:PE=4 t", "--accelerators 2 --cores-per-rank 4 t"),
+        ("--oversubscribe --map-by :OVERSUBSCRIBE -map-by ppr:2:node t", "--overload --overload --ranks-per-host 2 t"),
+        ("--map-by ppr:2:node:PE=4 t", "--ranks-per-host 2 --cores-per-rank 4 t"),
         ("--map-by node:PE=2,OVERSUBSCRIBE t", "--rank-order ddl --cores-per-rank 2 --overload t"),
         ("--map-by slot:pe=8:nooversubscribe --use_env t", "--cores-per-rank 8 t"),
         ("--map-by rankfile:file=/r/f -map-by slot t", "--rankfile /r/f t"),
-        ("--ppn 2 -perhost 3 t", "--accelerators 2 --accelerators 3 t"),
+        ("--ppn 2 -perhost 3 t", "--ranks-per-host 2 --ranks-per-host 3 t"),
         ("--gloo t", "t"),
-        ("-npersocket 1 --bind-to core:overload-allowed t", "--accelerators package --bind core --overload t"),
+        ("-npersocket 1 --bind-to core:overload-allowed t", "--ranks-per-host package --bind core --overload t"),
         ("--map-by node --rank-by slot -bynode t", "--rank-order ddl --rank-order host --rank-order ddl t"),
-        ("--map-by ppr:1:package -cpus-per-rank 2 t", "--accelerators package --cores-per-rank 2 t"),
+        ("--map-by ppr:1:package -cpus-per-rank 2 t", "--ranks-per-host package --cores-per-rank 2 t"),
         ("--np 2 -timeout 60 -stdin 1 t", "-np 2 --timeout 60 --stdin-rank 1 t"),
         ("-np2 -n=3 -H=a,b -p22 --ssh_port=5 t", "-np 2 -n 3 -H a,b -p 22 --ssh-port=5 t"),
         ("--multi_gpu --num_processes 2 --num_machines 1 --machine_rank=0 t", "-np 2 --nnodes 1 t"),
         ("--mixed_precision=bf16 --cpu t", "--env ACCELERATE_MIXED_PRECISION=bf16 --env ACCELERATE_USE_CPU=true t"),
         ("--num_cpu_threads_per_process 4 --same_network t", "--env OMP_NUM_THREADS=4 t"),
-        ("--num_gpus 4 --num_nodes=2 --no_local_rank t", "--accelerators 4 --nnodes 2 t"),
-        ("-ppn 2 -hosts a,b -rr -bootstrap ssh t", "--accelerators 2 --host a,b --rank-order ddl --launcher ssh t"),
-        ("--nproc-per-node=cpu --max-restarts 3 t.py", "--accelerators core --restarts 3 t.py"),
+        ("--num_gpus 4 --num_nodes=2 --no_local_rank t", "--ranks-per-host 4 --nnodes 2 t"),
+        ("-ppn 2 -hosts a,b -rr -bootstrap ssh t", "--ranks-per-host 2 --host a,b --rank-order ddl --launcher ssh t"),
+        ("--nproc-per-node=cpu --max-restarts 3 t.py", "--ranks-per-host core --restarts 3 t.py"),
         ("-n 2 -host a,b -x A --allow-run-as-root t", "-n 2 --host a,b -x A --allow-run-as-root t"),
-        ("-npernode 2 -hostfile f --bind-to socket t", "--accelerators 2 --hostfile f --bind package t"),
+        ("-npernode 2 -hostfile f --bind-to socket t", "--ranks-per-host 2 --hostfile f --bind package t"),
         ("--mca coll han -np 2 -mca a b t", "-np 2 --mpi-args '--mca coll han --mca a b' t"),
         ("--mpi-args '-x A' --mpiarg --x --mpiarg=-y='1 2' t", """--mpi-args "-x A --x '-y=1 2'" t"""),
         ("--mpi --no-stall-check --network-interfaces e0 t", "--no-stall-check --network-interface e0 t"),
@@ -477,9 +477,12 @@ def test_other_launchers_words(theirs: str, expected: str) -> None:
         ("--map-by socket", "--map-by socket: ddlrun plans the placement"),
         ("--map-by slot:span t", "--map-by slot:span: ddlrun plans the placement"),
         ("--map-by ppr:2:numa:pe=2 t", "--map-by ppr:2:numa:pe=2: ddlrun plans the placement"),
-        ("-N2 -n8 t", "-N2: use --accelerators N for ranks per host"),
+        ("-N2 -n8 t", "-N2: use --ranks-per-host N for ranks per host"),
         ("-c8 t", "or --cores-per-rank N for their cores (srun)"),
-        ("-pernode -map-by ppr:2:socket", "-map-by ppr:2:socket: write the number of ranks per host: --accelerators N"),
+        (
+            "-pernode -map-by ppr:2:socket",
+            "-map-by ppr:2:socket: write the number of ranks per host: --ranks-per-host N",
+        ),
         ("-npersocket 2", "-npersocket 2: write the number of ranks per host"),
         ("-prefix /opt/openmpi", "-prefix: use --mpirun DIR/bin/mpirun for another Open MPI"),
         ("-pathname x", "no such option -pathname"),
@@ -496,7 +499,7 @@ def test_other_launchers_words(theirs: str, expected: str) -> None:
         ("\N{EM DASH}host a", "write --host"),
         ("--bind-to l3cache", "--bind-to l3cache: unknown binding; write one of none, core"),
         ("--jsrun", "with mpirun"),
-        ("-N 2", "--accelerators N"),
+        ("-N 2", "--ranks-per-host N"),
         ("-c 2", "--cores-per-rank N"),
     ],
 )
@@ -570,7 +573,7 @@ def test_every_option_of_mpirun_is_taken_or_refused_with_the_reason() -> None:
 @given(st.lists(st.text(max_size=4) | st.sampled_from(["-np", "2", "--mca", "-m", "--nnodes", "--bind-to", "core"])))
 def test_the_scripts_own_words_are_left_alone(words: list[str]) -> None:
     assert ours("x.py", *words) == ["x.py", *words]
-    assert ours("-npernode", "2", "--", *words) == ["--accelerators", "2", "--", *words]
+    assert ours("-npernode", "2", "--", *words) == ["--ranks-per-host", "2", "--", *words]
 
 
 def test_submit_and_show_know_them_too(tmp_path: Path) -> None:
@@ -593,7 +596,7 @@ def test_submit_and_show_know_them_too(tmp_path: Path) -> None:
     assert "--restarts 2 --mpi-args '--mca a b' x.sh" in done.stdout, done.stderr
     argv = [*ddlrun, "show", "placement", "--machine", "ac922-4gpu", "--nproc_per_node=2", "x.sh"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.stdout.startswith("2x1x1: --accelerators 2"), done.stderr
+    assert done.stdout.startswith("2x1x1: --ranks-per-host 2"), done.stderr
 
 
 def test_torchruns_hosts_must_be_named(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_launches_at_the_same_time_take_different_cores(tmp_path: Path) -> None:
 
 
 def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: Path) -> None:
-    ranks = told(launch("--accelerators", "core", "python3", "-c", TELL))
+    ranks = told(launch("--ranks-per-host", "core", "python3", "-c", TELL))
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert len(ranks) == len(plan["ranks"]) == len(CORES)
     assert sorted(cpu for rank in ranks for cpu in cpus_of(rank)) == USABLE
@@ -113,7 +113,7 @@ def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: P
 def test_the_memory_of_each_rank_is_bound_where_the_plan_says(launch: Launch, tmp_path: Path) -> None:
     needs.memory_policy()
     shown = "print(open('/proc/self/numa_maps').readline().split()[1])"
-    done = launch("--accelerators", "2", "--membind", "local", "--strict-binding", "python3", "-c", shown)
+    done = launch("--ranks-per-host", "2", "--membind", "local", "--strict-binding", "python3", "-c", shown)
     nodes = [rank["memory_nodes"] for rank in json.loads((tmp_path / "run" / "plan.json").read_text())["ranks"]]
     assert sorted(done.stdout.splitlines()) == sorted(f"bind:{render_ranges(inside)}" for inside in nodes), done.stderr
     assert "memory of NUMA node" in done.stderr
@@ -122,13 +122,13 @@ def test_the_memory_of_each_rank_is_bound_where_the_plan_says(launch: Launch, tm
 def test_what_would_overrule_the_rank_file_is_left_out(launch: Launch) -> None:
     values = {"mapping_policy": "slot", "cpu_list": str(USABLE[-1])}
     environ = {**os.environ, **{name: values.get("_".join(name.split("_")[-2:]), "none") for name in OVERRULING}}
-    done = launch("--accelerators", "core", "--verbose", "python3", "-c", TELL, env=environ)
+    done = launch("--ranks-per-host", "core", "--verbose", "python3", "-c", TELL, env=environ)
     assert sorted(cpu for rank in told(done) for cpu in cpus_of(rank)) == USABLE
     assert [name for name in OVERRULING if f"{name}: left out" not in done.stderr] == []
 
 
 def test_one_rank_gets_the_whole_package(launch: Launch) -> None:
-    (rank,) = told(launch("--accelerators", "1", "python3", "-c", TELL))
+    (rank,) = told(launch("--ranks-per-host", "1", "python3", "-c", TELL))
     assert {*cpus_of(rank)} >= package_of(USABLE[0])
 
 
@@ -242,7 +242,7 @@ def test_more_ranks_than_cores_where_there_is_no_ssh(mpirun: str, tmp_path: Path
 def test_ranks_that_may_run_on_more_than_their_own_cores(
     launch: Launch, bind: str, wide: Callable[[int], set[int]], tmp_path: Path
 ) -> None:
-    ranks = told(launch("--accelerators", "core", "--bind", bind, "python3", "-c", TELL))
+    ranks = told(launch("--ranks-per-host", "core", "--bind", bind, "python3", "-c", TELL))
     assert all({*cpus_of(rank)} == wide(cpus_of(rank)[0]) for rank in ranks)
     assert {rank["threads"] for rank in ranks} == {str(len(CORES[0]))}
     assert binding_of(tmp_path)["different"] == []
@@ -299,7 +299,7 @@ def test_affinity_that_we_were_given_is_kept(launch: Launch) -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {cpu})
-        (rank,) = told(launch("--accelerators", "core", "python3", "-c", TELL))
+        (rank,) = told(launch("--ranks-per-host", "core", "python3", "-c", TELL))
     finally:
         os.sched_setaffinity(0, before)
     assert rank["cpus"] == [cpu]

@@ -199,7 +199,7 @@ def test_launch_uses_the_profile_that_tune_saved(mpirun: str, major: int, tmp_pa
         (["--save", "nowhere/x"], "--save nowhere/x: there is no folder nowhere"),
         (["--topology", "2", "--gradient", "9000TB"], "of gradients on a host of"),
         (["--links", "nowhere.yaml"], "links nowhere.yaml: No such file or directory"),
-        (["--topology", "1"], "a single rank has no partner; name hosts, or give --accelerators core"),
+        (["--topology", "1"], "a single rank has no partner; name hosts, or give --ranks-per-host core"),
     ],
 )
 def test_an_error_of_tune_is_one_line(words: list[str], problem: str, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def plan(tmp_path: Path) -> Plan:
     (folder / file_name(PROFILE.hosts)).write_text(render_profiles([PROFILE]))
 
     def dry_run(*words: str, hosts: str = "h1,h2", **variables: str) -> dict[str, Any]:
-        argv = [*DDLRUN, "launch", "-H", hosts, "--accelerators", "2", "--machine", "dgx1", "--dry-run", "--json"]
+        argv = [*DDLRUN, "launch", "-H", hosts, "--ranks-per-host", "2", "--machine", "dgx1", "--dry-run", "--json"]
         argv += ["--mpirun", MPIRUNS[5], *words, "true"]
         environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), **variables}
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)

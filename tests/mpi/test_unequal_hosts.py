@@ -123,7 +123,7 @@ def test_measurements_want_equal_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
         argv, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert done.returncode == 2
-    assert "the hosts have different numbers of ranks (2+1); give them all the same: --accelerators N" in done.stderr
+    assert "the hosts have different numbers of ranks (2+1); give them all the same: --ranks-per-host N" in done.stderr
 
 
 @pytest.mark.extra

@@ -39,7 +39,7 @@ print(world.rank, os.uname().nodename, *sorted(os.sched_getaffinity(0)), world.a
 """
 
 
-@pytest.mark.parametrize(("slots", "options"), [("4", []), ("6", ["--launcher", "ssh", "--accelerators", "2"])])
+@pytest.mark.parametrize(("slots", "options"), [("4", []), ("6", ["--launcher", "ssh", "--ranks-per-host", "2"])])
 def test_ddlrun_launches_on_the_hosts_of_the_job(
     sge: GridEngineCluster, mpirun: str, tmp_path: Path, slots: str, options: list[str]
 ) -> None:

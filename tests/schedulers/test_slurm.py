@@ -73,7 +73,7 @@ def test_srun_of_ddlrun_is_refused(slurm: SlurmCluster, launch: Launch, tmp_path
 
 
 def test_named_hosts_win_over_those_of_the_job(slurm: SlurmCluster, launch: Launch, tmp_path: Path) -> None:
-    line = launch(RANK_REPORT, "--quiet", "-H", "h3,h2", "--accelerators", "1")
+    line = launch(RANK_REPORT, "--quiet", "-H", "h3,h2", "--ranks-per-host", "1")
     assert run(slurm, tmp_path, f"{line} | sort", "-N3")[1] == ["0 h3 0 1 2 0", "1 h2 0 1 2 0"]
     outside = launch(RANK_REPORT, "--quiet", "-H", "h4,localhost", "-np", "2").replace("/run", "/run2")
     assert run(slurm, tmp_path, f"{outside} | sort", "-w", "h1")[1] == ["0 h4 0 1 2 0", "1 h1 0 1 2 0"]

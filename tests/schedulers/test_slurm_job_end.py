@@ -49,7 +49,7 @@ def test_a_host_that_is_down_is_named_and_replaced(slurm: SlurmCluster, tmp_path
 
 @pytest.mark.parametrize("reason", ["scancel", "node"])
 def test_a_job_that_slurm_ends(slurm: SlurmCluster, launch: Launch, tmp_path: Path, reason: str) -> None:
-    script = launch(ENDLESS, "--quiet", "--accelerators", "1")
+    script = launch(ENDLESS, "--quiet", "--ranks-per-host", "1")
     job = slurm.submit(script, f"--output={tmp_path}/out", "-N4", "--no-requeue", cwd=tmp_path)
     wait_for_output(tmp_path, "up", 4)
     if reason == "scancel":
@@ -73,7 +73,7 @@ def test_a_job_that_slurm_ends(slurm: SlurmCluster, launch: Launch, tmp_path: Pa
 def test_a_warning_reaches_each_rank_once(
     slurm: SlurmCluster, launch: Launch, tmp_path: Path, target: list[str]
 ) -> None:
-    script = f"exec {launch(ENDLESS, '--quiet', '--accelerators', '1')}"
+    script = f"exec {launch(ENDLESS, '--quiet', '--ranks-per-host', '1')}"
     job = slurm.submit(script, f"--output={tmp_path}/out", "-N4", cwd=tmp_path)
     wait_for_output(tmp_path, "up", 4)
     slurm.run("h1", ["scancel", *target, "--signal=USR1", job], check=True)
@@ -86,7 +86,7 @@ def test_a_warning_reaches_each_rank_once(
 
 def test_a_requeued_job_restarts(slurm: SlurmCluster, launch: Launch, tmp_path: Path) -> None:
     text = f"{RANK_REPORT}\nimport time\nif e['DDLRUN_RESTART'] == '0': time.sleep(60)\n"
-    script = launch(text, "--quiet", "--accelerators", "1", "--restarts", "1")
+    script = launch(text, "--quiet", "--ranks-per-host", "1", "--restarts", "1")
     job = slurm.submit(script, f"--output={tmp_path}/out", "-N2", "--open-mode=append", "--requeue", cwd=tmp_path)
     wait_for_output(tmp_path, "h2 0 1 2 0")
     slurm.requeue(job)
@@ -101,7 +101,7 @@ def test_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
 
     def submit(major: int) -> str:
         argv = launch_line(
-            MPIRUNS[major], tmp_path / str(major), "--quiet", "--accelerators", "1", f"{tmp_path}/script.py"
+            MPIRUNS[major], tmp_path / str(major), "--quiet", "--ranks-per-host", "1", f"{tmp_path}/script.py"
         )
         options = (f"--output={tmp_path}/{major}/out", "-N2", "--time=1")
         return slurm.submit(f"exec {shlex.join(argv)}", *options, cwd=tmp_path)

@@ -62,7 +62,7 @@ def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
 
 
 def test_a_dry_run_imports_no_more_than_it_needs() -> None:
-    loaded = modules("launch", "--dry-run", "--accelerators", "core", "true")
+    loaded = modules("launch", "--dry-run", "--ranks-per-host", "core", "true")
     assert not loaded & {"numpy", "mpi4py", "rich", "psutil", "yaml", "msgspec", "ClusterShell"}
 
 
@@ -232,9 +232,9 @@ def test_an_image_that_is_not_there_is_reported_before_the_start(tmp_path: Path)
         (2, ["launch", "--config-file", "/nonexistent", "true"], "config file /nonexistent"),
         (2, ["launch", "-H", f"localhost,{os.uname().nodename}", "true"], "are both this machine"),
         (3, ["launch", "-H", "no-such-host.invalid", "true"], "host no-such-host.invalid: ssh: Could not resolve"),
-        (4, ["launch", "--accelerators", "100000", "true"], "usable core"),
+        (4, ["launch", "--ranks-per-host", "100000", "true"], "usable core"),
         (2, ["launch", "-H", "localhost:1,b:2", "--mode", "r", "--machine", "dgx1", "--dry-run", "true"],
-         "but these hosts have 1+2; give all the same, such as --accelerators 1, or leave the option out"),
+         "but these hosts have 1+2; give all the same, such as --ranks-per-host 1, or leave the option out"),
         (2, ["show", "hosts", "-H", "a:4,b:2", "--rank-order", "ddl", "--racks", "2", "--machine", "dgx1"],
          "--racks 2, --rank-order ddl: a topology XxYxZ"),
         (2, ["plan", "a:4,b:2", "--links", "100gbe", "--racks", "2"], "--racks 2: a topology XxYxZ has the same"),
@@ -522,7 +522,7 @@ def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     parsed = plan("--config-file", "c.yaml", "--topology", "4", "-H", "z", "--env", "A=3", "true", cwd=tmp_path)
     assert (parsed["topology"], parsed["hosts_source"]) == ("4x1x1", "-H")
     assert (variables(parsed)["A"], variables(parsed)["B"]) == ("3", "2")
-    parsed = plan("--config-file", "c.yaml", "--accelerators", "1", "-H", "z", "true", cwd=tmp_path)
+    parsed = plan("--config-file", "c.yaml", "--ranks-per-host", "1", "-H", "z", "true", cwd=tmp_path)
     assert parsed["topology"] == "1x1x1"
 
 

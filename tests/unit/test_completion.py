@@ -145,7 +145,7 @@ def test_runs(answer: Answer) -> None:
         (["rerun", "--mode", ""], set("bnrmcp")),
         (["rerun", "last", "--core"], {"--core-kinds", "--cores-per-rank"}),
         (["launch", "--framework", "torch,j"], {"torch,jax"}),
-        (["launch", "--accelerators", "n"], {"numa"}),
+        (["launch", "--ranks-per-host", "n"], {"numa"}),
         (["check", "--only-checks", "tc"], {"tcp"}),
         (["plan", "--links", "100gbe,nvlink1"], {"100gbe,nvlink1"}),
         (["launch", "--forward-signals", "USR"], {"USR1", "USR2"}),

@@ -119,7 +119,7 @@ def test_one_of_a_group_from_a_higher_source_hides_the_others(folder: Path) -> N
     (folder / "ddlrun.yaml").write_text("topology: 4x2\nhosts: [a, b]\n")
     words = ("show", "topology", "--machine", "s822lc")
     assert run(*words).stdout.startswith("4x2x1")
-    assert run(*words, DDLRUN_HOSTS="c", DDLRUN_ACCELERATORS="1").stdout.startswith("1x1x1")
+    assert run(*words, DDLRUN_HOSTS="c", DDLRUN_RANKS_PER_HOST="1").stdout.startswith("1x1x1")
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ MISTAKES = [
     ("launch --venv_script v train.py", "--venv_script: activate the environment before ddlrun"),
     ("launch --local_rank 0 train.py", "no such option --local_rank; options of the script stand after its name"),
     ("launch --input FILE train.py", "--input: redirect standard input: ddlrun launch ... <FILE"),
-    ("launch --nrs 2 -a 1 train.py", "ddlrun has no resource sets; use --accelerators N for ranks per host"),
+    ("launch --nrs 2 -a 1 train.py", "ddlrun has no resource sets; use --ranks-per-host N for ranks per host"),
 ]
 
 

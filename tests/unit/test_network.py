@@ -240,7 +240,7 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
         "plan",
         "--host-count",
         "4",
-        "--gpus-per-host",
+        "--ranks-per-host",
         "4",
         "--links",
         str(network),
@@ -255,7 +255,7 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) <= 24
 
 
-@pytest.mark.parametrize("arguments", ["--topology 2x2x1", "--host-count 2 --gpus-per-host 2 --racks 1"])
+@pytest.mark.parametrize("arguments", ["--topology 2x2x1", "--host-count 2 --ranks-per-host 2 --racks 1"])
 def test_plan_accepts_a_ratio_for_one_rack(arguments: str) -> None:
     done = ddlrun("plan", *arguments.split(), "--links", "100gbe,4:1")
     assert (done.returncode, done.stderr) == (0, "")
@@ -266,11 +266,11 @@ def test_plan_accepts_a_ratio_for_one_rack(arguments: str) -> None:
     ("--topology 4x4x4", "--links is missing: name a YAML file"),
     ("--topology 4x4x4 --links 100gbe,50gbe", "unknown or misplaced preset '50gbe'"),
     ("--topology 4x4x4 --links nvlink2", "no link between hosts"),
-    ("--host-count 4 --gpus-per-host 4 --links 100gbe,2:1", "2:1 needs the hosts per rack; give --topology XxYxZ or"),
+    ("--host-count 4 --ranks-per-host 4 --links 100gbe,2:1", "2:1 needs the hosts per rack; give --topology XxYxZ or"),
     ("--topology 4x4 --links none.yaml", "none.yaml: No such file"),
     ("--topology 4x4 --host-count 5 --links 100gbe", "has 4 hosts, but --host-count is 5"),
-    ("--host-count 4 --links 100gbe", "--gpus-per-host N"),
-    ("--host-count 4 --gpus-per-host 2 --racks 3 --links 100gbe", "cannot be divided evenly: --racks 3"),
+    ("--host-count 4 --links 100gbe", "--ranks-per-host N"),
+    ("--host-count 4 --ranks-per-host 2 --racks 3 --links 100gbe", "cannot be divided evenly: --racks 3"),
     ("n1 --host-count 4 --links 100gbe", "hosts are named too"),
     ("--topology 4 --links 100gbe --gradient 5", "'5' is no size"),
     ("--topology 4 --links 100gbe --compute 5", "'5' is no time"),

@@ -206,7 +206,7 @@ def test_saved_replies_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
     assert probed.returncode == 0
     assert {path.name for path in (tmp_path / "saved" / "localhost").iterdir()} >= {SYSFS, "lscpu.txt"}
     assert ddlrun("probe", "--load", folder).stdout == probed.stdout
-    assert ddlrun("show", "placement", "--load", folder, "--accelerators", "core").returncode == 0
+    assert ddlrun("show", "placement", "--load", folder, "--ranks-per-host", "core").returncode == 0
     assert "\nrank 0=localhost slot=" in ddlrun("gen-rankfile", "1", "localhost", "--load", folder).stdout
     assert ddlrun("show", "machines", "--machine", f"{folder}/localhost").returncode == 0
     wrong = ddlrun("probe", "other", "--load", folder)

@@ -70,7 +70,7 @@ def test_racks_stay_equal_and_hosts_are_used_or_spare(per_rack: int, racks: int,
         (TopologyRequest(processes=7), (4, 2, 1), [0, 2], "4+1"),
         (TopologyRequest(processes=4), (4, 2), [0], "2x1x1"),  # 2 ranks per host
         (TopologyRequest(), (4, 2, 1), [1, 2], "2+1"),
-        (TopologyRequest(accelerators=1), (4, 2, 1), [1, 2], "1x2x1"),
+        (TopologyRequest(ranks_per_host=1), (4, 2, 1), [1, 2], "1x2x1"),
         (TopologyRequest(topology=Topology((2, 2))), (4, 2), [1], "2x1x1"),
     ],
 )

@@ -51,11 +51,11 @@ def test_each_error_has_its_place(text: str, parts: list[str]) -> None:
 @given(topologies, st.sampled_from(RankOrder))
 def test_ranks_are_a_permutation(topology: Topology, order: RankOrder) -> None:
     ranks = [
-        topology.rank(host, x, order) for host in range(topology.hosts) for x in range(topology.accelerators)
+        topology.rank(host, x, order) for host in range(topology.hosts) for x in range(topology.ranks_per_host)
     ]  # fmt: skip
     assert sorted(ranks) == list(range(topology.size))
     assert ranks[0] == 0
-    per_host = topology.accelerators
+    per_host = topology.ranks_per_host
     assert [topology.host_index(rank, order) for rank in ranks] == [at // per_host for at in range(topology.size)]
 
 

@@ -106,11 +106,11 @@ def test_a_rank_finds_its_host_in_a_topology_of_dimensions(x: int, y: int, z: in
 @given(TOPOLOGIES)
 def test_dimension_x_of_ddl_never_leaves_a_host(topology: UnequalTopology) -> None:
     dims = ddl_topology(topology)
-    assert (dims.size, dims.accelerators) == (topology.size, math.gcd(*topology.local_sizes))
-    for rank in range(0, topology.size, dims.accelerators):
-        part = range(rank, rank + dims.accelerators)
+    assert (dims.size, dims.ranks_per_host) == (topology.size, math.gcd(*topology.local_sizes))
+    for rank in range(0, topology.size, dims.ranks_per_host):
+        part = range(rank, rank + dims.ranks_per_host)
         assert len({topology.host_index(other, RankOrder.HOST) for other in part}) == 1
-        assert [coords_of(dims, RankOrder.HOST, other)[0] for other in part] == list(range(dims.accelerators))
+        assert [coords_of(dims, RankOrder.HOST, other)[0] for other in part] == list(range(dims.ranks_per_host))
 
 
 @given(TOPOLOGIES, st.sampled_from(sorted(MACHINES)))

@@ -88,7 +88,7 @@ def _gpus_per_host(scheduler: Scheduler, topology: Topology, options: Options, r
     """Return the GPUs that a host must have: --gpus, else X unless the scheduler has none."""
     if options["gpus"] is not None:
         return int(options["gpus"])
-    return topology.accelerators if has_gpus(scheduler, options["queue"], reporter) else 0
+    return topology.ranks_per_host if has_gpus(scheduler, options["queue"], reporter) else 0
 
 
 def read_template(scheduler: Scheduler, path: str | None) -> tuple[str, str]:

@@ -25,7 +25,7 @@ def arrange_hosts(options: Options, allocation: Allocation | None) -> RackLayout
     request = TopologyRequest(
         topology=parse_topology(options["topology"], "`--topology`") if options["topology"] else None,
         processes=options["processes"],
-        accelerators=options["accelerators"],
+        ranks_per_host=options["ranks_per_host"],
         nodes=options["nodes"],
         racks=options["racks"],
         aisles=options["aisles"],

@@ -81,7 +81,7 @@ def _spare_hosts(ctx: click.Context, last: str) -> Iterable[str]:
 
 # Name of an option or an argument -> its values.
 COMPLETERS = {
-    "accelerators": Completer(lambda *_: UNITS),
+    "ranks_per_host": Completer(lambda *_: UNITS),
     "args": Completer(paths="file"),
     "config_file": Completer(lambda *_: ("none",), paths="file"),
     "export": Completer(lambda *_: ("ALL", "NONE", *sorted(os.environ)), listed=True),

@@ -20,20 +20,21 @@ SHARED = (
 MCA = ("--mca", "--gmca", "--prtemca", "--pmixmca")
 # Option -> option of ddlrun with the same value.
 RENAMED = {
-    "--slots-per-host": "--accelerators", "--network-interfaces": "--network-interface",
+    "--slots-per-host": "--ranks-per-host", "--accelerators": "--ranks-per-host",
+    "--network-interfaces": "--network-interface",
     # mpirun
     "--n": "-np", "--np": "-np", "--machinefile": "--hostfile", "--default-hostfile": "--hostfile",
-    "--npernode": "--accelerators", "--cpus-per-proc": "--cores-per-rank", "--cpus-per-rank": "--cores-per-rank",
+    "--npernode": "--ranks-per-host", "--cpus-per-proc": "--cores-per-rank", "--cpus-per-rank": "--cores-per-rank",
     "--rf": "--rankfile",
     # srun, jsrun, and mpiexec of MPICH and Intel MPI
-    "--ntasks": "-np", "--ntasks-per-node": "--accelerators", "--tasks-per-node": "--accelerators",
+    "--ntasks": "-np", "--ntasks-per-node": "--ranks-per-host", "--tasks-per-node": "--ranks-per-host",
     "--cpus-per-task": "--cores-per-rank", "--nodelist": "--host", "-w": "--host",
-    "--ppn": "--accelerators", "--perhost": "--accelerators", "-hosts": "--host", "-f": "--hostfile",
+    "--ppn": "--ranks-per-host", "--perhost": "--ranks-per-host", "-hosts": "--host", "-f": "--hostfile",
     "-iface": "--network-interface", "-bootstrap": "--launcher",
     # torchrun, accelerate and deepspeed
     "--max-restarts": "--restarts", "--log-dir": "--output-filename", "--shutdown-timeout": "--grace",
     "--local-ranks-filter": "--local-ranks", "--num-processes": "-np", "--num-machines": "--nnodes",
-    "--num-gpus": "--accelerators", "--num-nodes": "--nnodes", "--enable-each-rank-log": "--output-filename",
+    "--num-gpus": "--ranks-per-host", "--num-nodes": "--nnodes", "--enable-each-rank-log": "--output-filename",
     "--mpirun-hostfile": "--hostfile", "--deepspeed-hostfile": "--hostfile",
 }  # fmt: skip
 # Switch -> words for ddlrun; none where ddlrun does the same without an option.
@@ -44,7 +45,7 @@ SWITCHES: dict[str, Words] = {
     **dict.fromkeys(
         ("--noprefix", "--nooversubscribe", "--disable-recovery", "--show-progress", "--do-not-resolve"), ()),
     "--oversubscribe": ("--overload",), "-q": ("--quiet",),
-    "--prefix-timestamp": ("--timestamp-output",), "--pernode": ("--accelerators", "1"),
+    "--prefix-timestamp": ("--timestamp-output",), "--pernode": ("--ranks-per-host", "1"),
     "--bind-to-core": ("--bind", "core"), "--bind-to-socket": ("--bind", "package"),
     "--bynode": ("--rank-order", "ddl"), "--byslot": ("--rank-order", "host"), "--do-not-launch": ("--dry-run",),
     # srun and mpiexec
@@ -95,9 +96,9 @@ _UNSUPPORTED = {
     "ddlrun --version prints the version": "--version -V",
     "use --verbose for all reasons and the command, and ddlrun show for parts of a plan": "--debug",
     "use -np N for the number of ranks (mpirun), or --cores-per-rank N for their cores (srun)": "-c",
-    "use --accelerators N for ranks per host, or -H HOST,HOST for hosts": "-N",
+    "use --ranks-per-host N for ranks per host, or -H HOST,HOST for hosts": "-N",
     # srun, jsrun, and mpiexec of MPICH and Intel MPI
-    "each rank gets a GPU of its host; use --accelerators gpu, --gpu-order, --share-gpus":
+    "each rank gets a GPU of its host; use --ranks-per-host gpu, --gpu-order, --share-gpus":
         "--gres --gpus -G --gpus-per-task --gpus-per-socket --gpu-bind --ntasks-per-gpu -gpus-per-proc",
     "it belongs to the job's submission: see ddlrun submit --help":
         "--partition --account --qos --exclusive --constraint --reservation --mem --mem-per-cpu --mem-per-gpu "
@@ -107,7 +108,7 @@ _UNSUPPORTED = {
     "use --env NAME=VALUE, -x NAME or --export NAME,...": "-genv -env -genvlist -envlist -genvnone -envnone -E",
     "use --output-filename DIR for files per rank; the run folder has all output":
         "--output --error -o -e -outfile-pattern -errfile-pattern -prepend-pattern",
-    "ddlrun has no resource sets; use --accelerators N for ranks per host, --cores-per-rank N for their cores":
+    "ddlrun has no resource sets; use --ranks-per-host N for ranks per host, --cores-per-rank N for their cores":
         "--nrs -a -g --tasks-per-rs --cpu-per-rs --gpu-per-rs --rs-per-host --rs-per-socket",
     "use --mpi-args": "--smpiargs",
     "redirect standard input: ddlrun launch ... <FILE; --stdin-rank N chooses the rank that reads it": "--input",
@@ -165,7 +166,7 @@ POLICIES: dict[str, Words] = {**dict.fromkeys(("", "slot", "core"), ()), "node":
 MODIFIERS: dict[str, Words] = {
     "": (), "nooversubscribe": (), "oversubscribe": ("--overload",), "overload-allowed": ("--overload",),
 }  # fmt: skip
-# Devices of --nproc-per-node -> unit of --accelerators.
+# Devices of --nproc-per-node -> unit of --ranks-per-host.
 UNITS = {"auto": "gpu-or-core", "cpu": "core"}
 # A value of --redirects and --tee: 0 to 3 for all local ranks, or for each one that is named.
 STREAMS = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"
@@ -189,7 +190,7 @@ def _translate_mapping(name: str, value: str) -> Words:
     words = POLICIES.get(policy)
     if per_unit is not None:
         is_host = per_unit[2] == "node"
-        words = ("--accelerators", per_unit[1]) if is_host else _per_package(name, per_unit[1], value)
+        words = ("--ranks-per-host", per_unit[1]) if is_host else _per_package(name, per_unit[1], value)
     for modifier in re.split("[:,]", modifiers.lower()):
         cores = re.fullmatch(r"pe=([1-9][0-9]*)", modifier)
         more = MODIFIERS.get(modifier) if cores is None else ("--cores-per-rank", cores[1])
@@ -201,8 +202,8 @@ def _translate_mapping(name: str, value: str) -> Words:
 
 def _per_package(name: str, value: str, typed: str = "") -> Words:
     if value != "1":
-        raise InputError(f"{name} {typed or value}: write the number of ranks per host: --accelerators N")
-    return "--accelerators", "package"
+        raise InputError(f"{name} {typed or value}: write the number of ranks per host: --ranks-per-host N")
+    return "--ranks-per-host", "package"
 
 
 def _translate_ranking(name: str, value: str) -> Words:
@@ -222,7 +223,7 @@ def _translate_stdin(name: str, value: str) -> Words:
 def _translate_nproc_per_node(name: str, value: str) -> Words:
     if value == "xpu":
         raise InputError(f"{name} {value}: ddlrun counts no Intel GPUs; write the number of ranks per host")
-    return "--accelerators", UNITS.get(value, value)
+    return "--ranks-per-host", UNITS.get(value, value)
 
 
 def _translate_nnodes(name: str, value: str) -> Words:

@@ -9,10 +9,10 @@ from ddlrun.cli.options import option, option_group
 from ddlrun.cli.options.configuration import apply_configuration
 from ddlrun.cli.options.launching import (
     GRACE_HELP,
-    accelerators_option,
     allow_root_option,
     mpirun_option,
     process_manager_option,
+    ranks_per_host_option,
 )
 from ddlrun.cli.options.shared import (
     ORDER_HELP,
@@ -75,7 +75,7 @@ job_options = option_group(
     ssh_options,
     scheduler_options,
     option("Topology", "--topology", metavar="XxYxZ[xA]", help=TOPOLOGY_HELP),
-    accelerators_option,
+    ranks_per_host_option,
     option("Topology", "--nodes", type=COUNT, metavar="N", help="Y: hosts per rack."),
     racks_option,
     option("Topology", "--aisles", type=COUNT, metavar="N", help="A: aisles."),

@@ -15,7 +15,7 @@ from ddlrun.cli.options.shared import (
     scheduler_options,
     ssh_options,
 )
-from ddlrun.cli.options.types import AcceleratorsType, Choice, Time
+from ddlrun.cli.options.types import Choice, RanksPerHostType, Time
 from ddlrun.managers import AUTO, MANAGERS
 from ddlrun.network.addresses import parse_cidr
 from ddlrun.plan.container import AUTO as AUTO_RUNTIME
@@ -111,8 +111,8 @@ container_options = option_group(
 container_args_option = option(
     "Container", "--container-args", metavar="ARGS", help="Additional arguments of the runtime, such as mounts."
 )
-accelerators_option = option(
-    "Topology", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core|gpu-or-core",
+ranks_per_host_option = option(
+    "Topology", "--ranks-per-host", type=RanksPerHostType(), metavar="N|gpu|package|numa|core|gpu-or-core",
     help="Ranks per host: X, or one per GPU, package, NUMA node or core of each host; gpu-or-core: per core only where "
     "a host has no GPUs.",
 )  # fmt: skip
@@ -129,7 +129,7 @@ measuring_options = option_group(
 )
 shape_options = option_group(
     option("Topology", "--topology", metavar="XxYxZ[xA]", show_default="as for launch", help=TOPOLOGY_HELP),
-    accelerators_option,
+    ranks_per_host_option,
     racks_option,
     overload_option,
 )

@@ -13,7 +13,7 @@ from ddlrun.wording import nearest
 HOSTS = ("hosts", "named_hosts")
 # Options of other programs -> option here.
 SYNONYMS = {
-    "--nproc": "-np", "--np": "-np", "--ranks-per-host": "--accelerators", "--gpus-per-node": "--accelerators",
+    "--nproc": "-np", "--np": "-np", "--accelerators": "--ranks-per-host", "--gpus-per-node": "--ranks-per-host",
     "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
     "--binding": "--bind", "--walltime": "--timeout", "--dryrun": "--dry-run",
 }  # fmt: skip

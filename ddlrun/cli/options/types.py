@@ -111,7 +111,7 @@ class Kilobytes(WholeNumber):
         return size
 
 
-class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+class RanksPerHostType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """A number of ranks per host, or the unit that each rank stands for."""
 
     name = "N|gpu|package|numa|core|gpu-or-core"

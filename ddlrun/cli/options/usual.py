@@ -17,7 +17,7 @@ USUAL_OPTIONS = {
     "Topology": (
         ("--topology XxYxZ", "X ranks per host, Y hosts per rack, Z racks."),
         ("-np, -n, --num-proc N", "Total number of ranks."),
-        ("--accelerators N|UNIT", "Ranks per host, or one per gpu, numa, core."),
+        ("--ranks-per-host N|UNIT", "Ranks per host, or one per gpu, numa, core."),
         ("--rank-order host|ddl", "Consecutive ranks per host, or round robin."),
     ),
     "Placement": (

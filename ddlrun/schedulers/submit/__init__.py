@@ -53,7 +53,7 @@ class BatchJob:
     @property
     def host_cores(self) -> int:
         """Return the cores that a host must have: one per rank by default."""
-        return self.topology.accelerators * (self.cores or 1)
+        return self.topology.ranks_per_host * (self.cores or 1)
 
 
 @dataclass(frozen=True, slots=True)
