@@ -91,7 +91,7 @@ release: $(VENV)/release
 bench: $(VENV)/test-all
 	$(VENV)/bin/python -m tests.bench
 
-# Regenerate the table of docs/explanation/faults.md from the fault tests.
+# Run the fault tests, and regenerate docs/reference/faults.md.
 faults: $(VENV)/test-all
 	$(VENV)/bin/python -m tests.hosts.faults
 

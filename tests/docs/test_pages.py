@@ -11,6 +11,10 @@ import yaml
 
 from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
 from docs.reference.__main__ import PAGE, render_page
+from tests.hosts import fault_page
+from tests.hosts.fault_results import ROWS, read_results
+from tests.hosts.fault_table import FAULTS
+from tests.hosts.random_faults_results import first_line
 from tests.support import needs
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +23,18 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def test_the_reference_is_what_the_program_says() -> None:
     assert PAGE.read_text() == render_page(), "make reference"
+
+
+def test_the_table_of_faults_has_the_results_that_the_tests_expect() -> None:
+    assert fault_page.PAGE.read_text() == fault_page.render_page(), "python -m tests.hosts.fault_page"
+    results = read_results()
+    assert set(results) == {*ROWS.values(), *map(str, FAULTS)}
+    for fault in FAULTS:
+        expected = {"openmpi": (fault.code, fault.line), "own": fault.own or (fault.code, fault.line)}
+        for manager, result in results[fault.name].items():
+            code, line = expected[manager]
+            assert result.code == (128 - code if code < 0 else code)
+            assert re.search(line, first_line(f"ddlrun: {result.line}")), fault.name
 
 
 def test_help_fits_a_terminal_and_names_its_values() -> None:

@@ -20,7 +20,7 @@ OWN_FAULTS = [fault for fault in FAULTS if fault.only_own]
 ALL = [(major, fault) for major in (4, 5) for fault in OPEN_MPI_FAULTS]
 ALL_OWN = [(major, fault) for major in OWN_MANAGERS for fault in FAULTS]
 FEW = [*ALL[: len(OPEN_MPI_FAULTS) : 12], *ALL[len(OPEN_MPI_FAULTS) + 6 :: 12]]
-CASES = [*ALL, *ALL_OWN] if "FAULT_TABLE" in os.environ else [*FEW, *((OWN_MAJOR, fault) for fault in OWN_FAULTS)]
+CASES = [*ALL, *ALL_OWN] if "FAULT_RESULTS" in os.environ else [*FEW, *((OWN_MAJOR, fault) for fault in OWN_FAULTS)]
 
 
 @pytest.mark.extra

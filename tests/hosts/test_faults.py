@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from ddlrun.managers.own import START as OWN_START
 from tests.cluster.cluster import Cluster
 from tests.conftest import OWN, OWN_MAJOR, OWN_MANAGERS, OWN_MPIS, launch_line
+from tests.hosts.fault_results import check_result
 from tests.support.waiting import PATIENCE, wait_until
 
 EXTRA = pytest.mark.extra
@@ -139,25 +139,13 @@ class Job:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for the end, and until nothing is left; return exit code, output, errors."""
-        begin = time.monotonic()
         self.process.wait(PATIENCE)
         wait_until(lambda: not left(self.cluster, self.before), lambda: left(self.cluster, self.before))
         errors = self.errors.read_text()
         assert session_folders(self.cluster) <= self._folders_before, errors
         wait_until(lambda: not shared_memory(self.cluster), lambda: (shared_memory(self.cluster), errors))
-        self._note(errors, time.monotonic() - begin)
+        check_result(self.process.returncode, errors)
         return self.process.returncode, self.output.read_text(errors="replace"), errors
-
-    def _note(self, err: str, seconds: float) -> None:
-        """Add a line to the table of faults survived, where one is being made: see tests/hosts/faults.py."""
-        table = os.environ.get("FAULT_TABLE")
-        if table:
-            texts = [line.removeprefix("ddlrun: ") for line in err.splitlines() if line.startswith("ddlrun: ")]
-            said = [text for text in texts if not text.startswith(("note:", "warning:"))]
-            test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].rpartition(" (")[0]
-            row = {"test": test, "code": self.process.returncode, "said": said[:1], "seconds": round(seconds, 1)}
-            with Path(table).open("a") as file:
-                file.write(json.dumps(row) + "\n")
 
 
 def need_mpi(mpirun: str) -> None:
