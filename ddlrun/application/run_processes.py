@@ -12,7 +12,6 @@ from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.history import attempt_names, find_folder, newest_first
@@ -20,7 +19,7 @@ from ddlrun.runs.leftovers import remove_leftovers
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, forget_run, read_runs
-from ddlrun.runs.retention import remove_old_runs
+from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.run_table import COMMAND_WIDTH
 from ddlrun.runs.store import state_folder
 
@@ -171,7 +170,8 @@ def _clean(
     over = [run for run in runs if run.alive() is False]
     for run in over:
         forget_run(folder, run.run)
-    removed = remove_old_runs(folder, Retention(options["keep_runs"], options["keep_days"]))
+    removed = remove_old_runs(folder, options["keep_runs"])
+    empty_trash(folder).join()
     processes = f"ended processes: {sum(ended.values())}"
     show(f"{processes}; removed records of ended runs: {len(over)}; removed folders of runs: {removed}")
     return failed

@@ -23,7 +23,7 @@ from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
 from ddlrun.runs.orphans import end_runs
 from ddlrun.runs.registry import forget_run, lock_registry, write_record
-from ddlrun.runs.retention import remove_old_runs
+from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.store import (
     ELSEWHERE,
     link_last_run,
@@ -96,7 +96,8 @@ def write_files(planned: Planned) -> Planned:
     run, state = planned.attempt.settings.run, state_folder(os.environ)
     write_start(planned.plan, run.arguments, state)
     link_last_run(planned.plan, os.environ)
-    remove_old_runs(state, run.retention)
+    if remove_old_runs(state, run.retention):
+        empty_trash(state)
     make_output_folder(planned.attempt.settings.supervision)
     return planned
 

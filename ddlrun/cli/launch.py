@@ -23,10 +23,11 @@ from ddlrun.cli.options.launching import (
 )
 from ddlrun.cli.options.notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
 from ddlrun.cli.options.translation import TranslatedArgv, translate
-from ddlrun.cli.options.types import COUNT, PORT, Number, WholeNumber
+from ddlrun.cli.options.types import PORT, WholeNumber
 from ddlrun.cli.options.usual import format_usual_help, help_all_option
 from ddlrun.errors import InputError
 from ddlrun.plan.plan import shown_command
+from ddlrun.plan.settings import KEPT
 from ddlrun.runs.store import check_rank_file, write_run_dir
 
 
@@ -90,12 +91,8 @@ class Launch(Sections):
     help="Folder for the rank file, the plan and the logs.",
 )  # fmt: skip
 @option(
-    "Run", "--keep-runs", type=COUNT, metavar="N",
-    help="Remove the folders of ended runs except for the latest N (see ddlrun runs).",
-)  # fmt: skip
-@option(
-    "Run", "--keep-days", type=Number(min=0), metavar="DAYS",
-    help="Remove the folders of ended runs that are older than DAYS.",
+    "Run", "--keep-runs", metavar="N|DAYSd|SIZE,...", default=KEPT, show_default=True,
+    help="Remove the oldest ended runs (plans, logs) beyond a number, an age or a size; all: keep them.",
 )  # fmt: skip
 @option(
     "Run", "--on-event", metavar="COMMAND|URL",

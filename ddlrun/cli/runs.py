@@ -18,8 +18,9 @@ from ddlrun.cli.options.shared import (
     probe_timeout_option,
     ssh_options,
 )
-from ddlrun.cli.options.types import COUNT, SECONDS, Number
+from ddlrun.cli.options.types import SECONDS, Number
 from ddlrun.cli.result import print_result
+from ddlrun.plan.settings import Retention, parse_retention
 from ddlrun.runs.registry import read_runs
 from ddlrun.runs.run_table import render_runs, runs_record
 from ddlrun.runs.store import state_folder
@@ -71,11 +72,9 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
 @host_options
 @option("Termination", "--dry-run", is_flag=True, help="Print what would be ended or removed, and change nothing.")
 @option(
-    "Termination", "--keep-days", type=Number(min=0), metavar="DAYS",
-    help="Also remove the folders (plans, logs) of your ended runs that are older than DAYS.",
+    "Termination", "--keep-runs", metavar="N|DAYSd|SIZE,...",
+    help="Also remove your oldest ended runs (plans, logs) beyond a number, an age or a size, as ddlrun launch does.",
 )  # fmt: skip
-@option("Termination", "--keep-runs", type=COUNT, metavar="N",
-        help="Also remove the folders of your ended runs except for the latest N.")  # fmt: skip
 @option(
     "Termination", "--shipped-days", type=Number(min=0), metavar="DAYS",
     help="Also remove files of launch --ship on HOSTS that no run has used for DAYS.",
@@ -94,5 +93,7 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
     NCCL that no process uses; and the temporary folders of mpirun and ddlrun that have ended. HOSTS is a list such as
     n[01-64]; default: this host and the hosts of runs that were started here.
     """
+    kept = options["keep_runs"]
+    options["keep_runs"] = Retention() if kept is None else parse_retention(kept, "`--keep-runs`")
     raise_failures(clean_hosts(hosts, options, click.echo, ConsoleReporter()), options)
     return 0

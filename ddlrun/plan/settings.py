@@ -1,11 +1,13 @@
 """Settings: everything that a launch was asked for, read once at the edge."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from ddlrun.environment.exports import ExportPolicy
+from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.managers import AUTO
 from ddlrun.mapping.policy import PlacementPolicy
@@ -21,6 +23,7 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.schedulers import Allocation
 from ddlrun.ship.request import ShipRequest
 from ddlrun.topology import RankOrder, Topology
+from ddlrun.units import parse_bytes
 
 
 class JobRequest(NamedTuple):
@@ -150,12 +153,41 @@ class CheckOptions(NamedTuple):
     """Time within which hosts must answer."""
 
 
+# The ended runs that are kept by default.
+KEPT = "30d,5GB"
+
+
 class Retention(NamedTuple):
-    """How long the folders of ended runs are kept; None: without a limit."""
+    """Which folders of ended runs are kept; None: without a limit."""
 
     runs: int | None = None
-    """The number of runs."""
+    """The number of the latest runs."""
     days: float | None = None
+    """The days since their end."""
+    bytes: int | None = None
+    """The size of the latest runs together."""
+
+
+def parse_retention(text: str, where: str) -> Retention:
+    """Parse a number of runs, days, a size, or several of them; `all` is without a limit. Raises InputError.
+
+    >>> parse_retention("30d,5GB", "--keep-runs"), parse_retention("all", "--keep-runs") == Retention()
+    (Retention(runs=None, days=30.0, bytes=5000000000), True)
+    """
+    retention = Retention()
+    for word in text.lower().replace(" ", "").split(",") if text != "all" else ():
+        if re.fullmatch(r"[0-9]{1,9}", word):
+            retention = retention._replace(runs=int(word))
+        elif re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?d", word):
+            retention = retention._replace(days=float(word[:-1]))
+        else:
+            try:
+                retention = retention._replace(bytes=parse_bytes(word, where))
+            except InputError:
+                raise InputError(
+                    f"{where}: {word!r} is no number of runs, age or size, such as 100, 30d or 5GB, nor `all`"
+                ) from None
+    return retention
 
 
 class RunOptions(NamedTuple):

@@ -28,8 +28,6 @@ class OutputStyle(NamedTuple):
     """The local ranks that the console shows, of each host; None: all."""
     folder: str | None = None
     """Folder with files for each rank's output."""
-    rank_logs: bool = True
-    """Whether the run folder gets a log per rank."""
     fold: bool = False
     """Whether equal lines of several ranks are printed once."""
     many_colours: bool = False

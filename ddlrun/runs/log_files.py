@@ -28,15 +28,12 @@ class Source:
 def rank_sources(folder: str, ranks: Iterable[int]) -> list[Source]:
     """Return the logs of some ranks, which a run that is starting does not have yet.
 
-    Raises InputError where the run has no such ranks, or where ranks have no logs of their own.
+    Raises InputError where the run has no such ranks.
     """
     wanted = sorted(ranks)
     count = count_ranks(folder)
     if wanted[-1] >= count:
         raise InputError(f"rank {wanted[-1]}: the run has {counted(count, 'rank')}, numbered from 0")
-    files = RunDir(folder)
-    if os.path.exists(files.stdout) and not os.path.isdir(files.rank_logs):
-        raise InputError(f"run folder {folder}: it has no logs of single ranks, as of `--no-rank-logs`")
     return [Source(rank_log(folder, rank, count), 0) for rank in wanted]
 
 

@@ -1,35 +1,80 @@
 """Retention of run folders: those of old runs are removed."""
 
 import os
+import re
 import shutil
+import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
-from ddlrun.runs.history import PastRunState, attempt_folders, newest_first, read_past_run, written_at
+from ddlrun.runs.history import PastRunState, attempt_folders, read_past_run
+from ddlrun.runs.names import NAME
+from ddlrun.runs.store import run_paths, write_private
 
 DAY_SECONDS = 86400
+# The list of ended runs with their sizes, which a launch reads instead of all run folders.
+LIST = "ended"
+# The beginning of the names of folders that are being deleted.
+TRASH = "removed-"
+
+
+class EndedRun(NamedTuple):
+    """A run that has ended, as the list of a state folder has it."""
+
+    time: float
+    """Seconds since 1970 at which it wrote its last file."""
+    bytes: int
 
 
 def remove_old_runs(state: str, retention: Retention) -> int:
-    """Remove the folders of ended runs beyond a retention; return how many.
+    """Take ended runs beyond a retention from the list of runs, for `empty_trash` to delete; return how many.
 
     A folder outside the state folder, as of --run-dir, stays; only the link to it is removed.
     """
-    if retention.runs is None and retention.days is None:
+    if retention == Retention():
         return 0
-    removed = 0
-    for index, path in enumerate(newest_first(state).values()):
+    paths = {name: path for name, path in run_paths(state).items() if re.fullmatch(NAME, name)}
+    known = _read_list(state)
+    over_now = {name: path for name, path in paths.items() if name in known or _has_ended(path)}
+    ended = {name: known.get(name) or _measure(path) for name, path in over_now.items()}
+    over = {name for name in _beyond(retention, ended) if _has_ended(paths[name]) and _remove(paths[name], state)}
+    left = {name: run for name, run in ended.items() if name not in over}
+    if left != known:
+        _write_list(state, left)
+    return len(over)
+
+
+def empty_trash(state: str) -> threading.Thread:
+    """Delete what `remove_old_runs` took away, in a thread that lasts up to the end of this process.
+
+    The next launch goes on with what is left then.
+    """
+    thread = threading.Thread(target=_empty, args=(state,), daemon=True)
+    thread.start()
+    return thread
+
+
+def _empty(state: str) -> None:
+    with suppress(OSError):
+        for name in os.listdir(state):
+            if name.startswith(TRASH):
+                shutil.rmtree(f"{state}/{name}", ignore_errors=True)
+
+
+def _beyond(retention: Retention, ended: Mapping[str, EndedRun]) -> Iterator[str]:
+    """Yield the names of the runs that a retention does not keep."""
+    total = 0
+    oldest = 0.0 if retention.days is None else time.time() - retention.days * DAY_SECONDS
+    for index, name in enumerate(sorted(ended, key=lambda name: ended[name].time, reverse=True)):
+        total += ended[name].bytes
         too_many = retention.runs is not None and index >= retention.runs
-        if (too_many or _is_older(path, retention.days)) and _has_ended(path):
-            _remove(path)
-            removed += 1
-    return removed
-
-
-def _is_older(path: str, days: float | None) -> bool:
-    return days is not None and written_at(path) < time.time() - days * DAY_SECONDS
+        too_large = retention.bytes is not None and total > retention.bytes
+        if too_many or too_large or ended[name].time < oldest:
+            yield name
 
 
 def _has_ended(path: str) -> bool:
@@ -42,9 +87,34 @@ def _has_ended(path: str) -> bool:
     return bool(attempts) or os.path.exists(RunDir(path).outcome)
 
 
-def _remove(path: str) -> None:
+def _measure(path: str) -> EndedRun:
+    """Return the size of a run that has ended; that of a link is none."""
     if os.path.islink(path):
-        with suppress(OSError):
+        return EndedRun(os.lstat(path).st_mtime, 0)
+    files = [os.stat(f"{folder}/{name}") for folder, _, names in os.walk(path) for name in names]
+    return EndedRun(max((file.st_mtime for file in files), default=0.0), sum(file.st_size for file in files))
+
+
+def _remove(path: str, state: str) -> bool:
+    """Remove a link, or rename a folder, which is quick; return True where that worked."""
+    with suppress(OSError):
+        if os.path.islink(path):
             os.unlink(path)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.rename(path, f"{state}/{TRASH}{os.path.basename(path)}")
+        return True
+    return False
+
+
+def _read_list(state: str) -> dict[str, EndedRun]:
+    """Return the runs that had ended at an earlier launch; none where the list cannot be read."""
+    with suppress(OSError, ValueError), open(f"{state}/{LIST}", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+        return {name: EndedRun(float(seconds), int(size)) for name, seconds, size in rows}
+    return {}
+
+
+def _write_list(state: str, ended: Mapping[str, EndedRun]) -> None:
+    with suppress(OSError):
+        rows = (f"{name} {run.time:.0f} {run.bytes}\n" for name, run in ended.items())
+        write_private(f"{state}/{LIST}", rows)

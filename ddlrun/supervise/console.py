@@ -38,12 +38,11 @@ class Console:
         if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
             self._streams[1].lines = self._streams[0].lines
         self._logs = OutputLog(files.stdout, self.tell), OutputLog(files.stderr, self.tell)
-        run_folder = files.path if options.style.rank_logs else None
         self.output = RankOutput(
             options.style,
             tuple(zip(self._streams, self._logs, strict=True)),
             ranks=ranks,
-            files=RankFiles(options.style.folder, run_folder, ranks=ranks, complain=self.tell),
+            files=RankFiles(options.style.folder, files.path, ranks=ranks, complain=self.tell),
             before=self._clear_status,
         )
         self._manager_log = OutputLog(files.manager_log, self.tell)

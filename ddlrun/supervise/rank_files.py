@@ -17,10 +17,8 @@ STREAMS = ("stdout", "stderr")
 class RankFiles:
     """The files of all ranks, of which the latest used are open."""
 
-    def __init__(
-        self, folder: str | None, run_folder: str | None, *, ranks: int, complain: Callable[[str], None]
-    ) -> None:
-        """Make the folder of the logs: of one in the run folder per rank that prints, unless that is None.
+    def __init__(self, folder: str | None, run_folder: str, *, ranks: int, complain: Callable[[str], None]) -> None:
+        """Make the folder of the logs in the run folder, with one per rank that prints.
 
         `folder` is that of --output-filename, with a file per rank and stream; None: none.
         """
@@ -29,8 +27,7 @@ class RankFiles:
         self._files: dict[str, OutputLog] = {}
         self._open: dict[str, OutputLog] = {}
         self._most_open = _most_open_files(ranks)
-        if run_folder is not None:
-            self._make_folder(os.path.dirname(rank_log(run_folder, 0, ranks)), "the logs of ranks")
+        self._make_folder(os.path.dirname(rank_log(run_folder, 0, ranks)), "the logs of ranks")
 
     def start(self, rank: int) -> None:
         """Create a rank's files of --output-filename."""
@@ -43,9 +40,8 @@ class RankFiles:
         """Store a rank's output to standard output (0) or standard error (1)."""
         if self._folder is not None:
             self._use(self._path(rank, stream)).write(data)
-        if self._run_folder is not None:
-            log = self._use(rank_log(self._run_folder, rank, self._ranks))
-            log.write(log.lines.join(stream, data, b""))
+        log = self._use(rank_log(self._run_folder, rank, self._ranks))
+        log.write(log.lines.join(stream, data, b""))
 
     def end(self, rank: int) -> None:
         """Close the files of a rank."""
@@ -56,7 +52,7 @@ class RankFiles:
 
     def _paths(self, rank: int) -> list[str]:
         paths = [] if self._folder is None else [self._path(rank, stream) for stream in range(len(STREAMS))]
-        return paths if self._run_folder is None else [*paths, rank_log(self._run_folder, rank, self._ranks)]
+        return [*paths, rank_log(self._run_folder, rank, self._ranks)]
 
     def _path(self, rank: int, stream: int) -> str:
         return f"{self._folder}/rank.{rank:0{self._width}d}/{STREAMS[stream]}"

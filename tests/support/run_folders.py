@@ -8,7 +8,9 @@ from pathlib import Path
 from ddlrun.runs.registry import born
 
 
-def make_run(state: Path, name: str, *, age: float = 0.0, exit_code: int | None = 0, pid: int = 0) -> Path:
+def make_run(
+    state: Path, name: str, *, age: float = 0.0, exit_code: int | None = 0, pid: int = 0, printed: int = 0
+) -> Path:
     """Write the folder of a run that began `age` seconds ago; without an exit code, it has no outcome."""
     folder = state / "runs" / name
     folder.mkdir(parents=True)
@@ -20,8 +22,10 @@ def make_run(state: Path, name: str, *, age: float = 0.0, exit_code: int | None 
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(start))
     (folder / "plan.json").write_text("{}")
-    os.utime(folder / "plan.json", (started, started))
+    (folder / "mpirun.log").write_bytes(bytes(printed))
     if exit_code is not None:
         outcome = {"exit_code": exit_code, "seconds": 125.0, "requested": exit_code == 130}
         (folder / "outcome.json").write_text(json.dumps(outcome))
+    for path in folder.iterdir():
+        os.utime(path, (started, started))
     return folder

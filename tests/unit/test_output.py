@@ -45,7 +45,7 @@ def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
             style = style._replace(folder=str(folder / style.folder))
         streams = [OutputStream(fd, Backlog(str(folder / "unread"))) for fd in fds]
         sinks = tuple(zip(streams, logs, strict=True))
-        files = RankFiles(style.folder, name if style.rank_logs else None, ranks=3, complain=print)
+        files = RankFiles(style.folder, name, ranks=3, complain=print)
         output = RankOutput(style, sinks, ranks=3, files=files)
         for rank in range(3):
             output.start(rank, f"h{rank}")

@@ -22,7 +22,7 @@ from ddlrun.cli.options.arguments import merge_arguments, parse_changes, strip_s
 from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.settings import Retention
+from ddlrun.plan.settings import Retention, parse_retention
 from ddlrun.rank import leftovers
 from ddlrun.rank.processes import kill_run
 from ddlrun.rank.run_mark import mark_of
@@ -32,7 +32,7 @@ from ddlrun.runs.log_files import Source, rank_sources, seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
 from ddlrun.runs.orphans import LIST, end_runs, orphans, parse_processes
 from ddlrun.runs.registry import born
-from ddlrun.runs.retention import remove_old_runs
+from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.run_table import render_history, render_runs
 from ddlrun.runs.store import (
     ELSEWHERE,
@@ -187,11 +187,42 @@ def test_old_runs_are_removed(tmp_path: Path) -> None:
     left = {path.name for path in (tmp_path / "runs").iterdir()}
     assert "20261101-old" not in left
     assert len(left) == 6
-    assert remove_old_runs(state, Retention(runs=4)) == 1
+    assert remove_old_runs(state, Retention(runs=3)) == 1
     assert not (tmp_path / "runs" / "20261103-lost").exists()
     assert remove_old_runs(state, Retention(days=0.0)) == 3
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"20261102-running", "20261107-starting"}
     assert (outside / "plan.json").exists()
+    empty_trash(state)
+    wait_until(lambda: {path.name for path in tmp_path.iterdir()} == {"runs", "other", "ended"})
+
+
+def test_ended_runs_have_a_size_in_all(tmp_path: Path) -> None:
+    for age, name in enumerate(("20261103-new", "20261102-mid", "20261101-old")):
+        make_run(tmp_path, name, age=DAY * age, printed=40_000)
+    assert remove_old_runs(str(tmp_path), Retention(bytes=100_000)) == 1
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["20261102-mid", "20261103-new"]
+    (tmp_path / "runs" / "20261102-mid" / "mpirun.log").unlink()  # sizes are read once
+    assert remove_old_runs(str(tmp_path), Retention(bytes=50_000)) == 1
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["20261103-new"]
+
+
+@pytest.mark.parametrize(
+    ("text", "retention"),
+    [
+        ("20", Retention(runs=20)),
+        ("30d,5GB", Retention(days=30.0, bytes=5 * 10**9)),
+        ("0.5d, 7, 1GiB", Retention(7, 0.5, 1 << 30)),
+        ("all", Retention()),
+    ],
+)
+def test_runs_to_keep(text: str, retention: Retention) -> None:
+    assert parse_retention(text, "--keep-runs") == retention
+
+
+@pytest.mark.parametrize("text", ["", "week", "-1", "30d;5GB"])
+def test_what_is_no_retention(text: str) -> None:
+    with pytest.raises(InputError, match=r"--keep-runs: '.*' is no number of runs, age or size, such as 100, 30d or"):
+        parse_retention(text, "--keep-runs")
 
 
 def test_a_child_of_its_ddlrun_is_supervised() -> None:
@@ -294,9 +325,6 @@ def test_rerun_gets_every_word(words: list[str]) -> None:
 def test_a_run_that_is_starting_has_no_logs_yet(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"ranks": [{}]}')
     assert rank_sources(str(tmp_path), [0]) == [Source(f"{tmp_path}/ranks/0.log", 0)]
-    (tmp_path / "stdout.log").touch()
-    with pytest.raises(InputError, match="no logs of single ranks"):
-        rank_sources(str(tmp_path), [0])
     with pytest.raises(InputError, match="rank 1: the run has 1 rank, numbered from 0"):
         rank_sources(str(tmp_path), [1])
 

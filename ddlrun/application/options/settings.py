@@ -30,6 +30,7 @@ from ddlrun.plan.settings import (
     RunOptions,
     Settings,
     UserRankfile,
+    parse_retention,
 )
 from ddlrun.plan.tuning_profile import Profiles
 from ddlrun.runs.store import choose_run_name, default_run_dir
@@ -187,7 +188,7 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         quiet=options.get("quiet", False),
         restarts=options.get("restarts", 0),
         arguments=options.get("arguments", ()),
-        retention=Retention(options.get("keep_runs"), options.get("keep_days")),
+        retention=parse_retention(options["keep_runs"], "`--keep-runs`") if options.get("keep_runs") else Retention(),
         on_event=split_words(options.get("on_event"), "`--on-event`"),
         dashboard=options.get("dashboard"),
     )

@@ -46,7 +46,6 @@ def read_supervision(
             ranks=parse_ranks(ranks, "`--ranks`") if ranks else None,
             local_ranks=parse_ranks(local, "`--local-ranks`") if local else None,
             folder=requeued(os.path.abspath(folder), allocation) if folder else None,
-            rank_logs=options["rank_logs"],
             fold=options["fold_output"],
             many_colours="256color" in os.environ.get("TERM", "") or "COLORTERM" in os.environ,
             raw=stdin.rank if stdin is not None and at_terminal else None,

@@ -135,7 +135,7 @@ _UNSUPPORTED = {
     STARTED_ONCE: "--no-ssh",
     "activate the environment before ddlrun, whose Python starts the ranks; --ship env copies it": "--venv-script",
     "ddlrun tune measures the settings of ddlrun and Horovod; DeepSpeed's need its own launcher": "--autotuning",
-    "ddlrun takes no plug-in for logs; see --output-filename and --rank-logs": "--logs-specs",
+    "ddlrun takes no plug-in for logs; ddlrun logs prints those of each rank": "--logs-specs",
 }  # fmt: skip
 UNSUPPORTED = {name: reason for reason, names in _UNSUPPORTED.items() for name in names.split()}
 # The beginnings of options that are unsupported for the reason ACCELERATE.

@@ -173,8 +173,6 @@ job_options = option_group(
         "Output", "--output-filename", metavar="DIR",
         help="Write the output of each rank to DIR/rank.N/stdout and DIR/rank.N/stderr.",
     ),
-    option("Output", "--rank-logs/--no-rank-logs", default=True, show_default="on",
-           help="Write a log per rank to the run folder (see ddlrun logs --rank)."),
     option("Output", "--sample-interval", type=SECONDS, metavar="TIME", default=1, show_default=True,
            help="Time between two samples of each rank's use of resources, for ddlrun top; 0: none."),
     option(
