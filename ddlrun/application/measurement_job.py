@@ -39,7 +39,7 @@ def shape_words(options: Mapping[str, Any]) -> list[str]:
     """Return the options of launch for the shape, with ranks that are contiguous on hosts."""
     words = [word for name in ("topology", "ranks_per_host", "racks") if options[name]
              for word in (f"--{name.replace('_', '-')}", str(options[name]))]  # fmt: skip
-    return [*words, "--rank-order", "host", *(["--overload"] if options["overload"] else [])]
+    return [*words, "--rank-order", "host"]
 
 
 def read_budget(text: str, least: float) -> float:

@@ -30,7 +30,7 @@ def generate_rankfile(
     """Return the blocks of the rank file that the options of ddlrun gen-rankfile describe; report what is assumed."""
     host_list = _read_hosts(topology, hosts, options["hostfile"], reporter)
     check_distinct(host_list)
-    policy = read_policy(options)
+    policy = read_policy(options)._replace(strict=True)
     stated = any(options[name] for name in SOURCES)
     if not stated and all(is_local(name) for name in host_list.names):
         options["machine"] = "local"

@@ -50,8 +50,8 @@ def place_local_ranks(
     Each rank stays inside one package if there are at least as many ranks as packages, and inside one NUMA node
     if its package has at least as many ranks as nodes. A rank with a GPU gets cores of the GPU's package, first those
     of its L3 domain and its NUMA node, then of the nearest nodes without ranks. Shares are as equal as this allows.
-    Where the policy has a number of cores per rank, these are cores that no other run has. If too few are left, ranks
-    may run on all cores.
+    More ranks than cores may run on all cores. Where the policy has a number of cores per rank, these are cores that no
+    other run has; if too few are left, ranks may run on all cores, too.
 
     Raises:
         PlacementError: the ranks do not fit; the text continues "but HOST".
@@ -62,7 +62,7 @@ def place_local_ranks(
     try:
         return _place_ranks(free, ranks, policy)
     except PlacementError:
-        return _place_ranks(machine, ranks, policy._replace(bind="none" if policy.bind == "core" else policy.bind))
+        return _place_ranks(machine, ranks, policy.unbound())
 
 
 def _is_free(core: Core, machine: Machine) -> bool:
@@ -75,12 +75,14 @@ def _place_ranks(machine: Machine, ranks: int, policy: PlacementPolicy) -> tuple
     packages = leave_out_reserved(_usable_packages(machine, policy), policy.reserve_cores)
     usable = sum(map(len, packages))
     needed = ranks * (policy.cores_per_rank or 1)
-    if not usable or (usable < needed and not policy.overload):
+    if not usable or (usable < needed and (policy.strict or policy.cores_per_rank)):
         raise PlacementError(_too_few_cores(usable, ranks, policy))
+    if usable < ranks:
+        policy = policy.unbound()
     gpus = choose_gpus(machine, ranks, policy)
     shares = _divide(machine, packages, gpus, policy)
     if policy.cores_per_rank:
-        if min(map(len, shares)) < policy.cores_per_rank and not policy.overload:
+        if min(map(len, shares)) < policy.cores_per_rank:
             shares = _divide_exactly(packages, gpus, policy.cores_per_rank)
         shares = [_cut_share(machine, share, gpu, policy) for share, gpu in zip(shares, gpus, strict=True)]
     every = [core for package in packages for core in package]
@@ -130,20 +132,18 @@ def _too_few_cores(usable: int, ranks: int, policy: PlacementPolicy) -> str:
     if not usable and not per_rank:
         return f"{cores}; reserve fewer"
     if not per_rank:
-        return f"{cores}; use at most {counted(usable, 'rank')} per host, or let ranks share cores: `--overload`"
+        return f"{cores}; use at most {counted(usable, 'rank')} per host"
     if usable < per_rank:
         return f"{cores}; make `--cores-per-rank` at most {usable}"
-    return (
-        f"{cores}, not {ranks} x {per_rank}; use at most {counted(usable // per_rank, 'rank')} per host, "
-        f"or --cores-per-rank at most {usable // ranks}"
-    )
+    fewer = f"--cores-per-rank at most {usable // ranks}" if usable >= ranks else "no --cores-per-rank"
+    return f"{cores}, not {ranks} x {per_rank}; use at most {counted(usable // per_rank, 'rank')} per host, or {fewer}"
 
 
 def _divide(
     machine: Machine, packages: Sequence[Cores], gpus: Sequence[GPU | None], policy: PlacementPolicy
 ) -> list[Cores]:
     """Return each rank's share of the cores: near its GPU if possible, else by packages."""
-    near_gpus = _gpu_packages(packages, gpus, overload=policy.overload)
+    near_gpus = _gpu_packages(packages, gpus, shared=sum(map(len, packages)) < len(gpus))
     if not near_gpus:
         if policy.packing == "pack":
             packages = keep_first_packages(packages, len(gpus) * (policy.cores_per_rank or 1))
@@ -169,15 +169,15 @@ def _divide_exactly(packages: Sequence[Cores], gpus: Sequence[GPU | None], count
     return exact_shares(packages, _choose_homes(rooms, near_gpus, len(gpus)), nodes, count)
 
 
-def _gpu_packages(packages: Sequence[Sized], gpus: Sequence[GPU | None], *, overload: bool = False) -> dict[int, int]:
+def _gpu_packages(packages: Sequence[Sized], gpus: Sequence[GPU | None], *, shared: bool = False) -> dict[int, int]:
     """Return the known packages of ranks' GPUs that have room; none if one has too little.
 
-    With `overload` ranks may share cores.
+    Where cores are `shared`, a core is room enough.
     """
     known = {rank: gpu.package for rank, gpu in enumerate(gpus) if gpu is not None and gpu.package is not None}
     homes = {rank: package for rank, package in known.items() if packages[package]}
     counts = Counter(homes.values())
-    room = all(len(packages[home]) >= (1 if overload else ranks) for home, ranks in counts.items())
+    room = all(len(packages[home]) >= (1 if shared else ranks) for home, ranks in counts.items())
     return homes if room else {}
 
 

@@ -10,6 +10,7 @@ from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.share_notes import share_notes
 from ddlrun.mapping.slots import unused_slots
 from ddlrun.ranges import render_ranges
+from ddlrun.wording import counted
 
 
 def placement_notes(placement: Placement) -> list[str]:
@@ -17,7 +18,7 @@ def placement_notes(placement: Placement) -> list[str]:
     lines: list[str] = []
     for indexes, machine, bindings in placement.groups():
         notes = [*map(str, machine.notes), *_distant_gpus(bindings), *_idle_packages(machine, bindings)]
-        notes += _taken_notes(machine, bindings, placement.policy)
+        notes += [*_shared_cores(bindings, placement.policy), *_taken_notes(machine, bindings, placement.policy)]
         notes += [*_gpu_notes(machine, bindings), *share_notes(machine, bindings, placement.policy)]
         names = fold(placement.hosts.names[index] for index in indexes) if notes else ""
         lines += (f"{names}: {note}" for note in notes)
@@ -50,6 +51,17 @@ def _idle_packages(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> 
     for package, cores in enumerate(machine.packages):
         if package not in busy and any(core.usable for core in cores):
             yield f"package {package} has no rank ({reason})"
+
+
+def _shared_cores(bindings: Sequence[LocalRankPlacement], policy: PlacementPolicy) -> Iterator[str]:
+    """Yield a note where there are more ranks than cores, or where a rank file gives several ranks a core."""
+    cores, ranks = {core.logical_index for binding in bindings for core in binding.cores}, len(bindings)
+    if len(cores) < ranks:
+        how = "run unbound on" if len({binding.cores for binding in bindings}) == 1 else "share"
+        most = counted(len(cores), "rank")
+        yield f"{ranks} ranks {how} {counted(len(cores), 'core')}; for a core per rank, use at most {most} per host"
+    elif policy.bind == "core" and not policy.cores_per_rank and len(cores) < sum(len(own.cores) for own in bindings):
+        yield "ranks share cores, as the rank file says"
 
 
 def _taken_notes(machine: Machine, bindings: Sequence[LocalRankPlacement], policy: PlacementPolicy) -> Iterator[str]:

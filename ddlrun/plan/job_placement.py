@@ -68,10 +68,10 @@ def _place_by_rankfile(
 def _check_rankfile(
     settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], dialect: int | None
 ) -> None:
-    """Raise PlacementError with every error of a rank file that matters to a dialect."""
+    """Raise PlacementError with every error of a rank file that matters to a dialect. Ranks may share cores."""
     findings = lint(rankfile.text, machines.get, None, settings.hosts.hosts.names)
     errors = [finding for finding in findings if finding.error and finding.concerns(dialect)]
-    if settings.placement.policy.overload:
+    if not settings.placement.policy.strict:
         errors = [finding for finding in errors if finding.code is not LintCode.SHARED_CORE]
     if errors:
         raise PlacementError(

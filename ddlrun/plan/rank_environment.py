@@ -205,6 +205,6 @@ def _exports(job: PlacedJob, variables: Mapping[str, str]) -> _Exports:
         notes=tuple(notes),
         warnings=(
             *(f"{option}: the variable is not set" for option in unset),
-            *(f"{text}: left out; use --overload, or --spawn-slots for MPI_Comm_spawn" for text in sharing),
+            *(f"{text}: left out; ranks may share cores, and --spawn-slots is for MPI_Comm_spawn" for text in sharing),
         ),
     )

@@ -87,7 +87,7 @@ def line(cell: Cell, folder: Path, hosts: Sequence[str]) -> list[str]:
     variables = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "PYTHONPATH": str(ROOT)}
     variables["XDG_STATE_HOME"] = str(folder)  # without what mode p has found on other links
     if hosts:
-        argv += ["-H", ",".join(hosts), "--racks", str(cell.racks), "--overload"]
+        argv += ["-H", ",".join(hosts), "--racks", str(cell.racks)]
         variables |= OVER_HOSTS
     argv += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     return [*argv, sys.executable, str(RANKS), str(folder), json.dumps(plan)]

@@ -170,7 +170,7 @@ class Storm:
         hosts = ",".join(f"{name}:{self._ranks_per_host}" for name in self._names)
         argv = [*DDLRUN, "launch", "--allow-run-as-root", "--process-manager", "ddlrun", "-H", hosts, "--skip-checks"]
         argv += ["--run-dir", str(self._folder / run), "--machine", "local"]
-        argv += ["--start-timeout", str(PATIENCE), "--heartbeat", str(PATIENCE), "--no-tag-output", "--overload"]
+        argv += ["--start-timeout", str(PATIENCE), "--heartbeat", str(PATIENCE), "--no-tag-output"]
         if shipped:
             argv += ["--ship", f"env={self._lock}" if shipped == LOCKED else shipped, "--ship-dir", str(self._disk)]
         argv += [*([] if shipped == LOCKED else [f"{self._shared}/bin/python"]), str(self._script)]

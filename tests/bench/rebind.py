@@ -173,7 +173,7 @@ def cure() -> None:
             print(f"Open MPI {major}: not installed")
             continue
         argv = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--allow-run-as-root", "--no-tag-output"]
-        argv += ["-np", "2", "--overload", "--reserve-cores", str(len(os.sched_getaffinity(0)) - 1)]
+        argv += ["-np", "2", "--reserve-cores", str(len(os.sched_getaffinity(0)) - 1)]
         env = {**os.environ, "DDL_OPTIONS": "-mode r:2 -rebind_iter 5"}
         argv += [sys.executable, str(SLOW_RANKS)]
         done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -126,7 +126,7 @@ def line(cell: UnequalCell, folder: Path, major: int) -> list[str]:
         for number, (ranks, rack) in enumerate(zip(cell.ranks, racks, strict=True), 1)
     ]
     (folder / "hosts").write_text("".join(hosts))
-    argv += ["--timeout", "1200", "--hostfile", str(folder / "hosts"), "--overload"]
+    argv += ["--timeout", "1200", "--hostfile", str(folder / "hosts")]
     variables = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONPATH": str(ROOT)}
     variables["XDG_STATE_HOME"] = str(folder)
     argv += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]

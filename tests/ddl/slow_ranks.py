@@ -1,6 +1,6 @@
 """A rank of test_core_rebinding.py: busy processes start on rank 0's core, and -rebind_iter moves rank 0 away.
 
-    DDL_OPTIONS='-mode r:2 -rebind_iter 5' ddlrun launch -np 2 --reserve-cores 1 --overload python slow_ranks.py
+    DDL_OPTIONS='-mode r:2 -rebind_iter 5' ddlrun launch -np 2 --reserve-cores 1 python slow_ranks.py
 
 Rank 1 sleeps, on any core, for half the time that rank 0 works when it is alone, as if it worked elsewhere. So the
 machine needs no third core, neither the busy processes nor other work on the machine make rank 1 the slow one, and the

@@ -156,8 +156,7 @@ def test_grid_engine_warns(sge: GridEngineCluster, mpirun: str, tmp_path: Path) 
 
 
 def test_grid_engine_starts_tasks_again(sge: GridEngineCluster, tmp_path: Path) -> None:
-    table = {**GRID_ENGINE, "ddlrun launch": "ddlrun launch --overload"}  # four slots of one host are possible
-    job = submit(sge, tmp_path, script("grid-engine", "Restart, arrays"), AGAIN, table)
+    job = submit(sge, tmp_path, script("grid-engine", "Restart, arrays"), AGAIN, GRID_ENGINE)
     for task in "12":  # between two starts qstat may not know the job
         until(tmp_path / "out", f"restart 1 {task}", 1)
     sge.wait_for(job.partition(".")[0], timeout=300)

@@ -39,7 +39,7 @@ class SeenHang(NamedTuple):
 def run_hang(hang: str) -> SeenHang:
     """Run a job that hangs, until ddlrun ends it."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ("-np", str(RANKS), "--overload", "--stall-timeout", f"{STALL_SECONDS:g}", "--grace", "1")
+        options = ("-np", str(RANKS), "--stall-timeout", f"{STALL_SECONDS:g}", "--grace", "1")
         argv = [*launch_line(MPIRUNS[5], Path(folder), *options), str(SCRIPT), folder, hang]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **ENVIRONMENT})
         printed = max(path.stat().st_mtime for path in Path(folder).glob(f"{hang}.*"))
@@ -66,7 +66,7 @@ def write_table(rows: list[str]) -> None:
 def run_healthy(number: int) -> str | None:
     """Examine a healthy job while it runs; return the sentence if that is a hang, None otherwise."""
     with tempfile.TemporaryDirectory() as folder:
-        argv = [*launch_line(MPIRUNS[5], Path(folder), "-np", str(RANKS), "--overload"), str(HEALTHY), str(number)]
+        argv = [*launch_line(MPIRUNS[5], Path(folder), "-np", str(RANKS)), str(HEALTHY), str(number)]
         with subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, **ENVIRONMENT}
         ) as job:

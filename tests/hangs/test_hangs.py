@@ -37,7 +37,7 @@ def examine(folder: Path) -> dict[str, Any]:
 def test_the_doctor_names_the_guilty_rank_and_its_line(tmp_path: Path) -> None:
     """One job hangs in each way in turn: what the ranks wait for comes once the doctor has seen it."""
     needs.package("torch")
-    argv = launch_line(MPIRUNS[5], tmp_path, "-np", str(RANKS), "--overload", str(SCRIPT), str(tmp_path), *HANGS)
+    argv = launch_line(MPIRUNS[5], tmp_path, "-np", str(RANKS), str(SCRIPT), str(tmp_path), *HANGS)
     records: dict[str, dict[str, Any]] = {}
     with (
         (tmp_path / "errors").open("w") as errors,

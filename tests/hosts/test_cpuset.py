@@ -36,7 +36,9 @@ def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
     words = ["--ranks-per-host", "core", sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
     done = subprocess.run([*inside, *run, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{{{cpu}}}\n"), done.stderr
-    both = subprocess.run([*inside, *run, "-np", "2", "true"], capture_output=True, text=True, check=False)
+    both = subprocess.run(
+        [*inside, *run, "-np", "2", "--strict-binding", "true"], capture_output=True, text=True, check=False
+    )
     assert "localhost has 1 usable core;" in both.stderr
 
 

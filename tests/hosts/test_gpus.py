@@ -291,7 +291,7 @@ def test_each_host_has_samples_of_its_own_gpus(cluster: Cluster, mpirun: str, tm
     smi = install(
         tmp_path / "smi", *(line.replace(f"0000000{number}:", "00000000:") for number, line in enumerate(lines))
     )
-    line = launch_line(mpirun, tmp_path, "--sample-interval", "0.2", "-H", "h1,h2", "--overload")
+    line = launch_line(mpirun, tmp_path, "--sample-interval", "0.2", "-H", "h1,h2")
     metrics = tmp_path / "run" / "metrics.jsonl"
     argv = ["env", f"PATH={smi.path}", *line, sys.executable, "-c", BOTH, str(metrics)]
     done = cluster.run("h1", argv, cwd=tmp_path)

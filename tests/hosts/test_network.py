@@ -92,7 +92,7 @@ def check_complete(result: dict[str, Any], cells: int) -> None:
 
 
 def test_bench_of_one_host_and_its_plot(tmp_path: Path) -> None:
-    words = ["--ranks-per-host", "2", "--overload", "--budget", "6s", "--sizes", "8B,64KiB", "--mpirun", MPIRUNS[5]]
+    words = ["--ranks-per-host", "2", "--budget", "6s", "--sizes", "8B,64KiB", "--mpirun", MPIRUNS[5]]
     done = bench(None, *words, "--json", "--plot", f"{tmp_path}/bus.svg")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -175,7 +175,7 @@ def test_launch_uses_the_profile_that_tune_found(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
     begin = ["env", "--default-signal=INT", *DDLRUN]  # shells start background processes that ignore it
-    words = [*begin, "bench", "--ranks-per-host", "2", "--overload", "--budget", "60s", "--json"]
+    words = [*begin, "bench", "--ranks-per-host", "2", "--budget", "60s", "--json"]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     job = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     mine = f"ddlrun.measure bench {json.dumps({'budget': 60.0})[:-1]}"
@@ -191,7 +191,7 @@ def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
 
 
 def test_a_failed_job_prints_the_reason_and_keeps_its_folder(tmp_path: Path) -> None:
-    words = [*DDLRUN, "bench", "--ranks-per-host", "2", "--overload", "--mpirun", MPIRUNS[5], "--skip-checks"]
+    words = [*DDLRUN, "bench", "--ranks-per-host", "2", "--mpirun", MPIRUNS[5], "--skip-checks"]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMPI_MCA_pml": "nosuch"}
     done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=300)
     (folder,) = (tmp_path / "ddlrun" / "runs").iterdir()

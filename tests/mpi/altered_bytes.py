@@ -67,7 +67,7 @@ def run_altered(place: Place, folder: Path, *options: str) -> Seen:
         python = folder / "python"
         python.write_text(PYTHON.format(start=START, folder=folder, port=proxy.port, python=sys.executable))
         python.chmod(0o755)
-        line = launch_line(OWN, folder, "--overload", "--quiet", "--heartbeat", f"{HEARTBEAT:g}", "--grace", "2")
+        line = launch_line(OWN, folder, "--quiet", "--heartbeat", f"{HEARTBEAT:g}", "--grace", "2")
         argv = [sys.executable, "-c", LAUNCH, str(python), *line[3:], *options, "-np", "2", "sh", "-c", PROGRAM]
         begin = time.monotonic()
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder) as job:

@@ -34,7 +34,7 @@ def wait(seconds):
 if __name__ == "__main__":
     mpirun, run_dir, seconds = sys.argv[1:]
     try:
-        ddlrun.run(wait, seconds, np=2, overload=True, mpirun=mpirun, run_dir=run_dir, heartbeat=300)
+        ddlrun.run(wait, seconds, np=2, mpirun=mpirun, run_dir=run_dir, heartbeat=300)
     except KeyboardInterrupt:
         sys.exit("interrupted")
 """
@@ -51,9 +51,7 @@ def rank_times(factor: int) -> int:
 
 
 def test_results_of_a_function_without_mpirun(tmp_path: Path) -> None:
-    results = ddlrun.run(
-        len, "abc", np=2, overload=True, process_manager="ddlrun", framework="torch", run_dir=str(tmp_path / "run")
-    )
+    results = ddlrun.run(len, "abc", np=2, process_manager="ddlrun", framework="torch", run_dir=str(tmp_path / "run"))
     assert results == [3, 3]
 
 
@@ -110,7 +108,7 @@ def test_the_traceback_of_a_cell_shows_its_lines(tmp_path: Path) -> None:
         ({"H": "a b"}, "H, column 1: 'a b' is not a host name"),
         ({"num_proc": 0}, "num_proc: '0' is not a whole number of at least 1"),
         ({"fetch": "out"}, "fetch has no effect without ship; add ship code"),
-        ({"np": 999, "framework": "mpi", "tag_output": False}, "overload=True"),
+        ({"np": 999, "framework": "mpi", "strict_binding": True, "tag_output": False}, "per host"),
     ],
     ids=str,
 )
@@ -129,9 +127,7 @@ def test_results_errors_and_output_of_a_function(
 ) -> None:
     def run(factor: int) -> list[int]:
         folder = str(tmp_path / str(factor))
-        return ddlrun.run(
-            rank_times, factor, np=2, overload=True, mpirun=mpirun, run_dir=folder, env={"SEED": "7"}, tag_output=False
-        )
+        return ddlrun.run(rank_times, factor, np=2, mpirun=mpirun, run_dir=folder, env={"SEED": "7"}, tag_output=False)
 
     assert run(3) == [0, 3]
     assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0 7", "rank 1 7"]
@@ -153,7 +149,7 @@ def test_results_errors_and_output_of_a_function(
 def test_outcome_of_a_script(mpirun: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     fail = ("sh", "-c", "echo out; exit 7")
-    outcome = ddlrun.launch(*fail, np=2, overload=True, mpirun=mpirun, run_dir=str(folder), restarts=1)
+    outcome = ddlrun.launch(*fail, np=2, mpirun=mpirun, run_dir=str(folder), restarts=1)
     assert outcome.exit_code == 7
     assert outcome.root is not None
     assert outcome.root.exit_code == 7
@@ -172,7 +168,7 @@ def test_the_example_of_the_page_prints_the_results_it_names(mpirun: str, tmp_pa
     needs.package("cloudpickle")
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "python.md").read_text()
     example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
-    options = f"np=2, overload=True, mpirun={mpirun!r}, heartbeat=300"
+    options = f"np=2, mpirun={mpirun!r}, heartbeat=300"
     argv = [sys.executable, "-c", example.replace("np=2", options)]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     *printed, results = done.stdout.splitlines()

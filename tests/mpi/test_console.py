@@ -21,7 +21,7 @@ from tests.support.processes import started, wait_for
 
 @pytest.fixture
 def line(mpirun: str, tmp_path: Path) -> list[str]:
-    return launch_line(mpirun, tmp_path, "--quiet", "--overload")
+    return launch_line(mpirun, tmp_path, "--quiet")
 
 
 # The readers stay away until the pipe is full, or for longer than a keeper may be silent.
@@ -30,7 +30,7 @@ def line(mpirun: str, tmp_path: Path) -> list[str]:
 def test_ranks_wait_for_a_slow_reader(mpirun: str, tmp_path: Path, heartbeat: int) -> None:
     """The readers of a pipe and of a terminal are slow, and the output exceeds the buffers."""
     ours, theirs = pty.openpty()
-    lines = [launch_line(mpirun, tmp_path / name, "--quiet", "--overload") for name in ("pipe", "pty")]
+    lines = [launch_line(mpirun, tmp_path / name, "--quiet") for name in ("pipe", "pty")]
     to_pipe, to_pty = ([*line, "--heartbeat", str(heartbeat), "-np", "2", "sh", "-c"] for line in lines)
     reader, writer = os.pipe()
     with (

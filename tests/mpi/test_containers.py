@@ -45,7 +45,7 @@ class Containers(NamedTuple):
     def line(self, runtime: str, manager: str, *words: str) -> list[str]:
         """Return the command line that launches words in a container, with two ranks."""
         options = ["--container", str(self.image), "--container-runtime", runtime, "-np", "2", "--bind", "core"]
-        return [*launch_line(manager, self.folder, *options, "--quiet", "--overload"), *words]
+        return [*launch_line(manager, self.folder, *options, "--quiet"), *words]
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
     if not find_browser():
         needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
     (tmp_path / "program.py").write_text(PROGRAM)
-    line = launch_line(OWN, tmp_path, "-np", "3", "--overload", "--dashboard", "0", "--sample-interval", "0.2",
+    line = launch_line(OWN, tmp_path, "-np", "3", "--dashboard", "0", "--sample-interval", "0.2",
                        "--stall-timeout", "1", "--stall-action", "report")  # fmt: skip
     argv = [*line, str(tmp_path / "program.py"), str(tmp_path / "stop")]
     with started(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as job:

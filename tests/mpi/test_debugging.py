@@ -25,7 +25,7 @@ READER = "echo $OMPI_COMM_WORLD_RANK $(test -t 1 && echo terminal) $(wc -l)"
 
 @pytest.fixture
 def line(mpirun: str, tmp_path: Path) -> list[str]:
-    return launch_line(mpirun, tmp_path, "--quiet", "--overload", "-np", "2")
+    return launch_line(mpirun, tmp_path, "--quiet", "-np", "2")
 
 
 def test_a_rank_is_debugged(line: list[str], tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_interactive_programs_at_a_terminal(mpirun: str, tmp_path: Path) -> None
     """Python alone is interactive, Ctrl-C is its own, its terminal has the user's size; Ctrl-\\ ends the job."""
     environ = {**os.environ, "PS1": "$ ", "TERM": "xterm", "COLUMNS": "300"}
     alone = " ".join(launch_line(mpirun, tmp_path / "1", "--quiet", "-np", "1", sys.executable))
-    shell = " ".join(launch_line(mpirun, tmp_path / "2", "--quiet", "--overload", "-np", "2", "--pty"))
+    shell = " ".join(launch_line(mpirun, tmp_path / "2", "--quiet", "-np", "2", "--pty"))
     with shell_at_terminal(["bash", "--norc"], environ, tmp_path) as terminal:
         terminal.wait_for(r"\$ $")
         terminal.send(f"stty rows 33 cols 99; {alone}\n")

@@ -26,7 +26,7 @@ def test_a_job_is_examined_while_it_runs_and_the_result_stays(tmp_path: Path) ->
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     writer = os.open(fifo, os.O_RDWR)
-    argv = launch_line(OWN, tmp_path, "-np", "2", "--overload", str(tmp_path / "train.py"), str(fifo))
+    argv = launch_line(OWN, tmp_path, "-np", "2", str(tmp_path / "train.py"), str(fifo))
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
         assert job.stdout is not None
         assert [job.stdout.readline()[-3:] for _ in range(2)] == ["up\n"] * 2
@@ -60,7 +60,7 @@ compute(sys.argv[1])
 
 def test_a_silent_job_that_computes_in_one_function_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SILENT)
-    options = ("-np", "2", "--overload", "--stall-timeout", "2")
+    options = ("-np", "2", "--stall-timeout", "2")
     record = tmp_path / "run" / "doctor.json"
     done = run(launch_line(OWN, tmp_path, *options, str(tmp_path / "train.py"), str(record)))
     assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_a_job_of_which_a_rank_prints_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     record = tmp_path / "run" / "doctor.json"
     words = (str(tmp_path / "train.py"), str(record), str(tmp_path / "fifo"))
-    done = run(launch_line(OWN, tmp_path, "-np", "2", "--overload", "--stall-timeout", "2", *words))
+    done = run(launch_line(OWN, tmp_path, "-np", "2", "--stall-timeout", "2", *words))
     assert done.returncode == 0, done.stderr
     verdict = json.loads(record.read_text())["verdict"]
     assert (verdict["finding"], verdict["hangs"], verdict["moved"]) == ("blocked", False, True)

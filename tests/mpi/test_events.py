@@ -30,7 +30,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("code", "state"), [(0, "succeeded"), (3, "failed")])
 def test_the_start_and_the_end_of_a_run_are_events(tmp_path: Path, code: int, state: str) -> None:
     command = f'{sys.executable} -c "{APPEND}" {tmp_path}/events'
-    line = launch_line(OWN, tmp_path, "-np", "2", "--overload", "--on-event", command)
+    line = launch_line(OWN, tmp_path, "-np", "2", "--on-event", command)
     done = run(line, "sh", "-c", f"exit {code}")
     assert done.returncode == code, done.stderr
     start, end = events_of(tmp_path / "events")
@@ -43,7 +43,7 @@ def test_the_start_and_the_end_of_a_run_are_events(tmp_path: Path, code: int, st
 def test_a_stall_is_an_event_with_the_verdict_and_posted_to_an_address(tmp_path: Path) -> None:
     hang = "import os, time\nif os.environ['RANK'] == '1': time.sleep(9999)"
     with PostedEvents() as posted:
-        line = launch_line(OWN, tmp_path, "-np", "2", "--overload", "--grace", "1", "--stall-timeout", "1")
+        line = launch_line(OWN, tmp_path, "-np", "2", "--grace", "1", "--stall-timeout", "1")
         done = run([*line, "--on-event", posted.url, sys.executable, "-c", hang])
         bodies = list(posted.bodies)
     assert done.returncode == 123, done.stderr

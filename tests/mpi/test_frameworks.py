@@ -225,7 +225,7 @@ def test_more_workers_than_fit_into_a_variable() -> None:
 
 
 def test_each_rank_knows_who_it_is(launch: Launch) -> None:
-    ranks = told(launch("-np", "2", "--overload", sys.executable, "-c", TELL))
+    ranks = told(launch("-np", "2", sys.executable, "-c", TELL))
     port = int(ranks[0]["MASTER_PORT"])
     assert FIRST <= port < LAST
     for number, rank in enumerate(ranks):
@@ -251,7 +251,7 @@ def test_one_framework_alone(launch: Launch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("names", "order"), [("mpi", "host"), ("ddl", "ddl")])
 def test_frameworks_that_need_nothing_more(launch: Launch, names: str, order: str) -> None:
-    ranks = told(launch("-np", "2", "--overload", "--framework", names, sys.executable, "-c", TELL))
+    ranks = told(launch("-np", "2", "--framework", names, sys.executable, "-c", TELL))
     assert [{*rank} - {"OMPI_MCA_orte_hnp_uri"} for rank in ranks] == [{"DDLRUN_RANK_ORDER"}] * 2
     assert ranks[0]["DDLRUN_RANK_ORDER"] == order
 
@@ -289,7 +289,7 @@ def test_torch_meets_by_the_environment_alone(launch: Launch, tmp_path: Path) ->
         "dist.destroy_process_group()\n"
         "os._exit(0)\n"  # torch 2.13 now and then aborts when it leaves by itself, under mpirun alone too
     )
-    done = launch("-np", "2", "--overload", "ddp.py")
+    done = launch("-np", "2", "ddp.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 2 [[2.0, 2.0]]", "1 2 [[2.0, 2.0]]"]
 
@@ -432,14 +432,14 @@ def ours(*words: str) -> list[str]:
         ("--numa-binding exclusive --virtual-local-rank t", "--bind core --visible-gpus own --env LOCAL_RANK=0 t"),
         ("--rdzv-id 7 --role trainer t", "--env TORCHELASTIC_RUN_ID=7 --env ROLE_NAME=trainer t"),
         ("--rdzv_backend=c10d --rdzv-endpoint h:1 --run-path --node_rank=0 --master_port 1 t", "t"),
-        ("--oversubscribe --map-by :OVERSUBSCRIBE -map-by ppr:2:node t", "--overload --overload --ranks-per-host 2 t"),
+        ("--oversubscribe --map-by :OVERSUBSCRIBE -map-by ppr:2:node t", "--ranks-per-host 2 t"),
         ("--map-by ppr:2:node:PE=4 t", "--ranks-per-host 2 --cores-per-rank 4 t"),
-        ("--map-by node:PE=2,OVERSUBSCRIBE t", "--rank-order ddl --cores-per-rank 2 --overload t"),
+        ("--map-by node:PE=2,OVERSUBSCRIBE t", "--rank-order ddl --cores-per-rank 2 t"),
         ("--map-by slot:pe=8:nooversubscribe --use_env t", "--cores-per-rank 8 t"),
         ("--map-by rankfile:file=/r/f -map-by slot t", "--rankfile /r/f t"),
         ("--ppn 2 -perhost 3 t", "--ranks-per-host 2 --ranks-per-host 3 t"),
         ("--gloo t", "t"),
-        ("-npersocket 1 --bind-to core:overload-allowed t", "--ranks-per-host package --bind core --overload t"),
+        ("-npersocket 1 --bind-to core:overload-allowed t", "--ranks-per-host package --bind core t"),
         ("--map-by node --rank-by slot -bynode t", "--rank-order ddl --rank-order host --rank-order ddl t"),
         ("--map-by ppr:1:package -cpus-per-rank 2 t", "--ranks-per-host package --cores-per-rank 2 t"),
         ("--np 2 -timeout 60 -stdin 1 t", "-np 2 --timeout 60 --stdin-rank 1 t"),

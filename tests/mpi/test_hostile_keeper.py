@@ -76,7 +76,7 @@ def stand_in(path: Path, mpirun: str, messages: Sequence[tuple[object, bytes]]) 
 def test_a_hostile_keeper_ends_the_job(
     mpirun: str, tmp_path: Path, messages: Sequence[tuple[object, bytes]], label: str, problem: str
 ) -> None:
-    line = launch_line(stand_in(tmp_path / "mpirun", mpirun, [CONNECT, *messages]), tmp_path, "--overload")
+    line = launch_line(stand_in(tmp_path / "mpirun", mpirun, [CONNECT, *messages]), tmp_path)
     done = run(line, "-np", "2", "true")
     assert done.returncode == EXIT_UNREACHABLE, done.stderr
     assert re.search(ATTACKED.format(label, problem), done.stderr), done.stderr
@@ -97,7 +97,7 @@ ENDED = protocol.ProgramEnd(
 def test_control_characters_and_markup_of_keepers_are_escaped(mpirun: str, tmp_path: Path) -> None:
     texts = (protocol.HELLO, b"0\t\x1b[2Jn0" + MARKUP + b"\t0\t1"), (protocol.NOTE, TEXTS), (protocol.BOUND, BOUND)
     messages = [CONNECT, *texts, (protocol.ENDED, ENDED)]
-    line = launch_line(stand_in(tmp_path / "mpirun", mpirun, messages), tmp_path, "--overload")
+    line = launch_line(stand_in(tmp_path / "mpirun", mpirun, messages), tmp_path)
     done = run(line, "-np", "1", "true")
     assert done.returncode == 3, done.stderr
     assert r"ddlrun: \x1b]52;c;cm0gLXJm\x07" in done.stderr
@@ -139,6 +139,6 @@ end(1)
 def test_a_keeper_that_connects_after_the_job_has_failed_may_leave(mpirun: str, tmp_path: Path) -> None:
     program = stand_in(tmp_path / "mpirun", mpirun, [])
     (tmp_path / "mpirun.py").write_text(LATE_KEEPER)
-    done = run(launch_line(program, tmp_path, "--overload"), "-np", "2", "true")
+    done = run(launch_line(program, tmp_path), "-np", "2", "true")
     assert done.returncode == 3, done.stderr
     assert [path.name for path in sorted(tmp_path.glob("*.left"))] == ["0.left", "1.left"]

@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def line(mpirun: str, tmp_path: Path) -> list[str]:
-    return launch_line(mpirun, tmp_path, "--quiet", "--overload")
+    return launch_line(mpirun, tmp_path, "--quiet")
 
 
 # For a minute. A signal just before a single sleep() would be handled only after it.
@@ -75,7 +75,7 @@ def test_a_signalled_keeper_is_the_cause_of_the_failures_that_follow(tmp_path: P
     # The parent of a program is its guard, and that of the guard its keeper.
     rank_1 = f"cut -d ' ' -f 4 /proc/$PPID/stat >{tmp_path}/keeper; echo up; exec sleep 300"
     program = ["-np", "2", "sh", "-c", f"[ $DDLRUN_RANK = 1 ] || {{ {rank_0}; }}; {rank_1}"]
-    with started([*launch_line(OWN, tmp_path, "--overload"), *program], stderr=subprocess.PIPE, text=True) as job:
+    with started([*launch_line(OWN, tmp_path), *program], stderr=subprocess.PIPE, text=True) as job:
 
         def has_log() -> bool:
             return log in processes.open_files(job.pid)
@@ -334,7 +334,7 @@ def test_connections_without_the_secret_are_closed(mpirun: str, tmp_path: Path, 
         f'printenv DDLRUN_CHANNEL >{channel}.part\nmv {channel}.part {channel}\nread line <{fifo}\nexec {mpirun} "$@"\n'
     )
     site.chmod(0o755)
-    line = launch_line(str(site), tmp_path, "--quiet", "--overload", "--start-timeout", "300")
+    line = launch_line(str(site), tmp_path, "--quiet", "--start-timeout", "300")
     argv = ["sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *line, "-np", "2", "sh", "-c", "echo done"]
     with contextlib.ExitStack() as clients, started(argv, stdout=subprocess.PIPE, text=True) as job:
         wait_for(channel.exists)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from ddlrun.managers.openmpi import OVERRULING
 from ddlrun.ranges import render_ranges
+from ddlrun.wording import counted
 from tests.conftest import launch_line
 from tests.support import needs
 from tests.support.cpus import CORES, USABLE, node_of, package_of
@@ -34,7 +35,7 @@ TELL = (
     "topology=e['DDLRUN_TOPOLOGY'], ddl=e['DDL_OPTIONS'], path=e['PATH'], mine=e.get('MINE'), argv=sys.argv[1:],"
     "cwd=os.getcwd())) + '\\n').encode())"
 )
-PLAIN = ("--no-tag-output", "--allow-run-as-root", "--overload")  # two ranks fit on one core, too
+PLAIN = ("--no-tag-output", "--allow-run-as-root")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -218,14 +219,16 @@ def test_a_newer_open_mpi_is_noted_and_used(mpirun: str, tmp_path: Path) -> None
 
 
 def test_more_ranks_than_cores(mpirun: str, launch: Launch, tmp_path: Path) -> None:
-    ranks = str(2 * len(CORES))
-    alone = [word for word in launch_line(mpirun, tmp_path, *PLAIN) if word != "--overload"]
-    refused = subprocess.run([*alone, "-np", ranks, "true"], capture_output=True, text=True, check=False)
+    ranks, cores = str(2 * len(CORES)), counted(len(CORES), "core")
+    line = launch_line(mpirun, tmp_path, *PLAIN)
+    strict = [*line, "-np", ranks, "--strict-binding", "true"]
+    refused = subprocess.run(strict, capture_output=True, text=True, check=False)
     assert refused.returncode == 4
-    assert "let ranks share cores: --overload" in refused.stderr
-    shared = told(launch("-np", ranks, "python3", "-c", TELL))
-    assert len(shared) == int(ranks)
-    assert sorted(cpu for rank in shared for cpu in cpus_of(rank)) == sorted([*USABLE] * 2)
+    assert f"use at most {counted(len(CORES), 'rank')} per host" in refused.stderr
+    shared = launch("-np", ranks, "python3", "-c", TELL)
+    assert [cpus_of(rank) for rank in told(shared)] == [[*USABLE]] * int(ranks)
+    assert f"note: localhost: {ranks} ranks run unbound on {cores}; for a core per rank, use at most" in shared.stderr
+    assert not binding_of(tmp_path)["different"]
 
 
 def test_more_ranks_than_cores_where_there_is_no_ssh(mpirun: str, tmp_path: Path) -> None:
@@ -233,7 +236,7 @@ def test_more_ranks_than_cores_where_there_is_no_ssh(mpirun: str, tmp_path: Path
         if program.name not in ("ssh", "rsh"):
             (tmp_path / program.name).symlink_to(program)
     ranks = str(2 * len(CORES))
-    argv = [*launch_line(mpirun, tmp_path, "--allow-run-as-root", "--overload", "-np", ranks), sys.executable, "-c", ""]
+    argv = [*launch_line(mpirun, tmp_path, "--allow-run-as-root", "-np", ranks), sys.executable, "-c", ""]
     done = subprocess.run(argv, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

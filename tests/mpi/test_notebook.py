@@ -35,7 +35,7 @@ def wait(seconds):
 
 def run(function, *args):
     folder = os.path.abspath(f"run-{os.urandom(4).hex()}")
-    return ddlrun.run(function, *args, np=2, overload=True, heartbeat=300, quiet=True, mpirun=MPIRUN, run_dir=folder)
+    return ddlrun.run(function, *args, np=2, heartbeat=300, quiet=True, mpirun=MPIRUN, run_dir=folder)
 
 os.getpid()
 """

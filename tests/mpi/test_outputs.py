@@ -108,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "hosts").write_text("".join(f"n{number} slots=4 rack=r{number // 2}\n" for number in range(6)))
     (folder / "rankfile").write_text("rank 0=a slot=*\nrank 2=b slot=0:1,3\nnonsense")
     (folder / "ranks.py").write_text(WAITING)
-    words = ["launch", "-np", "2", "--overload", "--process-manager", OWN, "--sample-interval", "0.1", "ranks.py", "go"]
+    words = ["launch", "-np", "2", "--process-manager", OWN, "--sample-interval", "0.1", "ranks.py", "go"]
     with subprocess.Popen([*DDLRUN, *words], cwd=folder, env=state_of(folder), stderr=subprocess.DEVNULL) as job:
         metrics = wait_until(lambda: [*folder.glob("state/ddlrun/runs/*/metrics.jsonl")])[0]
         run(folder, "doctor", "--interval", "0.1")
@@ -173,7 +173,7 @@ def test_every_file_of_a_run_folder(mpirun: str, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     metrics = tmp_path / "run" / "metrics.jsonl"
     script.write_text(RANKS.format(metrics=str(metrics)))
-    argv = launch_line(mpirun, tmp_path, "-np", "2", "--overload", "--sample-interval", "0.1", str(script))
+    argv = launch_line(mpirun, tmp_path, "-np", "2", "--sample-interval", "0.1", str(script))
     environ = {**os.environ, **YIELD, "DDL_OPTIONS": "-mode r -dump_iter 6"}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ, cwd=ROOT, timeout=300)
     assert done.returncode == 3, done.stderr
@@ -185,7 +185,7 @@ def test_every_file_of_a_run_folder(mpirun: str, tmp_path: Path) -> None:
 @pytest.mark.openmpi(5)
 def test_ps_of_a_running_job(mpirun: str, tmp_path: Path) -> None:
     environ = state_of(tmp_path)
-    argv = launch_line(mpirun, tmp_path, "-np", "2", "--overload", "sleep", "600")
+    argv = launch_line(mpirun, tmp_path, "-np", "2", "sleep", "600")
     with subprocess.Popen(argv, env=environ) as job:
         try:
             shown = wait_for_runs(job, environ)
@@ -224,7 +224,7 @@ def wait_for_runs(job: subprocess.Popen[bytes], environ: dict[str, str]) -> dict
 
 
 def measure(mpirun: str, tmp_path: Path, *words: str) -> str:
-    argv = [*DDLRUN, *words, "--mpirun", mpirun, "--topology", "2", "--overload"]
+    argv = [*DDLRUN, *words, "--mpirun", mpirun, "--topology", "2"]
     environ = {**os.environ, **YIELD, "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(argv, env=environ, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

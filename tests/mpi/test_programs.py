@@ -37,7 +37,7 @@ def test_a_keeper_chooses_its_program_by_rank(monkeypatch: pytest.MonkeyPatch) -
 def test_programs_of_one_job(mpirun: str, tmp_path: Path) -> None:
     program = (tmp_path / "b.py").resolve()
     program.write_text("import os, sys; print('b', os.environ['RANK'], *sys.argv[1:], flush=True)")
-    argv = launch_line(mpirun, tmp_path, "--quiet", "--no-tag-output", "--overload", "--wrap", "1:env RANK=one")
+    argv = launch_line(mpirun, tmp_path, "--quiet", "--no-tag-output", "--wrap", "1:env RANK=one")
     done = run(
         argv, "-np", "1", "echo", "a", ":", "-np", "2", str(program), "{rank}", ":", "--", ":", "-n", "1", "echo"
     )

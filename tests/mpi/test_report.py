@@ -123,7 +123,7 @@ def read(page: str) -> str:
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four ranks here: rank 2 is slow, and rank 1 fails at the end."""
     folder = tmp_path_factory.mktemp("failed")
-    argv = launch_line(MPIRUNS[5], folder, "-np", "4", "--overload", "--env", "MY_TOKEN=geheim")
+    argv = launch_line(MPIRUNS[5], folder, "-np", "4", "--env", "MY_TOKEN=geheim")
     (folder / "train.py").write_text(TRAIN)
     environ = {**os.environ, "DDL_OPTIONS": OPTIONS, "OMPI_MCA_mpi_yield_when_idle": "1"}
     done = subprocess.run(

@@ -54,8 +54,8 @@ def places(output: str) -> list[dict[str, Any]]:
     ("sizes", "words", "dims"),
     [
         ((2, 1), ["-H", "h1:2,h2:1"], (1, 3)),
-        ((4, 2), ["-H", "h1:4,h2:2", "-np", "6", "--overload"], (2, 3)),
-        pytest.param((1, 4), ["-H", "h1:1,h2:4", "--overload"], (1, 5), marks=pytest.mark.extra),
+        ((4, 2), ["-H", "h1:4,h2:2", "-np", "6"], (2, 3)),
+        pytest.param((1, 4), ["-H", "h1:1,h2:4"], (1, 5), marks=pytest.mark.extra),
     ],
 )
 def test_ranks_know_their_places(
@@ -130,7 +130,7 @@ def test_measurements_want_equal_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
 def test_every_collective_on_unequal_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
     ranks = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
     patient = ["--env", "OMPI_MCA_mpi_yield_when_idle=1", "--env", f"PYTHONPATH={ROOT}"]
-    done = launch(hosts, mpirun, tmp_path, "-H", "h1:4,h2:2", "--overload", *patient, str(ranks), "--quick", "2x3x1")
+    done = launch(hosts, mpirun, tmp_path, "-H", "h1:4,h2:2", *patient, str(ranks), "--quick", "2x3x1")
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
 
 
@@ -187,7 +187,7 @@ def test_the_backend_ddl_reduces_on_unequal_hosts(hosts: TwoHosts, mpirun: str, 
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(BACKEND)
     (tmp_path / "hosts").write_text("h1 slots=3 rack=a\nh2 slots=1 rack=b\n")
-    words = ["--overload", "--framework", "torch", "--hostfile", str(tmp_path / "hosts"), str(tmp_path / "train.py")]
+    words = ["--framework", "torch", "--hostfile", str(tmp_path / "hosts"), str(tmp_path / "train.py")]
     done = launch(hosts, mpirun, tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} of 4" for rank in range(4)]

@@ -149,10 +149,10 @@ def test_a_step_that_slurm_ends_or_refuses(slurm: SlurmCluster, srun: Launch, tm
 
 def test_slurm_binds_each_rank(srun: Launch, tmp_path: Path) -> None:
     """By a mask for each local rank in either order; on unequal hosts, each rank binds itself."""
-    orders = "\n".join(srun(RANK_REPORT, order, "--overload", "--rank-order", order) for order in ("host", "ddl"))
+    orders = "\n".join(srun(RANK_REPORT, order, "--rank-order", order) for order in ("host", "ddl"))
     with SlurmCluster(hosts_per_rack=1, racks=2, binds=True) as slurm:
         state, output = run(slurm, tmp_path, orders, "-N2", "--ntasks-per-node=2", "--exclusive")
-        unequal = srun(RANK_REPORT, "unequal", "--overload")
+        unequal = srun(RANK_REPORT, "unequal")
         unequal_state, unequal_output = run(slurm, tmp_path, unequal, "-N2", "-n3", "--exclusive")
     assert (state, unequal_state) == ("COMPLETED", "COMPLETED"), output + unequal_output
     assert sorted(output) == sorted(planned_reports(tmp_path / "host") + planned_reports(tmp_path / "ddl"))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.extra
 SUBMIT = [sys.executable, "-m", "ddlrun", "submit", "--gpus", "0", "--wait"]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"
 # Options that launch gets unchanged.
-LAUNCH_OPTIONS = ["--allow-run-as-root", "--no-tag-output", "--quiet", "--overload", "--env", "MINE=$x  'y'"]
+LAUNCH_OPTIONS = ["--allow-run-as-root", "--no-tag-output", "--quiet", "--env", "MINE=$x  'y'"]
 SCRIPT = """import os, sys, time
 os.write(1, f"{os.uname().nodename} {os.environ['MINE']} {sys.argv[2:]}\\n".encode())
 time.sleep(600) if sys.argv[1] == "stay" else sys.exit(int(sys.argv[1]))

@@ -208,7 +208,7 @@ def _swap_space(path: Path) -> Iterator[None]:
 def run_seed(cause: str, folder: Path, is_done: Callable[[History], bool]) -> History:
     """Run a seeded job until its samples suffice; return them."""
     (folder / "program.py").write_text(STEPS + SEEDS[cause].program)
-    argv = launch_line(OWN, folder, "-np", "2", "--overload", "--quiet", "--allow-run-as-root", sys.executable)
+    argv = launch_line(OWN, folder, "-np", "2", "--quiet", "--allow-run-as-root", sys.executable)
     history = History()
     reader = MetricsReader(str(folder / "run" / "metrics.jsonl"))
 

@@ -232,7 +232,7 @@ def test_an_image_that_is_not_there_is_reported_before_the_start(tmp_path: Path)
         (2, ["launch", "--config-file", "/nonexistent", "true"], "config file /nonexistent"),
         (2, ["launch", "-H", f"localhost,{os.uname().nodename}", "true"], "are both this machine"),
         (3, ["launch", "-H", "no-such-host.invalid", "true"], "host no-such-host.invalid: ssh: Could not resolve"),
-        (4, ["launch", "--ranks-per-host", "100000", "true"], "usable core"),
+        (4, ["launch", "--strict-binding", "-np", "1000", "true"], "usable core"),
         (2, ["launch", "-H", "localhost:1,b:2", "--mode", "r", "--machine", "dgx1", "--dry-run", "true"],
          "but these hosts have 1+2; give all the same, such as --ranks-per-host 1, or leave the option out"),
         (2, ["show", "hosts", "-H", "a:4,b:2", "--rank-order", "ddl", "--racks", "2", "--machine", "dgx1"],
@@ -494,7 +494,7 @@ def test_launchers_inside_a_launch(program: str, launcher: str | None) -> None:
 def test_several_launchers_per_host_give_a_note(tmp_path: Path) -> None:
     (tmp_path / "torchrun").symlink_to("/bin/true")
     for ranks in ("1", "2"):
-        done = ddlrun("launch", "--process-manager", "ddlrun", "-np", ranks, "--overload", f"{tmp_path}/torchrun")
+        done = ddlrun("launch", "--process-manager", "ddlrun", "-np", ranks, f"{tmp_path}/torchrun")
         note = (
             "ddlrun: note: 2 ranks per host start torchrun, which starts processes of its own for each: leave torchrun"
         )

@@ -281,7 +281,7 @@ def test_the_note_on_an_option_after_the_script(tmp_path: Path) -> None:
 def test_options_without_effect_beside_a_rank_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "ranks").write_text("rank 0=a slot=0:0\n")
     words = ["show", "placement", "--machine", "dgx1", "--rankfile", f"{tmp_path}/ranks"]
-    group.main([*words, "--overload"], standalone_mode=False)
+    group.main(words, standalone_mode=False)
     assert "no effect" not in capsys.readouterr().err
     group.main([*words, "--cores-per-rank", "2", "--rank-order", "ddl"], standalone_mode=False)
     note = "no effect with --rankfile: the file names the cores"

@@ -8,6 +8,7 @@ from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
 from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.placement import place
+from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.ranges import render_ranges
 from ddlrun.topology import RankOrder, Topology, parse_topology
@@ -157,8 +158,22 @@ def test_too_few_hosts_names_both_numbers_and_the_product() -> None:
 
 def test_too_many_ranks_for_the_cores() -> None:
     with pytest.raises(PlacementError, match="3 ranks on each host, but a has 2 usable cores") as caught:
-        placement("3x1x1", ["a"], machine("1x2"))
+        placement("3x1x1", ["a"], machine("1x2"), policy=PlacementPolicy(strict=True))
     assert "use at most 2 ranks per host" in str(caught.value)
+    with pytest.raises(PlacementError, match="not 3 x 1; use at most 2 ranks per host, or no --cores-per-rank"):
+        placement("3x1x1", ["a"], machine("1x2"), policy=PlacementPolicy(cores_per_rank=1))
+
+
+@pytest.mark.parametrize(("bind", "cores"), [("core", ["1-3"] * 4), ("package", ["1", "1", "2-3", "2-3"])])
+def test_more_ranks_than_cores_run_unbound(bind: str, cores: list[str]) -> None:
+    two_packages = described("{packages: 2, cores_per_package: 2}")
+    placed = placement("4x1x1", ["a"], two_packages, policy=PlacementPolicy(bind=bind, reserve_cores=1))
+    local_ranks = placed.bindings[0]
+    assert [render_ranges(core.logical_index for core in rank.cores) for rank in local_ranks] == cores
+    assert {rank.threads for rank in local_ranks} == {1}
+    how = "run unbound on" if bind == "core" else "share"
+    note = f"a: 4 ranks {how} 3 cores; for a core per rank, use at most 3 ranks per host"
+    assert placement_notes(placed)[0] == note
 
 
 def test_too_few_slots_names_every_short_host() -> None:

@@ -65,7 +65,7 @@ def test_the_page_shows_the_files_of_the_example(name: str, title: str, kind: st
 
 def test_a_launch_in_a_job_of_the_plugin(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    launch = ["launch", "--mpirun", "toyrun", "--overload", "--no-tag-output", "--verbose"]
+    launch = ["launch", "--mpirun", "toyrun", "--no-tag-output", "--verbose"]
     done = ddlrun(installed, *launch, "rank.py", "0", cwd=tmp_path, **in_job(tmp_path))
     assert done.returncode == 0, done.stderr
     assert sorted(line.split()[0] for line in done.stdout.splitlines()) == ["0", "1"]
@@ -76,7 +76,7 @@ def test_a_launch_in_a_job_of_the_plugin(installed: Path, tmp_path: Path) -> Non
 
 def test_the_exit_code_of_a_rank(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    words = ["launch", "--mpirun", "toyrun", "--overload", "-np", "2", "rank.py", "9"]
+    words = ["launch", "--mpirun", "toyrun", "-np", "2", "rank.py", "9"]
     done = ddlrun(installed, *words, cwd=tmp_path)
     assert done.returncode == 9
     assert "ddlrun: exit code 9; logs: " in done.stderr
@@ -85,7 +85,7 @@ def test_the_exit_code_of_a_rank(installed: Path, tmp_path: Path) -> None:
 def test_a_process_manager_that_fails_is_named(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "toyrun").write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo toyrun 1.0\nexit 37\n')
     (tmp_path / "toyrun").chmod(0o755)
-    done = ddlrun(installed, "launch", "--mpirun", f"{tmp_path}/toyrun", "--overload", "-np", "2", "true", cwd=tmp_path)
+    done = ddlrun(installed, "launch", "--mpirun", f"{tmp_path}/toyrun", "-np", "2", "true", cwd=tmp_path)
     assert re.search("ddlrun: failed after .*: toyrun ended with 37\n", done.stderr), done.stderr
 
 

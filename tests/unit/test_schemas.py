@@ -266,7 +266,7 @@ def test_yaml_in_pages_is_valid() -> None:
 # Schema, document, the place that the schema names, and the words of ddlrun's own error.
 WRONG = [
     ("config", "placement: {bindd: core}", "$.placement", "key 'placement.bindd' is not known (did you mean"),
-    ("config", "placement: {overload: [1]}", "$.placement.overload", "placement.overload: [1]; write true or false"),
+    ("config", "network: {tcp: [1]}", "$.network.tcp", "network.tcp: [1]; write true or false"),
     ("config", "env: {A: [1]}", "$.env.A", "env.A: one value is wanted"),
     ("config", "controller: nccl", "$.controller", "controller: 'nccl'"),
     ("config", "[1, 2]", "$", "a list of 'key: value' is wanted"),

@@ -88,12 +88,12 @@ def test_all_unknown_keys_come_together() -> None:
 
 
 def test_placement() -> None:
-    text = "placement: {reserve_cores: 2, gpu_order: [1, 0], overload: true, packing: pack}\nrankfile: F\n"
+    text = "placement: {reserve_cores: 2, gpu_order: [1, 0], share_gpus: true, packing: pack}\nrankfile: F\n"
     assert parse_config(text, "F").values == {
-        "reserve_cores": "2", "gpu_order": "1,0", "overload": True, "packing": "pack", "rankfile": "F",
+        "reserve_cores": "2", "gpu_order": "1,0", "share_gpus": True, "packing": "pack", "rankfile": "F",
     }  # fmt: skip
-    with pytest.raises(InputError, match=r"F, line 1: placement\.overload: 'x'; write true or false"):
-        parse_config("placement: {overload: x}", "F")
+    with pytest.raises(InputError, match=r"F, line 1: placement\.share_gpus: 'x'; write true or false"):
+        parse_config("placement: {share_gpus: x}", "F")
 
 
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -18,7 +18,6 @@ def read_policy(options: Mapping[str, Any]) -> PlacementPolicy:
         packing=options["packing"],
         threads_per_core=options["threads_per_core"],
         gpu_order=None if options["gpu_order"] is None else _parse_gpu_order(str(options["gpu_order"])),
-        overload=options["overload"],
         core_kinds=options["core_kinds"],
     )
 

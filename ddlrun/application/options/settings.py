@@ -148,7 +148,9 @@ def _read_profiles(options: Options, hosts: tuple[str, ...]) -> Profiles:
 def _read_placement(options: Options) -> PlacementOptions:
     rankfile = options["rankfile"]
     return PlacementOptions(
-        policy=read_policy(options)._replace(share_gpus=options["share_gpus"], membind=options["membind"]),
+        policy=read_policy(options)._replace(
+            strict=options["strict_binding"] is True, share_gpus=options["share_gpus"], membind=options["membind"]
+        ),
         rankfile=UserRankfile(rankfile, read_rankfile(rankfile)) if rankfile else None,
         visible_gpus=options["visible_gpus"],
         bind_threads=options["bind_threads"],

@@ -43,8 +43,9 @@ SWITCHES: dict[str, Words] = {
     "--prefix-output-with-timestamp": ("--timestamp-output",), "--log-without-timestamp": ("--no-log-with-timestamp",),
     # mpirun
     **dict.fromkeys(
-        ("--noprefix", "--nooversubscribe", "--disable-recovery", "--show-progress", "--do-not-resolve"), ()),
-    "--oversubscribe": ("--overload",), "-q": ("--quiet",),
+        ("--noprefix", "--oversubscribe", "--nooversubscribe", "--disable-recovery", "--show-progress",
+         "--do-not-resolve"), ()),
+    "-q": ("--quiet",),
     "--prefix-timestamp": ("--timestamp-output",), "--pernode": ("--ranks-per-host", "1"),
     "--bind-to-core": ("--bind", "core"), "--bind-to-socket": ("--bind", "package"),
     "--bynode": ("--rank-order", "ddl"), "--byslot": ("--rank-order", "host"), "--do-not-launch": ("--dry-run",),
@@ -71,6 +72,7 @@ _UNSUPPORTED = {
              "--blacklist-cooldown-range --elastic-training --min-elastic-nodes --max-elastic-nodes",
     "ddlrun starts ranks with mpirun; leave the option out": "--jsrun",
     "ddlrun check --check-build shows it": "--check-build -cb",
+    "more ranks than cores run without it, and are not bound; leave it out": "--overload",
     # mpirun
     PLACEMENT: "--binding-args --cpu-set --cpu-list --bycore --cartofile --cpu-bind --distribution --hint "
                "--ntasks-per-socket --ntasks-per-core --cores-per-socket -rankmap -order-nodes -grr -hosts-group",
@@ -163,9 +165,7 @@ NUMA_BINDINGS = {"node": "numa", "socket": "package", "exclusive": "core", "core
 RANKINGS = {"slot": "host", "node": "ddl"}
 # Policies and modifiers of --map-by -> words for ddlrun.
 POLICIES: dict[str, Words] = {**dict.fromkeys(("", "slot", "core"), ()), "node": ("--rank-order", "ddl")}
-MODIFIERS: dict[str, Words] = {
-    "": (), "nooversubscribe": (), "oversubscribe": ("--overload",), "overload-allowed": ("--overload",),
-}  # fmt: skip
+MODIFIERS: dict[str, Words] = dict.fromkeys(("", "nooversubscribe", "oversubscribe", "overload-allowed"), ())
 # Devices of --nproc-per-node -> unit of --ranks-per-host.
 UNITS = {"auto": "gpu-or-core", "cpu": "core"}
 # A value of --redirects and --tee: 0 to 3 for all local ranks, or for each one that is named.
@@ -175,10 +175,10 @@ ENDING_SIGNALS = frozenset(("INT", "TERM", "HUP", "QUIT"))
 
 
 def _translate_bind(name: str, value: str) -> Words:
-    policy, _, modifiers = value.partition(":")
+    policy = value.partition(":")[0]
     if policy not in BINDINGS:
         raise InputError(f"{name} {value}: unknown binding; write one of {', '.join(BINDINGS)}, or use --rankfile")
-    return "--bind", BINDINGS[policy], *(["--overload"] if "overload-allowed" in modifiers else [])
+    return "--bind", BINDINGS[policy]
 
 
 def _translate_mapping(name: str, value: str) -> Words:

@@ -10,7 +10,6 @@ from ddlrun.cli.options.shared import (
     TOPOLOGY_HELP,
     UNREACHABLE_HELP,
     hostfile_option,
-    overload_option,
     racks_option,
     scheduler_options,
     ssh_options,
@@ -131,7 +130,6 @@ shape_options = option_group(
     option("Topology", "--topology", metavar="XxYxZ[xA]", show_default="as for launch", help=TOPOLOGY_HELP),
     ranks_per_host_option,
     racks_option,
-    overload_option,
 )
 
 

@@ -86,9 +86,6 @@ probe_timeout_option = option(
 racks_option = option("Topology", "--racks", type=COUNT, metavar="N", help="Z: racks.")
 TOPOLOGY_HELP = "X ranks per host, Y hosts per rack, Z racks, A aisles."
 ORDER_HELP = "host: consecutive ranks on each host; ddl: round robin over hosts, rank = x*Y*Z + y*Z + z"
-overload_option = option(
-    "Placement", "--overload", is_flag=True, help="Let ranks share cores if there are more ranks than cores."
-)
 placement_options = option_group(
     option("Placement", "--cores-per-rank", type=COUNT, metavar="N", help="Cores per rank.",
            show_default="an equal share of all usable cores"),
@@ -109,7 +106,6 @@ placement_options = option_group(
     ),
     option("Placement", "--gpu-order", metavar="N,...", show_default="0,1,2,...",
            help="GPUs of local ranks 0, 1, 2, ..., in this order."),
-    overload_option,
     option(
         "Placement", "--core-kinds", type=Choice(CORE_KINDS), default="all", show_default=True,
         help="Cores to use on a machine with fast and slow cores. all: an equal part of each kind for each rank. "

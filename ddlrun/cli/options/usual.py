@@ -23,7 +23,6 @@ USUAL_OPTIONS = {
     "Placement": (
         ("--bind UNIT", "Bind ranks to core, numa, package or none."),
         ("--cores-per-rank N", "Cores per rank; otherwise an equal share."),
-        ("--overload", "Let ranks share cores."),
         ("--rankfile FILE", "Place ranks by this rank file."),
     ),
     "Environment": (
