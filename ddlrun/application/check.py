@@ -26,6 +26,9 @@ from ddlrun.preflight.run import PreflightReport, PreflightRequest, preflight
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.wording import did_you_mean
 
+# The word of --checks for no checks.
+NONE = "none"
+
 
 def run_checks(
     hosts: HostList,
@@ -47,7 +50,9 @@ def run_checks(
 def checks_of(manager: ProcessManager, options: Mapping[str, Any]) -> frozenset[str]:
     """Return the checks to run for a job of Python's, perhaps in a container."""
     container = frozenset() if options["container"] else frozenset({"container"})
-    return parse_checks(options["only_checks"]) - _needless_checks(manager, (sys.executable,)) - container
+    if options["checks"] == NONE:
+        raise InputError("`--checks` none: ddlrun check exists to check; leave the option out, or name checks")
+    return parse_checks(options["checks"]) - _needless_checks(manager, (sys.executable,)) - container
 
 
 def _needless_checks(manager: ProcessManager, program: Sequence[str]) -> frozenset[str]:
@@ -113,11 +118,13 @@ def _program_file(words: Sequence[str], *, in_image: bool) -> str | None:
 
 def parse_checks(text: str | None) -> frozenset[str]:
     """Return the checks of a comma-separated list, all where it is None. Raises InputError for an unknown check."""
+    if text == NONE:
+        return frozenset()
     names = list(NAMES) if text is None else [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         hint = did_you_mean(unknown[0], NAMES)
-        raise InputError(f"`--only-checks`: unknown check {unknown[0]!r}{hint}; the checks are {', '.join(NAMES)}")
+        raise InputError(f"`--checks`: unknown check {unknown[0]!r}{hint}; the checks are {', '.join(NAMES)}")
     return frozenset(names)
 
 

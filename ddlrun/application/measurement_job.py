@@ -31,7 +31,7 @@ NO_RACKS = "the racks of these hosts are unknown, so they count as one rack; ddl
 # Options that are passed on to launch unchanged.
 PASSED = (
     "ssh_port", "ssh_identity_file", "scheduler", "launcher", "start_timeout", "network", "network_interface", "tcp",
-    "skip_checks", "mpirun", "allow_run_as_root",
+    "checks", "mpirun", "allow_run_as_root",
 )  # fmt: skip
 
 

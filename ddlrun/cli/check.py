@@ -38,7 +38,7 @@ from ddlrun.remote.probe import check_distinct
 @scheduler_options
 @start_timeout_option
 @network_options
-@option("Checks", "--only-checks", metavar="NAME,...",
+@option("Checks", "--checks", metavar="NAME,...",
         help=f"Run only these checks, of {', '.join(NAMES)}.")  # fmt: skip
 @check_build_option
 @option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")

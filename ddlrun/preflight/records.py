@@ -10,7 +10,7 @@ class FindingRecord(TypedDict):
 
     host: str
     check: str
-    """Name of the check, as for --only-checks."""
+    """Name of the check, as for --checks."""
     code: str
     """Code of the result: passed, unreachable, ..."""
     level: Annotated[str, Level]

@@ -18,7 +18,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "check": (
         Example("Check 64 hosts and the script on them.", "ddlrun check 'n[01-64]' --script train.py"),
-        Example("Run only the checks of MPI and of TCP connections.", "ddlrun check @hosts --only-checks mpi,tcp"),
+        Example("Run only the checks of MPI and of TCP connections.", "ddlrun check @hosts --checks mpi,tcp"),
     ),
     "gen-rankfile": (
         Example("Write the rank file of 4 ranks on each of 2 hosts.", "ddlrun gen-rankfile 4x2 n1,n2 -o rankfile"),

@@ -112,7 +112,7 @@ def _managers_alone(hostfile: Path, count: int) -> dict[str, list[str]]:
 def _launches(names: list[str]) -> dict[str, list[str]]:
     """Return the command line of ddlrun launch with each process manager."""
     hosts = ",".join(f"{name}:1" for name in names)
-    words = ["--skip-checks", "--machine", "local", "--quiet", "-H", hosts, "/bin/true"]
+    words = ["--checks", "none", "--machine", "local", "--quiet", "-H", hosts, "/bin/true"]
     choices = {"ddlrun": ["--process-manager", "ddlrun"]}
     choices |= {title: ["--mpirun", argv[0]] for title, argv in _mpiruns([])}
     return {title: [*DDLRUN, "launch", "--allow-run-as-root", *choice, *words] for title, choice in choices.items()}

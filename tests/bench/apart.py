@@ -91,7 +91,7 @@ class Job:
         ship = ["--ship", "code,env", "--ship-dir", str(self._disk)]
         python = str(self._project / ".venv/bin/python")
         begin = time.monotonic()
-        self._run([python, "-m", "ddlrun", "check", self._names, *ship, "--only-checks", "ssh"], PYTHONPATH=MODULES)
+        self._run([python, "-m", "ddlrun", "check", self._names, *ship, "--checks", "ssh"], PYTHONPATH=MODULES)
         check = time.monotonic() - begin
         begin = time.monotonic()
         words = ["--process-manager", "ddlrun", "--allow-run-as-root", "-H", self._hosts, "--machine", "local"]

@@ -168,7 +168,17 @@ class Storm:
     def _launch(self, run: str, shipped: str) -> Figures:
         """Launch the script; return the figures."""
         hosts = ",".join(f"{name}:{self._ranks_per_host}" for name in self._names)
-        argv = [*DDLRUN, "launch", "--allow-run-as-root", "--process-manager", "ddlrun", "-H", hosts, "--skip-checks"]
+        argv = [
+            *DDLRUN,
+            "launch",
+            "--allow-run-as-root",
+            "--process-manager",
+            "ddlrun",
+            "-H",
+            hosts,
+            "--checks",
+            "none",
+        ]
         argv += ["--run-dir", str(self._folder / run), "--machine", "local"]
         argv += ["--start-timeout", str(PATIENCE), "--heartbeat", str(PATIENCE), "--no-tag-output"]
         if shipped:

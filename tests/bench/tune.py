@@ -23,7 +23,7 @@ HOSTS, RACKS = 2, 2
 def tune(cluster: Cluster, *words: str) -> dict[str, Any]:
     """Run ddlrun tune on all hosts from the first; return its result."""
     hosts = ",".join(f"{host.name}" for host in cluster.hosts)
-    argv = [sys.executable, "-m", "ddlrun", "tune", hosts, "--skip-checks", "--allow-run-as-root"]
+    argv = [sys.executable, "-m", "ddlrun", "tune", hosts, "--checks", "none", "--allow-run-as-root"]
     argv += ["--no-horovod", "--save", "-", "--json", *words]
     environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"}
     done = cluster.run("h1", argv, env=environ, timeout=3000)

@@ -97,7 +97,7 @@ class Run:
         options = ["-H", ",".join(scenario.hosts), "-np", str(len(scenario.hosts)), "--quiet"]
         options += ["--grace", f"{scenario.grace:g}", "--heartbeat", f"{scenario.heartbeat:g}"]
         options += ["--timeout", f"{scenario.timeout:g}", "--start-timeout", f"{scenario.start_timeout:g}"]
-        options += ["--skip-checks"] if scenario.skip_checks else []
+        options += ["--checks", "none"] if scenario.skip_checks else []
         options += ["--run-dir", str(self._folder / "small" / "run")] if scenario.full_disk else []
         words = (sys.executable, str(RANK), str(self._evidence), json.dumps(program))
         return Job(self._cluster, self._mpirun, self._folder, *words, options=tuple(options))

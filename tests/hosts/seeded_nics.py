@@ -51,7 +51,7 @@ class SeededNics(NamedTuple):
     def running(self, cluster: Cluster, mpirun: str, folder: Path) -> Iterator[Started]:
         """Run the job until the end of the block."""
         hosts = ",".join(f"h{number}:1" for number in range(1, self.hosts + 1))
-        line = launch_line(mpirun, folder, "--skip-checks", "-H", hosts, "--env", "OMPI_MCA_mpi_yield_when_idle=1")
+        line = launch_line(mpirun, folder, "--checks", "none", "-H", hosts, "--env", "OMPI_MCA_mpi_yield_when_idle=1")
         line += [sys.executable, "-c", REDUCES, str(self.pause)]
         with started(cluster.argv("h1", line), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
             yield job

@@ -83,7 +83,7 @@ def test_sshd_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.extra
 def test_the_link_is_cut(cluster: Cluster, tmp_path: Path) -> None:
     with cluster.cut("h3"):
-        done = check(cluster, tmp_path, "--start-timeout", "3", "--only-checks", "ssh,names")
+        done = check(cluster, tmp_path, "--start-timeout", "3", "--checks", "ssh,names")
     one_row(done, 3, ["ssh", "h3", "FAILURE", ""], "does a firewall drop port 22?")
 
 
@@ -167,7 +167,7 @@ def test_a_name_and_its_address(cluster: Cluster, mpirun: str, tmp_path: Path) -
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr.startswith(f"ddlrun: error: host 10.77.0.2: {SAME_HOST}; name each host once")
     assert len(done.stderr.splitlines()) == 1
-    done = cluster.run("h1", [*argv, "--skip-checks", "--dry-run", "hostname"], cwd=tmp_path)
+    done = cluster.run("h1", [*argv, "--checks", "none", "--dry-run", "hostname"], cwd=tmp_path)
     assert f"ddlrun: warning: host 10.77.0.2: {SAME_HOST}; the ranks of both share its cores" in done.stderr
 
 
@@ -220,7 +220,7 @@ def test_agents_need_a_python_and_no_mpi(cluster: Cluster, tmp_path: Path) -> No
     with ExitStack() as stack:
         for path in {Path(name).resolve() for name in (sys.executable, on_path, MPIRUNS[5]) if name is not None}:
             stack.enter_context(mounted(cluster, "h3", path, "--bind", "/dev/null"))
-        done = check(cluster, tmp_path, "--process-manager", "ddlrun", "--only-checks", "mpi,agent")
+        done = check(cluster, tmp_path, "--process-manager", "ddlrun", "--checks", "mpi,agent")
     one_row(done, 5, ["agent", "h3", "FAILURE", "nor python3 can be run"], "install Python 3.8 or later there")
 
 
@@ -262,7 +262,7 @@ def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> Non
         assert done.returncode == 5
         assert done.stderr.startswith("ddlrun: error: host h3: train.py has another content than here")
         assert not (tmp_path / "run").exists()
-        argv[-1:-1] = ["--quiet", "--no-tag-output", "--only-checks", "mpi"]
+        argv[-1:-1] = ["--quiet", "--no-tag-output", "--checks", "mpi"]
         done = cluster.run("h1", argv, cwd=tmp_path)
         assert (done.returncode, sorted(done.stdout.split())) == (0, ["1", "1", "1", "2"])
     other.write_text("print(22)\n")
@@ -345,7 +345,7 @@ def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_host_that_starts_late(cluster: Cluster, tmp_path: Path) -> None:
     """The checks of connections start 9 s later on one host than on the others."""
     with instead(cluster.known_hosts("h3").with_name("sshrc"), "sleep 9\n"):
-        done = check(cluster, tmp_path, "--only-checks", "ssh,tcp", "--start-timeout", "300")
+        done = check(cluster, tmp_path, "--checks", "ssh,tcp", "--start-timeout", "300")
     assert (done.returncode, done.stdout) == (0, WELL), done.stderr
 
 
@@ -388,8 +388,8 @@ def test_a_host_that_is_not_on_the_wanted_network(cluster: Cluster, tmp_path: Pa
     report = json.loads(done.stdout)
     validate(report, "check")
     assert report["network"]["subnets"] == ["10.77.0.0/16"]
-    done = check(cluster, tmp_path, "--only-checks", "tpc")
-    message = "ddlrun: error: --only-checks: unknown check 'tpc' (did you mean tcp?)"
+    done = check(cluster, tmp_path, "--checks", "tpc")
+    message = "ddlrun: error: --checks: unknown check 'tpc' (did you mean tcp?)"
     assert (done.returncode, done.stderr.partition(";")[0]) == (2, message)
 
 

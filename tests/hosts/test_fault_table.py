@@ -30,7 +30,17 @@ CASES = [*ALL, *ALL_OWN] if "FAULT_RESULTS" in os.environ else [*FEW, *((OWN_MAJ
 def test_fault(cluster: Cluster, mpirun: str, tmp_path: Path, fault: Fault) -> None:
     with ExitStack() as stack:
         stack.enter_context(fault.before(cluster, tmp_path))
-        options = (*fault.options, *(() if fault.after is None else ("--skip-checks",)))
+        options = (
+            *fault.options,
+            *(
+                ()
+                if fault.after is None
+                else (
+                    "--checks",
+                    "none",
+                )
+            ),
+        )
         with Job(cluster, mpirun, tmp_path, *fault.words, options=options, prefix=fault.prefix) as job:
             if fault.after is not None:
                 scene = Scene(cluster, tmp_path, job, stack)

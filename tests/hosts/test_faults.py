@@ -335,7 +335,7 @@ def test_a_blocked_port_of_the_keepers(cluster: Cluster, mpirun: str, tmp_path: 
 
 @pytest.mark.extra
 def test_a_daemon_that_cannot_call_home(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    options = ("--skip-checks", "--start-timeout", "5")
+    options = ("--checks", "none", "--start-timeout", "5")
     with cluster.blocked("h3", "1024-65534"), Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
         code, _, err = job.end()
     said = "rank 2 on h3 did not start in 5 s" if mpirun in OWN_MANAGERS.values() else "no daemon on h3 has connected"
@@ -376,7 +376,7 @@ def test_shared_memory_whose_agent_and_keeper_are_killed(
 
 
 ONLY_OWN = pytest.mark.parametrize("major", [OWN_MAJOR], indirect=True, ids=["without-mpi"])
-STARTING = ("--skip-checks", "--start-timeout", "5")
+STARTING = ("--checks", "none", "--start-timeout", "5")
 
 
 def stop_agent(job: Job) -> int:
@@ -403,7 +403,16 @@ def test_an_agent_that_is_stopped_at_its_start(cluster: Cluster, mpirun: str, tm
 @pytest.mark.extra
 @ONLY_OWN
 def test_a_stopped_agent_of_a_killed_ddlrun_is_cleaned(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    with Job(cluster, mpirun, tmp_path, *STAY, options=("--skip-checks",)) as job:
+    with Job(
+        cluster,
+        mpirun,
+        tmp_path,
+        *STAY,
+        options=(
+            "--checks",
+            "none",
+        ),
+    ) as job:
         agent = stop_agent(job)
         launcher = job.ddlrun()
         for pid in (launcher, *[pid for pid in children(launcher) if cmdline(pid) == cmdline(launcher)]):
@@ -672,7 +681,7 @@ def test_a_network_that_is_cut_while_mpirun_starts(cluster: Cluster, mpirun: str
     ssh, own = write_ssh(mpirun, tmp_path, "h3"), mpirun in OWN_MANAGERS.values()
     # With ddlrun's own process manager, hosts are probed by the same ssh before.
     seconds = "30" if own else "5"
-    options = ("--skip-checks", "--start-timeout", seconds, *ssh.options)
+    options = ("--checks", "none", "--start-timeout", seconds, *ssh.options)
     with Job(cluster, mpirun, tmp_path, *STAY, options=options, prefix=ssh.prefix) as job:
         wait_until((tmp_path / "calling").exists, job.show)
         with cluster.cut("h3"):
@@ -688,7 +697,7 @@ def test_a_network_that_is_cut_while_mpirun_starts(cluster: Cluster, mpirun: str
 def test_a_host_that_is_cut_off_before_its_first_keeper(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     """The daemon of h3 has connected to mpirun, which waits for that of h4; TCP keepalive ends it."""
     ssh = write_ssh(mpirun, tmp_path, "h4")
-    options = ("--skip-checks", "--heartbeat", "4", *ssh.options)
+    options = ("--checks", "none", "--heartbeat", "4", *ssh.options)
     established = ["ss", "-Htn", "state", "established", "not", "sport", "=", ":22"]
     with Job(cluster, mpirun, tmp_path, *STAY, options=options, prefix=ssh.prefix) as job:
         wait_until(lambda: cluster.run("h3", established).stdout, job.show)

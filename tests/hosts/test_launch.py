@@ -100,7 +100,7 @@ WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_charac
 @given(WORDS, st.text("$x '\"\n\\*;&`|<>(){}[]!~#%=ü", max_size=12))
 def test_any_word_and_any_value_arrive_over_ssh(cluster: Cluster, mpirun: str, words: list[str], value: str) -> None:
     with tempfile.TemporaryDirectory(dir=cluster.folder) as folder:
-        argv = [*ddlrun(mpirun, Path(folder)), "--skip-checks", "-H", "h1:1,h2:1", "--env", f"MINE={value}"]
+        argv = [*ddlrun(mpirun, Path(folder)), "--checks", "none", "-H", "h1:1,h2:1", "--env", f"MINE={value}"]
         done = cluster.run("h1", [*argv, sys.executable, "-c", TELL, *words], cwd=Path(folder))
     assert done.returncode == 0, done.stderr
     assert [(told["argv"], told["mine"]) for told in map(json.loads, done.stdout.splitlines())] == [(words, value)] * 2

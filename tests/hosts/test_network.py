@@ -51,7 +51,7 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
     with Cluster(per_rack, racks, nic="20mbit", uplink=uplink, bucket="32kb") as cluster:
         names = [host.name for host in cluster.hosts]
         random.Random(per_rack * racks).shuffle(names)  # noqa: S311 - a test's
-        argv = [*DDLRUN, "racks", ",".join(names), "--mpirun", MPIRUNS[major], "--skip-checks"]
+        argv = [*DDLRUN, "racks", ",".join(names), "--mpirun", MPIRUNS[major], "--checks", "none"]
         result = wait_until(lambda: certain_racks(cluster, argv, tmp_path / "hosts"))
         assert set(map(frozenset, result["racks"])) == racks_of(cluster)
         assert result["topology"] == f"Xx{per_rack}x{racks}"
@@ -65,7 +65,7 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
 @pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 def test_racks_are_those_of_slurm(tmp_path: Path) -> None:
     with slurm.SlurmCluster(2, 2, link="20mbit") as cluster:
-        script = f"until {shlex.join(DDLRUN)} racks --skip-checks --mpirun {MPIRUNS[4]}; do test $? = 1 || exit; done"
+        script = f"until {shlex.join(DDLRUN)} racks --checks none --mpirun {MPIRUNS[4]}; do test $? = 1 || exit; done"
         job = cluster.submit(script, "-N4", f"--output={tmp_path}/out", cwd=ROOT)
         cluster.wait_for(job, "COMPLETED", timeout=300)
         cluster.wait_until_idle()
@@ -75,7 +75,7 @@ def test_racks_are_those_of_slurm(tmp_path: Path) -> None:
 
 
 def bench(cluster: Cluster | None, *options: str) -> subprocess.CompletedProcess[str]:
-    argv = [*DDLRUN, "bench", "--skip-checks", *options]
+    argv = [*DDLRUN, "bench", "--checks", "none", *options]
     environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"}
     if cluster is not None:
         return cluster.run("h1", argv, cwd=ROOT, env=environ, timeout=300)
@@ -146,7 +146,7 @@ def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
 def test_launch_uses_the_profile_that_tune_found(tmp_path: Path) -> None:
     with Cluster(2, 2, nic="100mbit", uplink="50mbit") as cluster:
         environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1", "XDG_STATE_HOME": str(tmp_path)}
-        words = ["--allow-run-as-root", "--skip-checks", "--mpirun", MPIRUNS[5], "--ranks-per-host", "1"]
+        words = ["--allow-run-as-root", "--checks", "none", "--mpirun", MPIRUNS[5], "--ranks-per-host", "1"]
 
         def run(*argv: str) -> subprocess.CompletedProcess[str]:
             return cluster.run("h1", [*DDLRUN, *argv], cwd=ROOT, env=environ, timeout=300)
@@ -191,7 +191,7 @@ def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
 
 
 def test_a_failed_job_prints_the_reason_and_keeps_its_folder(tmp_path: Path) -> None:
-    words = [*DDLRUN, "bench", "--ranks-per-host", "2", "--mpirun", MPIRUNS[5], "--skip-checks"]
+    words = [*DDLRUN, "bench", "--ranks-per-host", "2", "--mpirun", MPIRUNS[5], "--checks", "none"]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMPI_MCA_pml": "nosuch"}
     done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=300)
     (folder,) = (tmp_path / "ddlrun" / "runs").iterdir()

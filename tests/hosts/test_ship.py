@@ -153,7 +153,7 @@ def test_problems_of_hosts_are_named_before_anything_moves(apart: Apart) -> None
         "ddlrun",
         "check",
         "h1,h2,h3",
-        "--only-checks",
+        "--checks",
         "ssh",
         "--ship-dir",
         str(apart.cache),

@@ -211,7 +211,7 @@ def test_a_newer_open_mpi_is_noted_and_used(mpirun: str, tmp_path: Path) -> None
     line = wrap(mpirun, tmp_path, "7.0.1")
     (tmp_path / "swap.py").write_text("")
     options = ["--mpirun", str(tmp_path / "mpirun")]
-    check = [*line[:3], "check", *options, "--only-checks", "ssh"]
+    check = [*line[:3], "check", *options, "--checks", "ssh"]
     for argv in ([*line, "true"], [*line[:3], "launch", *options, "--dry-run", "true"], check):
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -56,7 +56,7 @@ LEFT_OUT = {
 }
 # Command lines with equal results when they are run twice, after their schema.
 COMMANDS = [
-    ("check", "check localhost --only-checks ssh,names,files"),
+    ("check", "check localhost --checks ssh,names,files"),
     ("config-show", "config show"),
     ("config-show", "config show --all -np 4 --bind numa --ssh-port 2222 --env A_TOKEN=x"),
     ("doctor", "doctor RUN"),

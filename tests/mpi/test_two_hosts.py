@@ -198,7 +198,7 @@ def test_ranks_that_are_on_other_hosts_than_planned_do_not_start(hosts: TwoHosts
     path.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {exchange}\nexec {mpirun} "$@"\n')
     path.chmod(0o755)
     options = ["-H", "h1:2,h2:2", "--rank-order", "ddl", "--strict-binding", "--tag-output", "echo", "started"]
-    argv = hosts.argv("h1", launch_line(str(path), tmp_path, "--only-checks", "ssh", *options))
+    argv = hosts.argv("h1", launch_line(str(path), tmp_path, "--checks", "ssh", *options))
     done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 5
     first = ("rank 1 on h1: is local rank 1, planned 0", "rank 2 on h2: is local rank 0, planned 1")

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_
 @pytest.mark.parametrize("slurmd", ["silent", "down", "restarted"])
 def test_a_host_that_is_down_is_named_and_replaced(slurm: SlurmCluster, tmp_path: Path, slurmd: str) -> None:
     ddlrun = f"{sys.executable} -m ddlrun"
-    script = f"{ddlrun} check --only-checks ssh"
+    script = f"{ddlrun} check --checks ssh"
     spare = f"{ddlrun} launch --quiet --topology 1x3 --spare-hosts extra uname -n"
     job = slurm.submit(
         f"until [ -e {tmp_path}/go ]; do sleep 0.1; done\n{script}\n{spare}\n{ddlrun} launch uname -n",

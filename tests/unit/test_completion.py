@@ -146,7 +146,7 @@ def test_runs(answer: Answer) -> None:
         (["rerun", "last", "--core"], {"--core-kinds", "--cores-per-rank"}),
         (["launch", "--framework", "torch,j"], {"torch,jax"}),
         (["launch", "--ranks-per-host", "n"], {"numa"}),
-        (["check", "--only-checks", "tc"], {"tcp"}),
+        (["check", "--checks", "tc"], {"tcp"}),
         (["plan", "--links", "100gbe,nvlink1"], {"100gbe,nvlink1"}),
         (["launch", "--forward-signals", "USR"], {"USR1", "USR2"}),
         (["launch", "--npernode", "4", "--mode", "b"], {"b"}),

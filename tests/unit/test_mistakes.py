@@ -324,7 +324,7 @@ def test_no_two_commands_have_an_option_of_the_same_name_with_other_values() -> 
         for option, param in options_by_name(command.params).items():
             metavars.setdefault(option, set()).add(param.metavar)
     for option in ("--host", "--hosts", "--hostfile", "--network", "--timeout", "--start-timeout",
-                   "--only-checks", "--topology", "--racks"):  # fmt: skip
+                   "--checks", "--topology", "--racks"):  # fmt: skip
         assert len(metavars[option]) == 1, option
 
 

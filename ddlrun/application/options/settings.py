@@ -163,14 +163,14 @@ def _read_check(options: Options) -> CheckOptions:
 
     Raises InputError on an unknown check, even where none is made.
     """
-    names = options.get("only_checks")
+    names = options.get("checks")
     checks = None
     if names is not None:
-        from ddlrun.application.check import parse_checks  # noqa: PLC0415 - 4 ms, for --only-checks alone
+        from ddlrun.application.check import parse_checks  # noqa: PLC0415 - 4 ms, for --checks alone
 
         checks = parse_checks(names)
     return CheckOptions(
-        checks=frozenset() if options.get("skip_checks") or options.get("dry_run") else checks,
+        checks=frozenset() if options.get("dry_run") else checks,
         network=options.get("network"),
         interfaces=tuple(filter(None, (options.get("network_interface") or "").split(","))),
         seconds=options.get("start_timeout") or 0.0,

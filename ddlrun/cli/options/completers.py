@@ -93,7 +93,7 @@ COMPLETERS = {
     "named": Completer(lambda *_: sorted(os.environ)),
     "named_hosts": Completer(_hosts, listed=True),
     "network_interface": Completer(lambda *_: sorted(os.listdir("/sys/class/net")), listed=True),
-    "only_checks": Completer(lambda *_: NAMES, listed=True),
+    "checks": Completer(lambda *_: ("none", *NAMES), listed=True),
     "profile": Completer(lambda *_: ("auto", "none"), paths="file"),
     "rankfile": Completer(paths="file"),
     "run": Completer(_runs, paths="dir"),

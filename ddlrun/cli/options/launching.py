@@ -58,9 +58,10 @@ check_build_option = option(
     "Checks", "-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False, callback=_show_builds,
     help="Show how the frameworks of this Python were built, and start nothing.",
 )  # fmt: skip
-skip_checks_option = option(
-    "Checks", "--skip-checks", is_flag=True, help="Do not check the hosts first (see ddlrun check)."
-)
+checks_option = option(
+    "Checks", "--checks", metavar="NAME,...", show_default="all",
+    help="Check the hosts only for these problems, such as mpi,tcp (see ddlrun check); none: not at all.",
+)  # fmt: skip
 start_timeout_option = option(
     "Hosts", "--start-timeout", type=Time(1), default=30, show_default=True, metavar="TIME", help=UNREACHABLE_HELP
 )
@@ -69,8 +70,7 @@ check_options = option_group(
     tcp_option,
     encrypt_option,
     start_timeout_option,
-    skip_checks_option,
-    option("Checks", "--only-checks", metavar="NAME,...", help="Run only these checks, such as mpi,tcp."),
+    checks_option,
 )
 mpirun_option = option(
     "MPI", "--mpirun", metavar="FILE", show_default="the one beside this Python, otherwise the first on PATH",
@@ -122,7 +122,7 @@ measuring_options = option_group(
     start_timeout_option,
     network_options,
     tcp_option,
-    skip_checks_option,
+    checks_option,
     mpirun_option,
     allow_root_option,
 )

@@ -15,7 +15,8 @@ HOSTS = ("hosts", "named_hosts")
 SYNONYMS = {
     "--nproc": "-np", "--np": "-np", "--accelerators": "--ranks-per-host", "--gpus-per-node": "--ranks-per-host",
     "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
-    "--binding": "--bind", "--walltime": "--timeout", "--dryrun": "--dry-run",
+    "--binding": "--bind",
+    "--skip-checks": "--checks", "--only-checks": "--checks", "--walltime": "--timeout", "--dryrun": "--dry-run",
 }  # fmt: skip
 
 

@@ -22,7 +22,6 @@ EXCLUDED = {
         ("rank_order", "cores_per_rank", "reserve_cores", "core_kinds"),
         "the file names the cores",
     ),
-    "skip_checks": (("only_checks",), "nothing is checked"),
 }
 
 

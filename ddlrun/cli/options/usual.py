@@ -35,7 +35,7 @@ USUAL_OPTIONS = {
         ("-m", "SCRIPT is a Python module, as in python -m."),
         ("--config-file FILE", "Read options from a YAML file."),
         ("--dry-run", "Print the plan, and start nothing."),
-        ("--skip-checks", "Do not check the hosts first."),
+        ("--checks none", "Do not check the hosts first."),
         ("--restarts N", "Restart a failed job up to N times."),
         ("--timeout TIME", "End the job after this time: 90, 90s, 5m, 2h."),
     ),
