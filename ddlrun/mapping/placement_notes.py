@@ -47,7 +47,7 @@ def _idle_packages(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> 
     busy = {core.package for binding in bindings for core in binding.cores}
     reason = "the ranks fit without it"
     if bindings[0].gpu:
-        reason = "the GPUs in use are on other packages; see --spread"
+        reason = "the GPUs in use are on other packages; see --packing"
     for package, cores in enumerate(machine.packages):
         if package not in busy and any(core.usable for core in cores):
             yield f"package {package} has no rank ({reason})"

@@ -15,7 +15,6 @@ DESCRIPTION = (
     "Options of `ddlrun launch` and `ddlrun show`, for --config-file. All keys are optional. A config file of Horovod "
     "is valid too."
 )
-PACKINGS = ["spread", "pack"]
 
 
 def config_schema() -> Schema:
@@ -69,8 +68,6 @@ def _described(schema: Schema, text: str) -> Schema:
 def _option_schema(parameter: click.Parameter) -> Schema:
     """Return the schema of an option's values; null stands for an option that is not given."""
     kind = parameter.type
-    if parameter.name == "packing":
-        return {"enum": [*PACKINGS, None]}
     if isinstance(kind, RanksPerHostType):
         return {"anyOf": [{"type": ["integer", "null"], "minimum": 1}, {"enum": list(UNITS)}]}
     if isinstance(kind, click.Choice):

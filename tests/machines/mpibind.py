@@ -19,7 +19,7 @@ from tests.machines.render_hwloc import render_hwloc
 SPREAD = PlacementPolicy(packing="spread")
 SHARED = PlacementPolicy(share_gpus=True)
 PLAIN = PlacementPolicy()
-OPTIONS = {SPREAD: " `--spread`", SHARED: " `--share-gpus`", PLAIN: ""}
+OPTIONS = {SPREAD: " `--packing spread`", SHARED: " `--share-gpus`", PLAIN: ""}
 
 FIRST_GPUS = (
     "ddlrun takes the first GPUs, 0 and 1, as `set_device(local_rank)` does; they are on one package. mpibind gives "

@@ -9,8 +9,6 @@ from ddlrun.mapping.policy import PlacementPolicy
 
 def read_policy(options: Mapping[str, Any]) -> PlacementPolicy:
     """Read the placement options. Raises InputError where one is malformed."""
-    if options["packing"] not in (None, "spread", "pack"):
-        raise InputError(f"placement.packing: {options['packing']!r} is unknown; write spread or pack")
     return PlacementPolicy(
         reserve_cores=options["reserve_cores"] or 0,
         cores_per_rank=options["cores_per_rank"],

@@ -95,10 +95,10 @@ placement_options = option_group(
         help="Bind each rank to its own cores, to all cores of their NUMA nodes or packages, or not at all (none).",
     ),
     option(
-        "Placement", "--spread", "packing", flag_value="spread",
-        help="With fewer ranks than GPUs, use GPUs of all packages in turn.",
+        "Placement", "--packing", type=Choice(["spread", "pack"]), show_default="the first GPUs",
+        help="GPUs to use with fewer ranks than GPUs. spread: those of all packages in turn. pack: those of as few "
+        "packages as possible.",
     ),
-    option("Placement", "--pack", "packing", flag_value="pack", help="Use as few packages as possible."),
     option(
         "Placement", "--threads-per-core", type=COUNT, metavar="N",
         show_default="all of them, with one OpenMP thread per core",
