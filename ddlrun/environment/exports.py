@@ -48,9 +48,7 @@ def parse_assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(_NAME, name):
         shown = f"{name}={REDACTED}" if equals else repr(name)
-        raise InputError(
-            f"`--env` {shown}: write NAME=VALUE, the name in letters, digits and _; `-x` NAME passes one on"
-        )
+        raise InputError(f"`--env` {shown}: write NAME=VALUE, the name in letters, digits and _")
     if "\0" in value:
         raise InputError(f"`--env` {name}: the value has a NUL byte, which no environment can carry")
     return name, value

@@ -59,7 +59,6 @@ ENVIRONMENT_LAYERS = (
 USER_VARIABLES = (
     "Horovod's options and --lms, --lms-frac",
     "env in the config files, and DDLRUN_ENV",
-    "-x NAME=VALUE",
     "--env NAME=VALUE",
 )
 

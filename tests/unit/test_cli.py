@@ -226,7 +226,7 @@ def test_an_image_that_is_not_there_is_reported_before_the_start(tmp_path: Path)
         (2, ["launch", "--mpi-args", "echo x", "true"], "'echo' is no option"),
         (2, ["launch", "--mpi-args", "--verbose -np 1", "true"], "-np is what ddlrun plans"),
         (2, ["launch", "--mpi-args", "--use-hwthread-cpus", "true"], "--use-hwthread-cpus is what ddlrun plans"),
-        (2, ["launch", "-x", "A-B", "true"], "-x 'A-B'"),
+        (2, ["launch", "-x", "A-B", "true"], "--env 'A-B'"),
         (2, ["launch", "--env", "1=secret", "true"], "--env"),
         (2, ["launch", "-i", "/nonexistent", "true"], "no such file"),
         (2, ["launch", "--config-file", "/nonexistent", "true"], "config file /nonexistent"),

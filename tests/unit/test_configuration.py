@@ -60,14 +60,16 @@ def write_files(folder: Path) -> tuple[Path, Path]:
 
 def test_each_source_overrides_those_before_it(folder: Path) -> None:
     user, project = write_files(folder)
-    found = options("--config-file", "named.yaml", "--pack", DDLRUN_CORE_KINDS="fast", DDLRUN_SPREAD="on")
+    found = options(
+        "--config-file", "named.yaml", "--packing", "pack", DDLRUN_CORE_KINDS="fast", DDLRUN_PACKING="spread"
+    )
     assert {name: (record["value"], record["source"], record["place"]) for name, record in found.items()} == {
         "--ssh-port": (2222, USER_FILE, f"config file {user}, line 2: ssh.port"),
         "--membind": ("gpu", USER_FILE, f"config file {user}, line 3: placement.membind"),
         "--bind": ("numa", PROJECT_FILE, f"config file {project}, line 1: placement.bind"),
         "--reserve-cores": (2, NAMED_FILE, "config file named.yaml, line 1: placement.reserve_cores"),
         "--core-kinds": ("fast", VARIABLE, "DDLRUN_CORE_KINDS"),
-        "--pack": ("pack", COMMAND_LINE, None),
+        "--packing": ("pack", COMMAND_LINE, None),
     }
     assert options("--config-file", "none") == {}
     assert options("--all", "--config-file", "none")["--bind"]["source"] == OPTION_SOURCES[0]
@@ -127,7 +129,7 @@ def test_one_of_a_group_from_a_higher_source_hides_the_others(folder: Path) -> N
     [
         ("placement: {bind: x}", {}, "ddlrun.yaml, line 1: placement.bind: 'x' is none of core"),
         ("", {"DDLRUN_BIND": "x"}, "error: DDLRUN_BIND: 'x' is none of core"),
-        ("", {"DDLRUN_OVERLOAD": "x"}, "error: DDLRUN_OVERLOAD: 'x'; write on or off"),
+        ("", {"DDLRUN_SHARE_GPUS": "x"}, "error: DDLRUN_SHARE_GPUS: 'x'; write on or off"),
         ("", {"DDLRUN_WRAP": "'x"}, "error: DDLRUN_WRAP: No closing quotation"),
     ],
 )

@@ -503,7 +503,7 @@ def rerun(stored: str, changes: str) -> str:
     ("words", "changes"),
     [
         (["--", "y", "--z"], ("--", "y", "--z")),
-        (["--spread", "--", "last"], ("--spread", "--", "last")),
+        (["--tcp", "--", "last"], ("--tcp", "--", "last")),
         (["last", "--", "-h"], ("last", "--", "-h")),
     ],
 )
@@ -517,7 +517,7 @@ def test_arguments_of_the_script_follow_two_dashes(words: list[str], changes: tu
         ("-np 4 train.py -np 2", "", "-np 4 train.py -np 2"),
         ("-np 4 --bind none train.py", "toka -np 2", "--bind none -np 2 train.py"),
         ("--topology 2x2 -H n1,n2 a.py", "--num-proc=2 --hostfile h", "--num-proc=2 --hostfile h a.py"),
-        ("--spread --env A=1 a.py", "--pack --env B=2", "--env A=1 --pack --env B=2 a.py"),
+        ("--tcp --env A=1 a.py", "--tcp --env B=2", "--env A=1 --tcp --env B=2 a.py"),
         ("--run-dir d --json a.py x", "last -- y --z", "--json a.py x y --z"),
         ("-m pkg.train -v", "-- -w", "-m pkg.train -v -w"),
         ("-x TOKEN=<redacted> --env A_KEY=<redacted> a", "-x TOKEN --env A_KEY=1", "-x TOKEN --env A_KEY=1 a"),
@@ -550,7 +550,7 @@ def test_changes_that_cannot_be_made(stored: str, changes: str, problem: str) ->
 
 def test_secrets_are_not_stored() -> None:
     words = ["--env", "TOKEN=a", "--env=B=1", "-xKEY=b", "-x", "C", "-np", "2", "a.py", "--env", "TOKEN=c"]
-    stored = ("--env", "TOKEN=<redacted>", "--env", "B=1", "-x", "KEY=<redacted>", "-x", "C", "-np", "2")
+    stored = ("--env", "TOKEN=<redacted>", "--env", "B=1", "--env", "KEY=<redacted>", "-x", "C", "-np", "2")
     assert strip_secrets(words, launch.params) == (*stored, "a.py", "--env", "TOKEN=<redacted>")
     hook = "https://hooks.slack.com/services/x"
     for option in (("--on-event", hook), (f"--on-event={hook}",)):

@@ -98,17 +98,16 @@ def _without_hidden(sources: Mapping[str, str], options: Options) -> dict[str, A
 
 def _read_environment(options: Options) -> EnvironmentOptions:
     """Return the variables that the user sets, in the order of USER_VARIABLES, and the names that are passed on."""
-    passed = tuple(word for word in options["named"] if "=" not in word)
+    passed = tuple(word for word in options["variables"] if "=" not in word)
     for name in passed:
-        check_name(name, "`-x`")
+        check_name(name, "`--env`")
     sources = {
         "Horovod's options and --lms, --lms-frac": {
             **render_horovod_variables(options),
             **render_lms_variables(options),
         },
         "env in the config files, and DDLRUN_ENV": _parse_assignments(options["config_env"]),
-        "-x NAME=VALUE": _parse_assignments(word for word in options["named"] if "=" in word),
-        "--env NAME=VALUE": _parse_assignments(options["assignments"]),
+        "--env NAME=VALUE": _parse_assignments(word for word in options["variables"] if "=" in word),
     }
     variables: dict[str, str] = {}
     for source in USER_VARIABLES:
@@ -139,7 +138,7 @@ def _read_job(options: Options, layout: RackLayout, program: tuple[str, ...]) ->
 
 def _read_profiles(options: Options, hosts: tuple[str, ...]) -> Profiles:
     """Return the profiles that were asked for; they may change Y and Z where no option gives a shape."""
-    words = (*options["config_env"], *options["named"], *options["assignments"])
+    words = (*options["config_env"], *options["variables"])
     stated = "DDL_OPTIONS" in os.environ or any(word.startswith("DDL_OPTIONS=") for word in words)
     shaped = any(options[name] for name in ("topology", "nodes", "racks", "aisles", "rankfile"))
     return read_profiles(options["profile"], hosts)._replace(may_reshape=not (stated or shaped))

@@ -15,8 +15,8 @@ from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, EXCLUSIVE_GROUPS
 from ddlrun.wording import did_you_mean
 
-# Parameters whose values are NAME=VALUE, or NAME.
-VARIABLES = frozenset(("assignments", "named"))
+# The parameter whose values are NAME=VALUE, or NAME.
+VARIABLES = "variables"
 Words = tuple[str, ...]
 Options = Iterable[tuple[click.Option, Words]]
 
@@ -39,7 +39,7 @@ def strip_secrets(args: Sequence[str], params: Iterable[click.Parameter]) -> Wor
 
 
 def _strip_option(option: click.Option, words: Words) -> Words:
-    if option.name not in VARIABLES:
+    if option.name != VARIABLES:
         return (option.opts[0], REDACTED) if any(map(has_secret, words)) else words
     name, equals, value = _value(words).partition("=")
     return words if not equals else (option.opts[0], f"{name}={redact({name: value})[name]}")
@@ -64,7 +64,7 @@ def merge_arguments(stored: Sequence[str], changes: SplitArgv, params: Iterable[
             "ddlrun launch, and pass secrets in variables"
         )
     replaced = _replaced_parameters(option for option, _ in changes.options)
-    given = {_value(words).partition("=")[0] for option, words in changes.options if option.name in VARIABLES}
+    given = {_value(words).partition("=")[0] for option, words in changes.options if option.name == VARIABLES}
     kept = _kept_options(before.options, replaced, given)
     added = (word for _, words in changes.options for word in words)
     return (*kept, *added, *before.rest, *changes.rest[1:])
@@ -79,7 +79,7 @@ def _replaced_parameters(options: Iterable[click.Option]) -> set[str | None]:
 
 def _kept_options(options: Options, replaced: set[str | None], given: set[str]) -> Iterator[str]:
     for option, words in options:
-        name, _, value = _value(words).partition("=") if option.name in VARIABLES else ("", "", "")
+        name, _, value = _value(words).partition("=") if option.name == VARIABLES else ("", "", "")
         if option.name in replaced or (name and name in given):
             continue
         if REDACTED in (value, words[-1]):

@@ -90,7 +90,7 @@ COMPLETERS = {
     "frameworks": Completer(lambda *_: ("auto", *FRAMEWORKS), listed=True),
     "hosts": Completer(_hosts, listed=True),
     "machine": Completer(_presets, paths="file"),
-    "named": Completer(lambda *_: sorted(os.environ)),
+    "variables": Completer(lambda *_: sorted(os.environ)),
     "named_hosts": Completer(_hosts, listed=True),
     "network_interface": Completer(lambda *_: sorted(os.listdir("/sys/class/net")), listed=True),
     "checks": Completer(lambda *_: ("none", *NAMES), listed=True),

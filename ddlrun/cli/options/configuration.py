@@ -86,7 +86,7 @@ def _read_variables(params: Iterable[click.Parameter], environ: Mapping[str, str
         if variable is None or not environ.get(variable):
             continue
         value = _parse_variable(option, variable, environ[variable])
-        if option.name == "assignments":
+        if option.name == "variables":
             assignments += value
         elif value is not None:
             values[str(option.name)] = OptionValue(value, VARIABLE, variable)

@@ -107,7 +107,7 @@ _UNSUPPORTED = {
         "--job-name --begin --dependency --licenses --comment --nice",
     "use ddlrun submit --account NAME": "-A",
     "use ddlrun submit --job-name NAME": "-J",
-    "use --env NAME=VALUE, -x NAME or --export NAME,...": "-genv -env -genvlist -envlist -genvnone -envnone -E",
+    "use --env NAME=VALUE, --env NAME or --export NAME,...": "-genv -env -genvlist -envlist -genvnone -envnone -E",
     "use --output-filename DIR for files per rank; the run folder has all output":
         "--output --error -o -e -outfile-pattern -errfile-pattern -prepend-pattern",
     "ddlrun has no resource sets; use --ranks-per-host N for ranks per host, --cores-per-rank N for their cores":

@@ -121,12 +121,8 @@ job_options = option_group(
     ),
     allow_root_option,
     option(
-        "Environment", "--env", "assignments", multiple=True, metavar="NAME=VALUE",
-        help="Set a variable for the ranks; may be repeated.",
-    ),
-    option(
-        "Environment", "-x", "named", multiple=True, metavar="NAME",
-        help="Pass a variable on to the ranks; may be repeated.",
+        "Environment", "--env", "-x", "variables", multiple=True, metavar="NAME[=VALUE]",
+        help="Set a variable for the ranks, or pass one on; may be repeated.",
     ),
     option(
         "Environment", "--export", default="ALL", show_default=True, metavar="ALL|NONE|NAME,...",

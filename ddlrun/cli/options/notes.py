@@ -54,8 +54,7 @@ def note_excluded(ctx: click.Context) -> None:
 
 def note_secrets(options: Mapping[str, Any], place: str) -> None:
     """Print a note on each NAME=VALUE of the command line that looks like a secret, and that a place shows."""
-    words = (*options["assignments"], *options["named"])
-    for name, value in redact(dict(word.split("=", 1) for word in words if "=" in word)).items():
+    for name, value in redact(dict(word.split("=", 1) for word in options["variables"] if "=" in word)).items():
         if value == REDACTED:
             print_note(f"--env {name}: its value is in {place}; export a secret, and use -x {name}")
 

@@ -28,7 +28,7 @@ USUAL_OPTIONS = {
     "Environment": (
         ("--framework NAME,...", "Set the variables of these frameworks only."),
         ("--mode b|n|r|m|c|p", "Mode of the allreduce of ddlrun.ddl."),
-        ("--env NAME=VALUE", "Set a variable for the ranks."),
+        ("-x, --env NAME[=VALUE]", "Set a variable for the ranks, or pass it on."),
         ("--mpi-args ARGS", "Additional arguments of mpirun."),
     ),
     "Run": (
