@@ -4,9 +4,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.supervision import OutputStyle
-from ddlrun.plan.tracebacks import last_lines
+from ddlrun.plan.tracebacks import last_lines, plain_lines
 from ddlrun.ranges import render_ranges
 from ddlrun.supervise.folding import LineFolder
 from ddlrun.supervise.held_tracebacks import HeldTracebacks
@@ -15,6 +15,8 @@ from ddlrun.supervise.streams import OutputStream
 STDERR = 1
 # The lines of standard error on which a reader surely looks when the report of the job follows.
 LINES_IN_VIEW = 24
+# The last lines of a failure that need no repetition if they are in view, such as the end of a long traceback.
+ENOUGH_LINES = 16
 # Okabe and Ito's colours, which people with any colour vision can tell apart, on terminals with 256 colours.
 SAFE_COLOURS = ("38;5;208", "38;5;74", "38;5;36", "38;5;220", "38;5;32", "38;5;166", "38;5;175")
 # Without red and green, on other terminals.
@@ -88,9 +90,7 @@ class ConsoleLines:
         for rank, text in self._tracebacks.conclude(outcome.root, outcome.ends):
             self._print(rank, STDERR, text)
         self._print_folded(everything=True)
-        root = outcome.root
-        own = b"".join(line for ranks, line in self._recent if root is not None and root.rank in ranks)
-        return root is not None and own != b"" and last_lines(own.decode(errors="replace")) == last_lines(root.tail)
+        return outcome.root is not None and self._is_in_view(outcome.root)
 
     def tick(self) -> float | None:
         """Print lines that have waited long enough; return the seconds until the next one has, None: no line waits."""
@@ -99,6 +99,12 @@ class ConsoleLines:
         self._print_folded()
         delays = [self._tracebacks.delay(), None if self._folder is None else self._folder.delay()]
         return min((delay for delay in delays if delay is not None), default=None)
+
+    def _is_in_view(self, root: RankEnd) -> bool:
+        """Return True if the lines that were printed last have the end of a failure."""
+        own = b"".join(line for ranks, line in self._recent if root.rank in ranks).decode(errors="replace")
+        count = min(ENOUGH_LINES, len(last_lines(root.tail)))
+        return own != "" and plain_lines(own)[-count:] == plain_lines(root.tail)[-count:]
 
     def _print(self, rank: int, stream: int, lines: bytes) -> None:
         if self._folder is None:

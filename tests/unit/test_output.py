@@ -211,6 +211,8 @@ def traceback(error: str, line: int = 1) -> str:
     return f'Traceback (most recent call last):\n  File "t.py", line {line}, in <module>\n{error}\n'
 
 
+FRAME = '  File "t.py", line {}, in f\n    f()'.format
+NEWLINE = "\n"
 CAUGHT = traceback("KeyError: 1", 7)
 LOST = "Connection closed by peer 1"
 
@@ -279,6 +281,19 @@ def test_last_words_in_view_need_no_repetition(later: str, in_view: bool) -> Non
         for end in ends:
             output.write(end.rank, 1, end.tail.encode())
         assert output.conclude(Outcome(1, None, 1.0, root=ends[0], ends=ends)) == in_view
+
+
+@pytest.mark.parametrize("frames", [7, 70])  # a longer traceback than the report would show
+def test_a_traceback_in_view_needs_no_repetition(frames: int) -> None:
+    tail = "".join(f"{line}\n" for line in ("Traceback (most recent call last):", *map(FRAME, range(frames)), "E: no"))
+    end = failure(0, f"[rank0]: {tail[:-1].replace(NEWLINE, f'{NEWLINE}[rank0]: ')}\n")
+    with collecting(OutputStyle()) as (output, folder):
+        output.write(0, 1, end.tail.encode())
+        if frames == 7:
+            output.write(0, 0, b"closing\n")  # the rank went on after its traceback, which was printed
+        output.end(0, failed=True)
+        assert output.conclude(Outcome(1, None, 1.0, root=end, ends=(end,)))
+        assert (folder / "err").read_text().count("E: no") == 1
 
 
 @pytest.mark.parametrize(
