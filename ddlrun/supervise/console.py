@@ -107,11 +107,11 @@ class Console:
         return None
 
     def draw_status(self, now: float, status: Callable[[], str]) -> None:
-        """Draw the status line again once per second, unless a line is unfinished."""
+        """Draw the status line again once per second, unless a line is unfinished or the terminal is the shell's."""
         if now <= self._status_at + STATUS_SECONDS:
             return
         self._status_at = now
-        if self.waiting or any(stream.lines.inside_a_line for stream in self._streams):
+        if self.waiting or any(stream.lines.inside_a_line for stream in self._streams) or in_background():
             return
         try:
             columns = os.get_terminal_size(2).columns
@@ -141,6 +141,14 @@ class Console:
         if self._status:
             self._streams[1].write(b"\r\x1b[K")
             self._status = ""
+
+
+def in_background() -> bool:
+    """Return True if the terminal at standard error is in use by another job of the shell, or by the shell itself."""
+    try:
+        return os.tcgetpgrp(2) != os.getpgrp()
+    except OSError:  # it is not the one that controls ddlrun
+        return False
 
 
 def status_line(*, seconds: float, running: int, ranks: int, silent: float, stalled: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from tests.conftest import launch_line
 from tests.support.launches import run
 from tests.support.processes import started, wait_for
+from tests.support.terminal import shell_at_terminal
 
 
 @pytest.fixture
@@ -184,6 +186,21 @@ def test_the_status_line_is_for_terminals_alone(line: list[str], tmp_path: Path)
         shown += read_all(ours, lambda: job.poll() is not None)
     assert job.returncode == 0
     assert shown.endswith("\r\x1b[K")
+
+
+@pytest.mark.openmpi(5)
+def test_a_job_in_the_background_leaves_the_prompt_alone(line: list[str], tmp_path: Path) -> None:
+    job = [word for word in line if word != "--quiet"]
+    job += ["-np", "1", "sh", "-c", "sleep 2.5; echo slept; until test -e go; do sleep 0.1; done"]
+    environ = {**os.environ, "TERM": "xterm", "PS1": "$ "}
+    with shell_at_terminal(["bash", "--norc"], environ, tmp_path) as terminal:
+        terminal.send(f"{shlex.join(job)} &\n")
+        terminal.wait_for(r"[\r\n]slept")
+        assert "ranks | last output" not in terminal.output
+        terminal.send("fg\n")
+        terminal.wait_for(r"1 of 1 ranks \| last output")
+        (tmp_path / "go").touch()
+        terminal.wait_for(r"\$ $")
 
 
 def read_all(fd: int, over: Callable[[], bool]) -> str:
