@@ -1,8 +1,7 @@
 """Mappings that mpibind published for five machines, beside ddlrun's, with the reason for each difference.
 
 The mappings are those of mpibind's test suite (test-suite/expected), of its Python README (Pascal, 4 tasks), and of
-its tutorials (Pascal, 2 tasks; Tioga), by OS index. `python -m tests.machines.mpibind` prints the table of
-docs/explanation/placement.md.
+its tutorials (Pascal, 2 tasks; Tioga), by OS index. `python -m tests.machines.mpibind` prints a table.
 """
 
 from collections.abc import Sequence
