@@ -5,10 +5,9 @@ import os
 from ddlrun.application.dashboard import LaunchDashboard
 from ddlrun.application.planning import Attempt, Planned, place_ranks, plan_job, survey_hosts
 from ddlrun.environment.frameworks import NAMES
-from ddlrun.environment.open_mpi import ROOT, SINGLETON
-from ddlrun.errors import DdlrunError, PreflightError
+from ddlrun.environment.open_mpi import SINGLETON
+from ddlrun.errors import DdlrunError
 from ddlrun.plan.outcome import Outcome
-from ddlrun.plan.settings import Settings
 from ddlrun.supervise.signals import Signals
 
 
@@ -40,16 +39,6 @@ def run_until_done(attempt: Attempt) -> Outcome:
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):
                 return finished.outcome
-
-
-def check_root(settings: Settings) -> None:
-    """Raise PreflightError where root starts a job without having allowed it."""
-    allowed = settings.mpi.allow_root or all(os.environ.get(name) == "1" for name in ROOT)
-    if os.geteuid() == 0 and not allowed:
-        raise PreflightError(
-            "you are root, and a mistake in a job could then harm the whole machine; use another account, or give "
-            f"`--allow-run-as-root` (in a container, where root is usual, set {'=1 and '.join(ROOT)}=1)"
-        )
 
 
 def forget_outer_job() -> None:

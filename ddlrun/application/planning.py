@@ -15,7 +15,7 @@ from ddlrun.machine import Machine
 from ddlrun.machine.hwloc_2_0 import count_cores
 from ddlrun.managers import ProcessManager
 from ddlrun.managers.choice import ManagerRequest, PendingManager
-from ddlrun.managers.installation import Installation, probe_horovod
+from ddlrun.managers.installation import Installation, allows_root, probe_horovod
 from ddlrun.managers.openmpi.installation import read_mca_files
 from ddlrun.managers.program_mpi import mpi4py_variables
 from ddlrun.mapping.rankfile import check_names, name_problem
@@ -109,6 +109,7 @@ def _manager_request(settings: Settings) -> ManagerRequest:
         variables=settings.environment.variables,
         in_container=settings.container is not None,
         dry_run=settings.run.dry_run,
+        unallowed_root=os.geteuid() == 0 and not (mpi.allow_root or allows_root(os.environ)),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ddlrun.application.attempts import check_root, forget_outer_job, plan_attempt, run_until_done
+from ddlrun.application.attempts import forget_outer_job, plan_attempt, run_until_done
 from ddlrun.application.options.programs import read_programs, split_programs
 from ddlrun.application.options.settings import read_settings
 from ddlrun.application.planning import Planned, check_settings, start_probe
@@ -142,7 +142,6 @@ def command(
         with note_on_descriptions():
             _print_plan(plan_attempt(attempt))
         return 0
-    check_root(settings)
     return run_until_done(start_probe(attempt)).exit_code
 
 

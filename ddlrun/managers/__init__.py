@@ -114,6 +114,8 @@ class ProcessManager(ABC):
     """The beginnings of variables that are for the process manager alone, not for the ranks."""
     mpi_library: ClassVar[str] = ""
     """The file name of the MPI library that belongs to it; empty: there is none."""
+    refuses_root: ClassVar[bool] = False
+    """Whether root cannot start it unless somebody allows that."""
     spawns: ClassVar[bool] = False
     """Whether a job may start more processes with MPI_Comm_spawn."""
     places_spawned: ClassVar[bool] = False

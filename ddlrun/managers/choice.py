@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ddlrun.environment.open_mpi import ROOT
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.managers import AUTO, OPEN_MPI, OWN, SRUN, ProcessManager
 from ddlrun.managers.installation import PendingVersion, find_program, start_srun_query, start_version_query
@@ -11,6 +12,8 @@ from ddlrun.managers.openmpi.dialects import REMEDY
 from ddlrun.managers.own import own_manager
 from ddlrun.managers.program_mpi import MPI_PACKAGES, ProgramMpi, find_linked, python_of, start_search
 from ddlrun.managers.slurm import make_srun, parse_features
+
+WITHOUT_ROOT = "mpirun refuses root, so that ranks cannot use MPI; `--allow-run-as-root` allows it"
 
 
 class ManagerRequest(NamedTuple):
@@ -32,6 +35,8 @@ class ManagerRequest(NamedTuple):
     """Whether the program is that of a container's image."""
     dry_run: bool = False
     """Whether the plan is only printed, perhaps far from the cluster."""
+    unallowed_root: bool = False
+    """Whether root starts the job, and neither the user nor the site nor a container allows root to start mpirun."""
 
 
 class PendingManager:
@@ -62,9 +67,18 @@ class PendingManager:
             self._search = start_search(request.program, {**environ, **request.variables})
 
     def result(self) -> ProcessManager:
-        """Wait for the choice. Raises PreflightError where the program that has to be used fails or is unknown."""
+        """Wait for the choice.
+
+        Raises PreflightError where the program that has to be used fails, is unknown, or refuses root.
+        """
         if self._chosen is None:
             self._chosen = self._choose()
+        request = self._request
+        if request.unallowed_root and self._chosen.refuses_root and not request.dry_run:
+            raise PreflightError(
+                "you are root, whom mpirun refuses, as a mistake in a job could harm the whole machine; use another "
+                f"account, `--allow-run-as-root`, or set {'=1 and '.join(ROOT)}=1"
+            )
         return self._chosen
 
     def _choose(self) -> ProcessManager:
@@ -73,10 +87,13 @@ class PendingManager:
             _check_linked(self._request, mpi)
             return _without_mpirun(mpi)
         reason = _reason_for_own(mpi, python_of(self._request.program))
+        warning = ""
+        if reason is None and self._request.unallowed_root and not (mpi.linked or _wants_openmpi(self._request)):
+            reason, warning = "mpirun refuses root", WITHOUT_ROOT
         if reason is None:
             return self._query.result()
         self._query.discard()
-        return own_manager(reason)
+        return own_manager(reason, warning)
 
 
 def _without_mpirun(mpi: ProgramMpi) -> ProcessManager:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.environment.framework_builds import PROGRAM, FrameworkBuild, parse_build
+from ddlrun.environment.open_mpi import ROOT
 from ddlrun.errors import PreflightError
 from ddlrun.managers import GROUP, ProcessManager
 from ddlrun.managers.openmpi import OpenMpi
@@ -16,6 +17,9 @@ from ddlrun.plugins import load_plugin_classes
 from ddlrun.remote.processes import FinishedProcess, start_command
 
 SRUN_REMEDY = "load the site's Slurm module, or leave out `--process-manager` srun"
+# Files and variables by which Docker, Podman, Apptainer, Kubernetes and systemd-nspawn can be told in a container.
+CONTAINER_FILES = (".dockerenv", "run/.containerenv", ".singularity.d", "run/systemd/container")
+CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 # Importing TensorFlow from a slow file system may take minutes.
 BUILD_SECONDS = 300.0
 
@@ -57,6 +61,14 @@ class PendingVersion:
             else:
                 self._manager = _parse_reply(reply, self._path, self._reason)
         return self._manager
+
+
+def allows_root(environ: Mapping[str, str], root: str = "/") -> bool:
+    """Check if root may start mpirun: the site has set its variables, or this is a container, where root is usual."""
+    if all(environ.get(name) == "1" for name in ROOT):
+        return True
+    inside = any(environ.get(name) for name in CONTAINER_VARIABLES)
+    return inside or any(os.path.exists(os.path.join(root, name)) for name in CONTAINER_FILES)
 
 
 class FoundProgram(NamedTuple):

@@ -20,10 +20,12 @@ from ddlrun.agent.archive import BOOTSTRAP, PARTS, build_archive
 from ddlrun.agent.child import _script
 from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
 from ddlrun.agent.job import AgentJob, HostRanks, divide
+from ddlrun.environment.open_mpi import ROOT
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import parse_hosts
-from ddlrun.managers import ManagerJob, ProcessManager
+from ddlrun.managers import AUTO, OPEN_MPI, ManagerJob, ProcessManager
 from ddlrun.managers.choice import ManagerRequest, PendingManager
+from ddlrun.managers.installation import allows_root
 from ddlrun.managers.own import START, OwnManager, own_manager
 from ddlrun.rank import protocol
 from tests.support.processes import mark, running
@@ -265,6 +267,34 @@ def test_an_mpirun_is_used_where_the_job_may_need_it(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert PendingManager(request_, {"PATH": f"{mpirun.parent}:/bin"}).result().mpi_generation == 5
+
+
+@pytest.mark.parametrize("manager", [AUTO, OPEN_MPI])
+def test_root_starts_mpirun_only_where_that_is_allowed(
+    manager: str, mpirun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    request = ManagerRequest(manager, program=("./a.out",), unallowed_root=True)
+    environ = {"PATH": f"{mpirun.parent}:/bin"}
+    if manager == OPEN_MPI:
+        with pytest.raises(PreflightError, match="you are root, whom mpirun refuses"):
+            PendingManager(request, environ).result()
+        assert PendingManager(request._replace(dry_run=True), environ).result().mpi_generation == 5
+    else:
+        chosen = PendingManager(request, environ).result()
+        assert (isinstance(chosen, OwnManager), chosen.reason) == (True, "mpirun refuses root")
+        assert chosen.warning.startswith("mpirun refuses root, so that ranks cannot use MPI")
+
+
+@pytest.mark.parametrize("path", ["", ".dockerenv", "run/.containerenv", "run/systemd/container", ".singularity.d/env"])
+def test_root_is_usual_in_a_container(path: str, tmp_path: Path) -> None:
+    if path:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert allows_root({"OMPI_ALLOW_RUN_AS_ROOT": "1"}, str(tmp_path)) == bool(path)
+    for variable in ("container", "KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER"):
+        assert allows_root({variable: "x"}, str(tmp_path))
+    assert allows_root(dict.fromkeys(ROOT, "1"), str(tmp_path))
 
 
 def test_options_of_open_mpi_do_not_go_with_ddlruns_own_process_manager() -> None:

@@ -82,7 +82,7 @@ process_manager_option = option(
     "otherwise ddlrun itself. srun: Slurm's, inside a job of it.",
 )  # fmt: skip
 allow_root_option = option(
-    "MPI", "--allow-run-as-root", is_flag=True, help="Allow root to start the job, as is usual in containers."
+    "MPI", "--allow-run-as-root", is_flag=True, help="Allow root to start mpirun, as is usual in containers."
 )
 SHIP_FOLDER = "/tmp/ddlrun-ship-UID"  # noqa: S108 - see read_folder
 GRACE_HELP = "Time that ranks have to exit between SIGTERM and SIGKILL."

@@ -45,6 +45,7 @@ class OpenMpi(ProcessManager):
     rank_variables = RANK_VARIABLES
     private = ("PRTE_MCA_", "SLURM_", "OMPI_MCA_plm_", "OMPI_MCA_ras")
     mpi_library = "libmpi.so.40"
+    refuses_root = True
     spawns = True
     starts_ssh = True
     # It joins all arguments in one variable of each rank, for which Linux takes 128 KiB.
