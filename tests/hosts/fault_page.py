@@ -15,22 +15,26 @@ message; [After a failure](../how-to/after-a-failure.md) says what to do next.
 - Lines are shown without times, process ids, ports and remedies.
 - Own is the result under [ddlrun's own process manager](../explanation/mpi.md#which-program-starts-the-ranks), without
   an MPI, with MPICH and with Intel MPI. There, *mpirun* is ddlrun's process manager, and a *daemon* is its agent.
-- An empty cell is the same result as under Open MPI; "-" means that there is no such fault.
+- A cell is the exit code and the first line. An empty one is the same as under Open MPI; "-" means that there is no
+  such fault.
 
-| fault | Open MPI | own |
+| Open MPI | own | faults |
 |---|---|---|
 """
 
 
 def render_page() -> str:
     """Return the page."""
-    return HEAD + "".join(render_row(fault, row) for fault, row in read_results().items())
+    faults: dict[str, list[str]] = {}
+    for fault, row in read_results().items():
+        faults.setdefault(render_results(row), []).append(fault)
+    return HEAD + "".join(f"{results}{'<br>'.join(names)} |\n" for results, names in faults.items())
 
 
-def render_row(fault: str, row: dict[str, Result]) -> str:
-    """Return a line of the table."""
+def render_results(row: dict[str, Result]) -> str:
+    """Return the first two cells of a line of the table."""
     openmpi, own = (render_result(row.get(manager)) for manager in ("openmpi", "own"))
-    return f"| {fault} | {openmpi} | {'' if own == openmpi else own} |\n"
+    return f"| {openmpi} | {'' if own == openmpi else own} | "
 
 
 def render_result(result: Result | None) -> str:

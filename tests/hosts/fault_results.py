@@ -46,7 +46,7 @@ ROWS = {
     "kill 9: ddlrun": "SIGKILL to ddlrun",
     "a ddlrun that is stopped": "SIGSTOP to ddlrun for longer than `--heartbeat`",
     "a killed ddlrun and guard with a stopped process: h1": "SIGKILL to ddlrun and its guard while mpirun is stopped",
-    "a killed ddlrun and guard with a stopped process: h3": "the same, with a stopped daemon on a host",
+    "a killed ddlrun and guard with a stopped process: h3": "SIGKILL to ddlrun and its guard, with a stopped daemon",
     "an ssh session that dies while ranks are silent: client": "SIGKILL to ddlrun's ssh client, silent ranks",
     "an ssh session that dies while ranks are silent: server": "SIGKILL to ddlrun's sshd, silent ranks",
     "a guard that is killed": "SIGKILL to ddlrun's guard process",

@@ -401,7 +401,8 @@ FAULTS = (
         before=read_only("h3", "TMP"),
     ),
     Fault(
-        "the same, `--checks none`", 213, "cannot make its folder .*h3.*TMPDIR|daemon on h3 ended with 213",
+        "the folder for temporary files is read-only, `--checks none`", 213,
+        "cannot make its folder .*h3.*TMPDIR|daemon on h3 ended with 213",
         words=("echo", "started"), options=("--checks", "none"), before=read_only("h3", "TMP"), own=(0, NO_LINE),
     ),
     # limits
