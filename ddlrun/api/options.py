@@ -16,8 +16,8 @@ WITHOUT_JOB = ("check_build", "dry_run", "json")
 def render_options(options: Mapping[str, OptionValue]) -> list[str]:
     """Return the words for options, in which a dash is an underscore. Raises InputError.
 
-    >>> render_options({"np": 2, "hosts": ["a", "b"], "share_gpus": True, "tag_output": False, "timeout": None})
-    ['-np', '2', '--hosts=a,b', '--share-gpus', '--no-tag-output']
+    >>> render_options({"np": 2, "hosts": ["a", "b"], "share_gpus": True, "autotune": False, "timeout": None})
+    ['-np', '2', '--hosts=a,b', '--share-gpus', '--no-autotune']
     >>> render_options({"env": {"SEED": "1"}, "m": True})
     ['-x', 'SEED', '-m']
     """

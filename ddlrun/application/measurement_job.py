@@ -93,7 +93,7 @@ def measure(
                     [host._replace(slots=None) for host in hosts] if hosts.slots_are_capacity else list(hosts)
                 )
             )
-        argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
+        argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--output", "no-tag", "--ranks", "0"]
         argv += ["--process-manager", "openmpi"]  # all of them use MPI
         argv += ["--profile", "none", "--framework", FRAMEWORKS[program[0]], "--run-dir", run_dir]
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]

@@ -17,7 +17,7 @@ KEYS = (
     "placement.core_kinds", "placement.membind", "placement.visible_gpus", "placement.bind_threads",
     "placement.strict_binding",
     "export", "profile", "run_dir", "ship", "ship_dir", "fetch", "keep_runs", "on_event", "dashboard",
-    "output.tag", "output.timestamp", "output.fold", "output.folder", "output.ranks", "output.sample_interval",
+    "output.style", "output.ranks", "output.sample_interval",
     "termination.grace", "termination.timeout", "termination.heartbeat", "termination.stall_timeout",
     "termination.stall_action", "termination.forward_signals",
     "recovery.restarts", "recovery.spare_hosts", "recovery.min_topology",
@@ -29,9 +29,7 @@ KEYS = (
 # Key -> parameter of launch, where that is not the last part of the key.
 OTHER_PARAMETERS = {
     "framework": "frameworks",
-    "output.timestamp": "timestamp_output",
-    "output.fold": "fold_output",
-    "output.folder": "output_filename",
+    "output.style": "output",
     "output.ranks": "shown_ranks",
     "mpi.args": "mpi_args",
     "network.subnet": "network",
@@ -45,19 +43,17 @@ SWITCHES = (
     "mpi.allow_run_as_root",
     "network.encrypt",
     "network.tcp",
-    "output.tag",
-    "output.fold",
-    "output.timestamp",
     "placement.share_gpus",
     "placement.bind_threads",
     "placement.strict_binding",
 )
 LISTS = (
-    "hosts", "framework", "export", "ship", "fetch", "placement.gpu_order", "network.interfaces", "output.ranks",
+    "hosts", "framework", "export", "ship", "fetch", "placement.gpu_order", "network.interfaces", "output.style",
+    "output.ranks",
     "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip
 # Names of options that are no keys -> key.
-SYNONYMS = {"host": "hosts", "x": "env", "environment": "env", "mpiarg": "mpi.args"}
+SYNONYMS = {"host": "hosts", "x": "env", "environment": "env", "mpiarg": "mpi.args", "output_filename": "output.style"}
 # Controllers that Horovod's own file may name: ddlrun starts Horovod over MPI in any case.
 CONTROLLERS = ("mpi", "auto", "gloo", None)
 

@@ -148,7 +148,7 @@ def make_output_folder(options: SupervisionOptions) -> None:
         if folder is not None:
             os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise InputError(f"`--output-filename` {folder}: {error.strerror}; name another folder") from error
+        raise InputError(f"`--output` dir={folder}: {error.strerror}; name another folder") from error
 
 
 def write_report(plan: Plan, report: str) -> None:

@@ -1,4 +1,4 @@
-"""Files with the output of each rank: those of --output-filename, and the logs in the run folder."""
+"""Files with the output of each rank: those of --output dir=DIR, and the logs in the run folder."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ class RankFiles:
     def __init__(self, folder: str | None, run_folder: str, *, ranks: int, complain: Callable[[str], None]) -> None:
         """Make the folder of the logs in the run folder, with one per rank that prints.
 
-        `folder` is that of --output-filename, with a file per rank and stream; None: none.
+        `folder` is that of --output dir=DIR, with a file per rank and stream; None: none.
         """
         self._folder, self._run_folder, self._ranks, self._complain = folder, run_folder, ranks, complain
         self._width = len(str(ranks - 1))
@@ -30,9 +30,9 @@ class RankFiles:
         self._make_folder(os.path.dirname(rank_log(run_folder, 0, ranks)), "the logs of ranks")
 
     def start(self, rank: int) -> None:
-        """Create a rank's files of --output-filename."""
+        """Create a rank's files of --output dir=DIR."""
         if self._folder is not None:
-            self._make_folder(os.path.dirname(self._path(rank, 0)), "`--output-filename`")
+            self._make_folder(os.path.dirname(self._path(rank, 0)), "`--output` dir")
             for stream in range(len(STREAMS)):
                 self._use(self._path(rank, stream)).write(b"")
 

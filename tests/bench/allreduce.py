@@ -81,7 +81,7 @@ def line(cell: Cell, folder: Path, hosts: Sequence[str]) -> list[str]:
     plan = {
         "rounds": cell.rounds, "budget": cell.budget, "in_a_row": cell.in_a_row, "pause": cell.pause, "sizes": sizes,
     }  # fmt: skip
-    argv = launch_line(cell.manager.mpirun, folder, "--no-tag-output", "--allow-run-as-root", "--checks", "none")
+    argv = launch_line(cell.manager.mpirun, folder, "--output", "no-tag", "--allow-run-as-root", "--checks", "none")
     argv += ["--timeout", "1200", "--ranks-per-host", str(cell.learners), "--rank-order", cell.order]
     argv += cell.manager.options
     variables = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "PYTHONPATH": str(ROOT)}

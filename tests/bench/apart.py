@@ -96,7 +96,7 @@ class Job:
         begin = time.monotonic()
         words = ["--process-manager", "ddlrun", "--allow-run-as-root", "-H", self._hosts, "--machine", "local"]
         words += ["--run-dir", f"{self._disk}/run.{self._runs}", "--start-timeout", str(PATIENCE)]
-        done = self._run([*DDLRUN, "launch", *words, "--no-tag-output", *ship, python, "train.py"])
+        done = self._run([*DDLRUN, "launch", *words, "--output", "no-tag", *ship, python, "train.py"])
         ranks = [tuple(map(float, line.split()[1:])) for line in done.stdout.splitlines() if line.startswith("times")]
         assert len(ranks) == len(self._cluster.hosts), done.stdout
         started, imported, stepped = map(max, zip(*ranks, strict=True))

@@ -180,7 +180,7 @@ class Storm:
             "none",
         ]
         argv += ["--run-dir", str(self._folder / run), "--machine", "local"]
-        argv += ["--start-timeout", str(PATIENCE), "--heartbeat", str(PATIENCE), "--no-tag-output"]
+        argv += ["--start-timeout", str(PATIENCE), "--heartbeat", str(PATIENCE), "--output", "no-tag"]
         if shipped:
             argv += ["--ship", f"env={self._lock}" if shipped == LOCKED else shipped, "--ship-dir", str(self._disk)]
         argv += [*([] if shipped == LOCKED else [f"{self._shared}/bin/python"]), str(self._script)]

@@ -172,7 +172,17 @@ def cure() -> None:
         if shutil.which(mpirun) is None:
             print(f"Open MPI {major}: not installed")
             continue
-        argv = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--allow-run-as-root", "--no-tag-output"]
+        argv = [
+            sys.executable,
+            "-m",
+            "ddlrun",
+            "launch",
+            "--mpirun",
+            mpirun,
+            "--allow-run-as-root",
+            "--output",
+            "no-tag",
+        ]
         argv += ["-np", "2", "--reserve-cores", str(len(os.sched_getaffinity(0)) - 1)]
         env = {**os.environ, "DDL_OPTIONS": "-mode r:2 -rebind_iter 5"}
         argv += [sys.executable, str(SLOW_RANKS)]

@@ -32,7 +32,7 @@ def run_job(cluster: Cluster, options: argparse.Namespace) -> list[dict[str, Any
     """Return the results of rank 0, one per program. Exits if the job fails."""
     plan = {"layers": options.layers, "width": options.width, "rounds": options.rounds}
     with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as folder:
-        argv = launch_line(OWN, Path(folder), "--no-tag-output", "--checks", "none", "--timeout", "1200")
+        argv = launch_line(OWN, Path(folder), "--output", "no-tag", "--checks", "none", "--timeout", "1200")
         argv += ["--ranks-per-host", "2", "-H", ",".join(host.name for host in cluster.hosts), "--racks", "2"]
         argv += ["--env", f"PYTHONPATH={ROOT}", "--env", "OMP_NUM_THREADS=1"]
         argv = cluster.argv("h1", [*argv, sys.executable, str(RANKS), json.dumps(plan)])

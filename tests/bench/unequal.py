@@ -119,7 +119,7 @@ def line(cell: UnequalCell, folder: Path, major: int) -> list[str]:
 
     The ranks share cores, and yield them while they wait.
     """
-    argv = launch_line(MPIRUNS[major], folder, "--no-tag-output", "--allow-run-as-root", "--checks", "none")
+    argv = launch_line(MPIRUNS[major], folder, "--output", "no-tag", "--allow-run-as-root", "--checks", "none")
     racks = [number for number, hosts in enumerate(cell.racks) for _ in range(hosts)]
     hosts = [
         f"h{number} slots={ranks} rack={rack}\n"

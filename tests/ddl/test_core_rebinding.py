@@ -130,7 +130,7 @@ def test_a_learner_moves_away_from_a_busy_process(mpirun: str, tmp_path: Path) -
     if len(CORES) < 2:
         needs.skip("one core, and none to move to")
     cores = str(len(CORES) - 1)
-    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "2", "--reserve-cores", cores)
+    argv = launch_line(mpirun, tmp_path, "--output", "no-tag", "-np", "2", "--reserve-cores", cores)
     done = subprocess.run(
         [*argv, sys.executable, str(SLOW_RANKS)], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
         env={**os.environ, "DDL_OPTIONS": "-mode r:2 -rebind_iter 5 -dump_iter 20"},

@@ -172,7 +172,7 @@ print("done", flush=True)
 
 def test_careless_scripts(mpirun: str, tmp_path: Path) -> None:
     """Numpy scalars, generators, groups of different sizes, infinities, handles that are never waited for."""
-    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "4")
+    argv = launch_line(mpirun, tmp_path, "--output", "no-tag", "-np", "4")
     done = subprocess.run(
         [*argv, sys.executable, "-c", CARELESS], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
     )
@@ -201,7 +201,7 @@ print(*there, ddl.grid().order.value, total, ddl.scale_lr(0.5), ddl.shard(range(
 
 @pytest.mark.parametrize("order", ["host", "ddl"])
 def test_the_grid_comes_from_the_launch(mpirun: str, tmp_path: Path, order: str) -> None:
-    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "2", "--rank-order", order)
+    argv = launch_line(mpirun, tmp_path, "--output", "no-tag", "-np", "2", "--rank-order", order)
     done = subprocess.run(
         [*argv, sys.executable, "-c", POSITION], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
     )
@@ -215,7 +215,7 @@ def test_the_grid_comes_from_the_launch(mpirun: str, tmp_path: Path, order: str)
 @pytest.mark.parametrize(("major", "mode"), [(4, ""), (5, "r"), (4, "c"), (5, "m"), (4, "p")], indirect=["major"])
 def test_the_example_learns_as_well(mpirun: str, tmp_path: Path, mode: str) -> None:
     """Under every mode the digits example reaches the accuracy of MPI_Allreduce."""
-    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "2", *(["--mode", mode] if mode else []))
+    argv = launch_line(mpirun, tmp_path, "--output", "no-tag", "-np", "2", *(["--mode", mode] if mode else []))
     options = ["--allreduce", "ddl" if mode else "mpi", "--epochs", "15"]
     done = subprocess.run(
         [*argv, str(EXAMPLE), *options], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT

@@ -176,7 +176,7 @@ with ddl.init("-mode r"):
 
 
 def test_ddlrun_gives_the_ranks_of_a_run_a_secret(tmp_path: Path) -> None:
-    argv = [*launch_line("ddlrun", tmp_path), "-np", "2", "--no-tag-output", "--env", TCP]
+    argv = [*launch_line("ddlrun", tmp_path), "-np", "2", "--output", "no-tag", "--env", TCP]
     done = subprocess.run(
         [*argv, sys.executable, "-c", SECRETIVE, str(tmp_path)],
         capture_output=True,

@@ -31,7 +31,7 @@ def test_a_script_for_ibms_ddl_needs_its_import_changed(mpirun: str, tmp_path: P
     assert shown.startswith(f"{new}\n")
     assert shown.count("import ddl\n") == 1
     (tmp_path / "train.py").write_text(shown)
-    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "2", "--mode", "r")
+    argv = launch_line(mpirun, tmp_path, "--output", "no-tag", "-np", "2", "--mode", "r")
     environ = {**os.environ, "KERAS_BACKEND": "torch"}
     done = subprocess.run(
         [*argv, "train.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
@@ -52,7 +52,7 @@ def test_the_page_shows_both() -> None:
 def test_a_script_goes_on_with_more_ranks_than_it_began_with(mpirun: str, tmp_path: Path) -> None:
     needs.package("torch", "torch==2.13.0")
     (tmp_path / "train.py").write_text(script("data-and-learning-rate", "PyTorch", kind="python"))
-    launch = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "2")
+    launch = launch_line(mpirun, tmp_path, "--output", "no-tag", "-np", "2")
     said = ""
     for argv in ([sys.executable, "train.py", "1"], [*launch, "train.py", "8"]):
         done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)

@@ -98,7 +98,7 @@ def test_the_manifest_keeps_the_operators_schema() -> None:
 
 def test_a_script_that_is_warned_saves_and_goes_on(mpirun: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script("inside-a-job", "A warning before the time limit", kind="python"))
-    argv = ["launch", "--mpirun", mpirun, "--ranks-per-host", "2", "--no-tag-output", "--quiet", "train.py"]
+    argv = ["launch", "--mpirun", mpirun, "--ranks-per-host", "2", "--output", "no-tag", "--quiet", "train.py"]
     with subprocess.Popen(
         [sys.executable, "-m", "ddlrun", *argv], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:

@@ -95,7 +95,7 @@ def launch(example: Example, manager: Manager, folder: Path, cluster: Cluster | 
     python = make_environment(example.python, folder / "venv") if manager.without_mpi else example.python
     script, *arguments = example.script.split()
     program = [str(python), str(FOLDER / script), *arguments, *EPOCHS]
-    argv = [*launch_line(manager.mpirun, folder, "--no-tag-output"), *manager.options]
+    argv = [*launch_line(manager.mpirun, folder, "--output", "no-tag"), *manager.options]
     # ddlrun.ddl without MPI needs the variables of torch, which `auto` sets.
     argv += ["--framework", "auto" if manager.without_mpi else example.framework]
     argv += ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]  # a rank that waits leaves the core to others

@@ -97,7 +97,7 @@ def test_training_goes_on_from_a_checkpoint_with_more_ranks(mpirun: str, tmp_pat
     ]
     first = subprocess.run([*command, "8"], capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stderr
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "--framework", "torch", "-np", "2", *command, "15"]
+    argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), "--framework", "torch", "-np", "2", *command, "15"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     learned = parse(done.stdout)

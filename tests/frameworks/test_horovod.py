@@ -50,7 +50,7 @@ def built() -> None:
 
 
 def launch(mpirun: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [*launch_line(mpirun, folder, "--no-tag-output", "--ranks-per-host", "core"), *words]
+    argv = [*launch_line(mpirun, folder, "--output", "no-tag", "--ranks-per-host", "core"), *words]
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 

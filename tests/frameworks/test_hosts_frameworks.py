@@ -28,7 +28,7 @@ def told(out: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("order", ["host", "ddl"])
 def test_the_ranks_of_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Path, order: str) -> None:
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1,h2", "--ranks-per-host", "core"]
+    argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), "-H", "h1,h2", "--ranks-per-host", "core"]
     done = cluster.run("h1", [*argv, "--rank-order", order, sys.executable, "-c", TELL], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ranks = told(done.stdout)
@@ -46,7 +46,7 @@ def test_the_ranks_of_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Path, o
 
 
 def test_rank_0s_host_is_not_where_ddlrun_runs(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h2:1", sys.executable, "-c", TELL]
+    argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), "-H", "h2:1", sys.executable, "-c", TELL]
     done = cluster.run("h1", argv, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert told(done.stdout)[0]["MASTER_ADDR"] in ("h2", cluster.hosts[1].address)
@@ -63,7 +63,7 @@ def test_torch_meets_over_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Pat
         "dist.barrier()\n"
         "dist.destroy_process_group()\n"
     )
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:1,h2:1", str(script)]
+    argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), "-H", "h1:1,h2:1", str(script)]
     done = cluster.run("h1", argv, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["h1 0 [3.0, 3.0, 3.0]", "h2 1 [3.0, 3.0, 3.0]"]
@@ -82,7 +82,9 @@ def test_hierarchical_allreduce_of_cpu_tensors_is_mpis_own(
         "os.write(1, f'{hvd.rank()} {hvd.local_rank()} {hvd.cross_rank()} {os.uname().nodename}\\n'.encode())\n"
         "hvd.shutdown()\n"
     )
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output", "--ranks-per-host", "core", "--hierarchical-allreduce")]
+    argv = [
+        *launch_line(mpirun, tmp_path, "--output", "no-tag", "--ranks-per-host", "core", "--hierarchical-allreduce")
+    ]
     argv += ["--mpi-args", "--mca mpi_yield_when_idle 1 --mca coll_base_verbose 10"]
     argv += ["-np", "4", "-H", "h1:2,h2:2", "python", "train.py"]  # horovodrun's own words
     # As in an environment that is activated: ssh to h2 finds no such python by itself.

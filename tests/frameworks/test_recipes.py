@@ -26,7 +26,7 @@ RECIPES = {
 # A rank, and the line of hang.py in which it is.
 STACK = re.compile(r"state of rank (\d).*?<module> \(hang\.py:(\d+)\)", re.DOTALL)
 # A rank that waits leaves the core to others.
-PATIENT = ["-np", "2", "--no-tag-output", "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
+PATIENT = ["-np", "2", "--output", "no-tag", "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
 
 
 def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -59,7 +59,9 @@ def launch_argv(
     """Return the command line of a launch on h1, the launcher's pod; root may use the programs of `write_shell`."""
     (folder / "script.py").write_text(TELL_WITHOUT_MPI if mpirun == OWN else TELL)
     (folder / "ranks").mkdir(exist_ok=True)
-    line = launch_line(mpirun, folder, "--no-tag-output", "--quiet", *options, f"{folder}/script.py", f"{folder}/ranks")
+    line = launch_line(
+        mpirun, folder, "--output", "no-tag", "--quiet", *options, f"{folder}/script.py", f"{folder}/ranks"
+    )
     variables = [f"{name}={value}" for name, value in environ.items()]
     return (cluster.root_argv if root else cluster.argv)("h1", ["env", *variables, *line], cwd=folder)
 

@@ -162,7 +162,7 @@ def test_a_name_and_its_address(cluster: Cluster, mpirun: str, tmp_path: Path) -
     done = cluster.run("h1", [*DDLRUN, "check", "h1,10.77.0.2,h2", "--mpirun", mpirun], cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[0]) == (5, f"identity  10.77.0.2  FAILURE  {SAME_HOST}")
     assert len(done.stdout.splitlines()) == 3
-    argv = launch_line(mpirun, tmp_path, "-H", "h2:1,10.77.0.2:1", "--no-tag-output")
+    argv = launch_line(mpirun, tmp_path, "-H", "h2:1,10.77.0.2:1", "--output", "no-tag")
     done = cluster.run("h1", [*argv, "hostname"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr.startswith(f"ddlrun: error: host 10.77.0.2: {SAME_HOST}; name each host once")
@@ -262,7 +262,7 @@ def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> Non
         assert done.returncode == 5
         assert done.stderr.startswith("ddlrun: error: host h3: train.py has another content than here")
         assert not (tmp_path / "run").exists()
-        argv[-1:-1] = ["--quiet", "--no-tag-output", "--checks", "mpi"]
+        argv[-1:-1] = ["--quiet", "--output", "no-tag", "--checks", "mpi"]
         done = cluster.run("h1", argv, cwd=tmp_path)
         assert (done.returncode, sorted(done.stdout.split())) == (0, ["1", "1", "1", "2"])
     other.write_text("print(22)\n")
@@ -355,7 +355,9 @@ def test_a_host_that_starts_late(cluster: Cluster, tmp_path: Path) -> None:
 def test_launches_at_the_same_time(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     jobs = []
     for number in range(6):
-        argv = launch_line(mpirun, tmp_path / str(number), "--quiet", "--no-tag-output", "-H", "h[1-4]:1", "hostname")
+        argv = launch_line(
+            mpirun, tmp_path / str(number), "--quiet", "--output", "no-tag", "-H", "h[1-4]:1", "hostname"
+        )
         jobs.append(
             subprocess.Popen(
                 cluster.argv("h1", argv, cwd=tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -397,7 +399,7 @@ RANK = [sys.executable, str(Path(__file__).with_name("allreduce_ranks.py"))]
 
 
 def launch(cluster: Cluster, mpirun: str, folder: Path, *options: str) -> CompletedProcess[str]:
-    argv = launch_line(mpirun, folder, "-H", "h1:1,h2:1", "--quiet", "--no-tag-output")
+    argv = launch_line(mpirun, folder, "-H", "h1:1,h2:1", "--quiet", "--output", "no-tag")
     return cluster.run("h1", [*argv, *options, *RANK], cwd=folder)
 
 

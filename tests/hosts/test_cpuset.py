@@ -32,7 +32,7 @@ def cpuset() -> Iterator[Path]:
 def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
     inside = ["sh", "-c", 'echo $$ >"$0/tasks" && exec "$@"', str(cpuset)]
     cpu = max(os.sched_getaffinity(0))
-    run = launch_line(mpirun, tmp_path, "--no-tag-output")
+    run = launch_line(mpirun, tmp_path, "--output", "no-tag")
     words = ["--ranks-per-host", "core", sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
     done = subprocess.run([*inside, *run, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{{{cpu}}}\n"), done.stderr

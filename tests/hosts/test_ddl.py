@@ -39,7 +39,15 @@ os.write(1, (json.dumps(dict(place, right=same)) + "\\n").encode())
 def test_uplinks_carry_the_least_in_both_orders_of_ranks(
     cluster: Cluster, mpirun: str, tmp_path: Path, order: str, wire: str
 ) -> None:
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1,h2,h3,h4", "--racks", "2", "--checks", "none"]
+    argv = [
+        *launch_line(mpirun, tmp_path, "--output", "no-tag"),
+        "-H",
+        "h1,h2,h3,h4",
+        "--racks",
+        "2",
+        "--checks",
+        "none",
+    ]
     argv += ["--ranks-per-host", "core", "--rank-order", order, "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
     argv += ["--env", f"DDLRUN_DDL_TUNING=wire={wire}"] * bool(wire)
     before = cluster.uplink_bytes(0)
@@ -116,7 +124,7 @@ def test_results_over_hosts(
 ) -> None:
     if transport in {"group", "late"}:
         needs.package("torch", "torch==2.13.0")
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:2,h2:2,h3:2,h4:2"]
+    argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), "-H", "h1:2,h2:2,h3:2,h4:2"]
     argv += ["--racks", "2"] if transport != "late" else []
     argv += ["--checks", "none", "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
     argv += ["--env", f"DDLRUN_DDL_TUNING={tuning}"]
@@ -192,7 +200,7 @@ def test_a_slow_nic_is_reported_and_given_no_blocks(
 ) -> None:
     if transport == "group":
         needs.package("torch", "torch==2.13.0")
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:1,h2:1,h3:1,h4:1", "--checks", "none"]
+    argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), "-H", "h1:1,h2:1,h3:1,h4:1", "--checks", "none"]
     argv += ["--env", "OMPI_MCA_mpi_yield_when_idle=1", "--env", f"XDG_STATE_HOME={tmp_path}"]
     argv += ["--env", "DDLRUN_DDL_TUNING=measure=4M"] if transport == "group" else []
     argv += ["--env", f"DDLRUN_DDL_TRANSPORT={transport}"] if transport != "group" else []
@@ -232,7 +240,7 @@ dist.destroy_process_group()
 
 def run_with_a_late_host(hosts: Cluster, mpirun: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     needs.package("torch", "torch==2.13.0")
-    argv = [*launch_line(mpirun, folder, "--no-tag-output"), "-H", "h1:1,h2:1,h3:1,h4:1", "--checks", "none"]
+    argv = [*launch_line(mpirun, folder, "--output", "no-tag"), "-H", "h1:1,h2:1,h3:1,h4:1", "--checks", "none"]
     return hosts.run("h1", [*argv, sys.executable, "-c", LATE_IN_GROUP, *words], cwd=ROOT, timeout=300)
 
 
@@ -287,7 +295,7 @@ def test_a_rank_may_leave_a_measurement_of_the_nics(
     slow_nic: Cluster, mpirun: str, tmp_path: Path, leaves: str, error: str
 ) -> None:
     needs.package("torch", "torch==2.13.0")
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:1,h2:1,h3:1,h4:1", "--checks", "none"]
+    argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), "-H", "h1:1,h2:1,h3:1,h4:1", "--checks", "none"]
     argv += ["--env", "DDLRUN_DDL_TUNING=measure=1M"]
     done = slow_nic.run("h1", [*argv, sys.executable, "-c", LEAVES, leaves], cwd=ROOT, timeout=300)
     assert error in done.stdout, done.stderr

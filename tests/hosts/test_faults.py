@@ -622,7 +622,17 @@ def test_a_reader_that_stops(cluster: Cluster, mpirun: str, tmp_path: Path) -> N
     os.mkfifo(tmp_path / "output")
     shown = tmp_path / "shown"
     reader = subprocess.Popen(["sh", "-c", f"{{ head -c 99; sleep 3; cat; }} <{tmp_path}/output >{shown}"])
-    with Job(cluster, mpirun, tmp_path, "seq", "300000", options=("--no-tag-output",)) as job:
+    with Job(
+        cluster,
+        mpirun,
+        tmp_path,
+        "seq",
+        "300000",
+        options=(
+            "--output",
+            "no-tag",
+        ),
+    ) as job:
         job.output = shown
         reader.wait()
         code, out, err = job.end()
@@ -828,7 +838,7 @@ def test_restarts_tell_the_script(cluster: Cluster, mpirun: str, tmp_path: Path)
 @pytest.mark.own
 def test_a_spare_host_takes_the_place_of_a_lost_one(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     script = "echo started; hostname; test $DDLRUN_RESTART != 0 || sleep 3600"
-    options = ("-H", "h1,h2", "-np", "2", "--restarts", "1", "--spare-hosts", "h3,h4", "--no-tag-output")
+    options = ("-H", "h1,h2", "-np", "2", "--restarts", "1", "--spare-hosts", "h3,h4", "--output", "no-tag")
     with Job(cluster, mpirun, tmp_path, "sh", "-c", script, options=options) as job:
         job.started("h1")
         keeper, _ = job.started("h2")
@@ -843,7 +853,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(cluster: Cluster, mpirun: st
 def test_a_host_that_fails_its_check_is_replaced_or_left_out(
     cluster: Cluster, mpirun: str, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    more = ("-H", "h1,h2,h3", "-np", "3", "--no-tag-output", *options)
+    more = ("-H", "h1,h2,h3", "-np", "3", "--output", "no-tag", *options)
     with cluster.stopped("h3"), Job(cluster, mpirun, tmp_path, "hostname", options=more) as job:
         code, out, err = job.end()
     assert (code, sorted(out.split())) == (0, ["h1", "h2", "h4"] if "h4" in options else ["h1", "h2"]), err

@@ -53,7 +53,7 @@ SHOW = [sys.executable, "-c", SEEN]
 
 
 def test_each_rank_finds_its_gpu_at_its_local_rank(pretend: Pretend, mpirun: str) -> None:
-    assert seen(pretend("nvidia", NVIDIA, "launch", "--no-tag-output", "--mpirun", mpirun, *SHOW)) == [
+    assert seen(pretend("nvidia", NVIDIA, "launch", "--output", "no-tag", "--mpirun", mpirun, *SHOW)) == [
         ["GPU-00.0-1,GPU-00.0-0", None, None],  # by PCI address, not by the driver's number
         ["GPU-00.0-1,GPU-00.0-0", None, None],
     ]
@@ -81,14 +81,14 @@ def test_what_a_rank_sees(
     pretend: Pretend, options: list[str], env: dict[str, str], expected: list[str | None]
 ) -> None:
     assert [
-        rank[0] for rank in seen(pretend("nvidia", NVIDIA, "launch", "--no-tag-output", *options, *SHOW, **env))
+        rank[0] for rank in seen(pretend("nvidia", NVIDIA, "launch", "--output", "no-tag", *options, *SHOW, **env))
     ] == expected
 
 
 def test_saved_gpus_are_not_taken_beside_those_of_the_user(pretend: Pretend, tmp_path: Path) -> None:
     saved = str(tmp_path / "saved")
     assert pretend("nvidia", NVIDIA, "probe", "--save", saved).returncode == 0
-    options = ["launch", "--no-tag-output", "-np", "1", "--load", saved]
+    options = ["launch", "--output", "no-tag", "-np", "1", "--load", saved]
     done = pretend("nvidia", NVIDIA, *options, *SHOW, CUDA_VISIBLE_DEVICES="1")
     assert seen(done) == [["1", None, None]]
 
@@ -98,7 +98,8 @@ def test_amd(pretend: Pretend) -> None:
         "amd",
         "0000:c1:00.0 0000:c5:00.0",
         "launch",
-        "--no-tag-output",
+        "--output",
+        "no-tag",
         *SHOW,
         HIP_VISIBLE_DEVICES="1",
         ROCR_VISIBLE_DEVICES="1,0",
@@ -119,7 +120,7 @@ def test_gpus_that_may_not_be_used_are_told_of(pretend: Pretend) -> None:
 def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, tmp_path: Path) -> None:
     saved = str(tmp_path / "saved")
     assert pretend("nvidia", NVIDIA, "probe", "--save", saved).returncode == 0
-    options = ["launch", "--no-tag-output", "--load", saved, "--run-dir", str(tmp_path / "run")]
+    options = ["launch", "--output", "no-tag", "--load", saved, "--run-dir", str(tmp_path / "run")]
     done = pretend("nvidia", "0000:17:00.0", *options, *SHOW)
     assert [rank[0] for rank in seen(done)] == [None, None]
     lines = [line for line in done.stderr.splitlines() if "of the plan is not there" in line]
@@ -128,7 +129,9 @@ def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, t
         for rank in range(2)
     ]
     assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == [0, 1]
-    strict = pretend("nvidia", "0000:17:00.0", "launch", "--no-tag-output", "--load", saved, "--strict-binding", *SHOW)
+    strict = pretend(
+        "nvidia", "0000:17:00.0", "launch", "--output", "no-tag", "--load", saved, "--strict-binding", *SHOW
+    )
     assert (strict.returncode, strict.stdout) == (5, "")
 
 
@@ -250,7 +253,7 @@ def test_uuids_choose_no_gpus_of_other_hosts(cluster: Cluster, mpirun: str, tmp_
 
 
 def test_hosts_whose_gpus_hang_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "ddlrun", "launch", "--no-tag-output", "--mpirun", mpirun, "-H", "h1,h2"]
+    launch = [sys.executable, "-m", "ddlrun", "launch", "--output", "no-tag", "--mpirun", mpirun, "-H", "h1,h2"]
     tell = SEEN.replace("int(e['OMPI_COMM_WORLD_RANK'])", "os.uname().nodename")
     both = cluster.run("h1", [*launch, sys.executable, "-c", tell], cwd=tmp_path)
     shown = [["h1", "GPU-00.0-0,GPU-00.0-1", None, None], ["h2", "GPU-00.0-0,GPU-00.0-1", None, None]]
@@ -266,7 +269,7 @@ def test_hosts_whose_gpus_hang_elsewhere(cluster: Cluster, mpirun: str, tmp_path
 def test_hosts_with_different_numbers_of_gpus(
     cluster: Cluster, mpirun: str, tmp_path: Path, options: list[str]
 ) -> None:
-    line = launch_line(mpirun, tmp_path, "--no-tag-output", "-H", "h1,h3", *options, *SHOW)
+    line = launch_line(mpirun, tmp_path, "--output", "no-tag", "-H", "h1,h3", *options, *SHOW)
     done = cluster.run("h1", line, cwd=tmp_path)
     both = ["GPU-00.0-0,GPU-00.0-1", None, None]
     assert seen(done) == [both, both, ["GPU-00.0-0", None, None]]
@@ -340,7 +343,7 @@ def test_each_host_has_the_gpus_that_slurm_gave_there(
 ) -> None:
     other = slurm.submit("sleep 60", "-w", "h1", "--gres=gpu:1", f"--output={tmp_path}/other")
     slurm.wait_for(other, "RUNNING")  # it has number 0 of h1
-    line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *options, *SHOW)
+    line = launch_line(mpirun, tmp_path, "--output", "no-tag", "--quiet", *options, *SHOW)
     job = slurm.submit(shlex.join(line), "-N2", *asked, f"--output={tmp_path}/out", cwd=tmp_path)
     slurm.wait_for(job)
     slurm.run("h1", ["scancel", other], check=True)
@@ -349,7 +352,7 @@ def test_each_host_has_the_gpus_that_slurm_gave_there(
 
 
 def test_sallocs_shell_has_the_jobs_gpus_too(slurm: SlurmCluster, mpirun: str, tmp_path: Path) -> None:
-    line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *SHOW)
+    line = launch_line(mpirun, tmp_path, "--output", "no-tag", "--quiet", *SHOW)
     script = str(Path(__file__).with_name("pretend_gpus.sh"))
     argv = ["salloc", "-Q", "-N2", "--gres=gpu:1", "sh", script, "nvidia", *IN_ORDER.split(), "--", *line]
     done = slurm.run("h1", argv, cwd=tmp_path)

@@ -24,7 +24,7 @@ TELL = (
 
 
 def ddlrun(mpirun: str, folder: Path) -> list[str]:
-    return launch_line(mpirun, folder, "--no-tag-output")
+    return launch_line(mpirun, folder, "--output", "no-tag")
 
 
 @pytest.mark.parametrize("order", ["host", pytest.param("ddl", marks=pytest.mark.extra)])

@@ -161,7 +161,7 @@ def test_launch_uses_the_profile_that_tune_found(tmp_path: Path) -> None:
         assert {row["topology"] for row in result["measured"]} == {"1x4x1", "1x2x2"}  # both decompositions of 4 hosts
         assert {"nic"} <= result["links"].keys()
         assert best["seconds"] <= result["default_seconds"]
-        program = ["--ranks", "0", "--no-tag-output", "printenv", "DDL_OPTIONS", "DDLRUN_DDL_TUNING"]
+        program = ["--ranks", "0", "--output", "no-tag", "printenv", "DDL_OPTIONS", "DDLRUN_DDL_TUNING"]
         launched = run("launch", "-H", ",".join(names), *words, *program)
         best_options = f"-mode {best['mode']}:{best['topology']}"
         assert launched.stdout.splitlines() == [best_options, best["tuning"]]

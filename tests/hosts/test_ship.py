@@ -78,7 +78,7 @@ def apart(cluster: Cluster, tmp_path: Path) -> Iterator[Apart]:
 @pytest.mark.parametrize("manager", [OWN, *MPIRUNS.values()], ids=["ddlrun", *map(str, MPIRUNS)])
 def test_code_travels_once_and_the_output_names_the_users_own_paths(apart: Apart, manager: str) -> None:
     (apart.project / "same.txt").write_text("former")
-    first = apart.launch(manager, "--ship", "code", "--fetch", ".", "--no-tag-output", "train.py")
+    first = apart.launch(manager, "--ship", "code", "--fetch", ".", "--output", "no-tag", "train.py")
     assert first.returncode == 0, first.stderr
     _check_fetched(apart, first.stderr)
     assert sorted(line.split()[0] for line in first.stdout.splitlines()) == [*HOSTS]
@@ -180,7 +180,7 @@ def test_an_environment_travels_with_data(apart: Apart, manager: str) -> None:
         "import only_here, sys, os\nprint(sys.prefix, os.path.getsize('data/large'))\n"
     )
     (apart.project / "data" / "large").write_bytes(bytes(2 << 20))  # which travels in compressed form
-    words = ["--ship", "code,env,data", "--no-tag-output", "venv/bin/python", "show.py"]
+    words = ["--ship", "code,env,data", "--output", "no-tag", "venv/bin/python", "show.py"]
     done = apart.launch(manager, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{venv} {2 << 20}"] * len(HOSTS)
@@ -207,7 +207,7 @@ def test_a_conda_environment_travels(apart: Apart, monkeypatch: pytest.MonkeyPat
     (apart.project / ".gitignore").write_text("/env\n")
     (apart.project / "show.py").write_text(SHOW_CONDA)
     monkeypatch.setenv("DEMO_OLD", "1")
-    done = apart.launch(OWN, "--ship", "code,env", "--no-tag-output", f"{env}/bin/python", "show.py", "env/x")
+    done = apart.launch(OWN, "--ship", "code,env", "--output", "no-tag", f"{env}/bin/python", "show.py", "env/x")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["True True True True True False False"] * len(HOSTS)
     assert f"shipped {env} (" in done.stderr
@@ -227,7 +227,7 @@ def test_an_environment_of_a_lock_file_travels_where_it_is_missing(
     write_wheel(apart.project)
     (apart.project / "lock.txt").write_text(f"demo @ file://{apart.project}/demo-1.0-py3-none-any.whl\n")
     (apart.project / "show.py").write_text("import demo\nprint(demo.value)\n")
-    words = ["--ship", "code,env=lock.txt", "--no-tag-output", "show.py"]
+    words = ["--ship", "code,env=lock.txt", "--output", "no-tag", "show.py"]
     first = apart.launch(OWN, *words)
     assert first.stdout.split() == ["7"] * len(HOSTS), first.stderr
     second = apart.launch(OWN, *words, runs="2")

@@ -65,7 +65,18 @@ def hosts(cluster: Cluster) -> Iterator[Cluster]:
 
 def test_ddp_over_three_hosts_without_an_mpi(hosts: Cluster, python: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    launch = ["-m", "ddlrun", "launch", "--verbose", "--no-tag-output", "--heartbeat", "300", "--start-timeout", "300"]
+    launch = [
+        "-m",
+        "ddlrun",
+        "launch",
+        "--verbose",
+        "--output",
+        "no-tag",
+        "--heartbeat",
+        "300",
+        "--start-timeout",
+        "300",
+    ]
     job = ["-H", "h1:1,h2:1,h3:1", "--run-dir", f"{tmp_path}/run", "train.py"]
     line = ["env", f"PATH={python.parent}:/usr/bin:/bin", str(python), *launch, *job]
     done = hosts.run("h1", line, cwd=tmp_path, timeout=PATIENCE)

@@ -104,11 +104,11 @@ def test_the_traceback_of_a_cell_shows_its_lines(tmp_path: Path) -> None:
         ),
         ({"np": 3, "topology": "2x1"}, "topology 2x1x1 means 2 ranks, but np 3 means 3"),
         ({"hots": "h1"}, "no such option hots (did you mean hosts?)"),
-        ({"np": 1, "tag_output": "x"}, "Option 'tag_output=True' does not take a value"),
+        ({"np": 1, "share_gpus": "x"}, "Option 'share_gpus=True' does not take a value"),
         ({"H": "a b"}, "H, column 1: 'a b' is not a host name"),
         ({"num_proc": 0}, "num_proc: '0' is not a whole number of at least 1"),
         ({"fetch": "out"}, "fetch has no effect without ship; add ship code"),
-        ({"np": 999, "framework": "mpi", "strict_binding": True, "tag_output": False}, "per host"),
+        ({"np": 999, "framework": "mpi", "strict_binding": True, "output": "no-tag"}, "per host"),
     ],
     ids=str,
 )
@@ -127,7 +127,7 @@ def test_results_errors_and_output_of_a_function(
 ) -> None:
     def run(factor: int) -> list[int]:
         folder = str(tmp_path / str(factor))
-        return ddlrun.run(rank_times, factor, np=2, mpirun=mpirun, run_dir=folder, env={"SEED": "7"}, tag_output=False)
+        return ddlrun.run(rank_times, factor, np=2, mpirun=mpirun, run_dir=folder, env={"SEED": "7"}, output="no-tag")
 
     assert run(3) == [0, 3]
     assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0 7", "rank 1 7"]

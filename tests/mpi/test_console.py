@@ -59,7 +59,7 @@ def test_output_of_a_failed_job_waits_for_a_slow_reader(line: list[str], tmp_pat
     script = f"""
         if test $OMPI_COMM_WORLD_RANK = 1; then until test -s {tmp_path}/run/stdout.log; do :; done; exit 7; fi
         trap '' TERM; yes 0123456789 | head -c 22000000; echo end"""
-    argv = [*line, "--grace", "300", "-np", "2", "--no-tag-output", "sh", "-c", script]
+    argv = [*line, "--grace", "300", "-np", "2", "--output", "no-tag", "sh", "-c", script]
     log = tmp_path / "run" / "stdout.log"
     with started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
         wait_for(lambda: log.exists() and log.stat().st_size == 22_000_004)

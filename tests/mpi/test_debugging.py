@@ -65,7 +65,7 @@ def test_standard_input_reaches_a_rank(line: list[str], tmp_path: Path, source: 
     count = 200_000
     text = "".join(f"{number}\n" for number in range(count))
     (tmp_path / "input").write_text(text)
-    argv = [*line, "--no-tag-output", "--stdin-rank", "1", "sh", "-c", READER]
+    argv = [*line, "--output", "no-tag", "--stdin-rank", "1", "sh", "-c", READER]
     if source == "file":
         with (tmp_path / "input").open() as file:
             done = subprocess.run(argv, stdin=file, capture_output=True, text=True, check=False, timeout=300)

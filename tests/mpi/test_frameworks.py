@@ -77,7 +77,7 @@ def told(done: subprocess.CompletedProcess[str]) -> Ranks:
 @pytest.fixture
 def launch(mpirun: str, tmp_path: Path) -> Launch:
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), *arguments]
+        argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), *arguments]
         environ = {**os.environ, **env}
         return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
 
@@ -266,7 +266,7 @@ def test_the_users_own_address_and_rank(launch: Launch) -> None:
 
 
 def test_a_launch_inside_a_rank_starts_anew(launch: Launch) -> None:
-    inner = ["launch", "--quiet", "--no-tag-output", "-np", "1", sys.executable, "-c", TELL]
+    inner = ["launch", "--quiet", "--output", "no-tag", "-np", "1", sys.executable, "-c", TELL]
     forget = "for n in [n for n in os.environ if n.startswith(('OMPI_', 'PMIX', 'PRTE'))]: del os.environ[n]"
     code = f"import os, sys\n{forget}\nos.execv(sys.executable, [sys.executable, '-m', 'ddlrun', *{inner}])"
     environ = {name: os.environ[name] for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")}

@@ -36,7 +36,7 @@ TELL = (
     "topology=e['DDLRUN_TOPOLOGY'], ddl=e['DDL_OPTIONS'], path=e['PATH'], mine=e.get('MINE'), argv=sys.argv[1:],"
     "cwd=os.getcwd())) + '\\n').encode())"
 )
-PLAIN = ("--no-tag-output", "--allow-run-as-root")
+PLAIN = ("--output", "no-tag", "--allow-run-as-root")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -84,7 +84,7 @@ HOLD = (
 @pytest.mark.openmpi(5)
 def test_launches_at_the_same_time_take_different_cores(tmp_path: Path) -> None:
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
-    options = ["--allow-run-as-root", "--no-tag-output", "-np", "1", "--cores-per-rank", "1"]
+    options = ["--allow-run-as-root", "--output", "no-tag", "-np", "1", "--cores-per-rank", "1"]
     line = [sys.executable, "-m", "ddlrun", "launch", *options, sys.executable, "-c", HOLD, str(tmp_path / "stop")]
     outputs = [tmp_path / f"out{number}" for number in range(len(CORES) + 1)]
     with ExitStack() as stack:

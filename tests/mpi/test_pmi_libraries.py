@@ -38,7 +38,7 @@ def launch(
 ) -> tuple[int, list[str], str]:
     """Run a launch; return its exit code, its lines of output, and its errors."""
     patient = ("--heartbeat", "300", "--start-timeout", "300", "--run-dir", f"{folder}/run")
-    line = [*LAUNCH, manager, "--no-tag-output", *patient, *words]
+    line = [*LAUNCH, manager, "--output", "no-tag", *patient, *words]
     variables = [f"{name}={value}" for name, value in environ.items()]
     done = subprocess.run(
         [*enter, "env", *variables, *line], capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -85,7 +85,20 @@ def test_killed_ranks_leave_no_shared_memory(environ: dict[str, str], tmp_path: 
 
 @pytest.mark.parametrize("environ", ["mpich"], indirect=True)
 def test_a_killed_keeper_leaves_no_shared_memory(environ: dict[str, str]) -> None:
-    line = [*LAUNCH, "ddlrun", "--no-tag-output", "--heartbeat", "300", "--timeout", "300", "-np", "1", RANKS, "stay"]
+    line = [
+        *LAUNCH,
+        "ddlrun",
+        "--output",
+        "no-tag",
+        "--heartbeat",
+        "300",
+        "--timeout",
+        "300",
+        "-np",
+        "1",
+        RANKS,
+        "stay",
+    ]
     with subprocess.Popen(line, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         file = Path(job.stdout.readline().strip())
@@ -117,7 +130,7 @@ def test_ranks_on_two_hosts(environ: dict[str, str], hosts: TwoHosts, tmp_path: 
 def test_ddl_sums_to_the_same_bits_as_under_open_mpi(environ: dict[str, str], tmp_path: Path) -> None:
     _, own, errors = launch(environ, tmp_path, "-np", "2", RANKS)
     done = subprocess.run(
-        [*LAUNCH, "openmpi", "--no-tag-output", "--run-dir", f"{tmp_path}/openmpi", "-np", "2", RANKS],
+        [*LAUNCH, "openmpi", "--output", "no-tag", "--run-dir", f"{tmp_path}/openmpi", "-np", "2", RANKS],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=True,
     )  # fmt: skip
     assert own == sorted(done.stdout.splitlines()), errors

@@ -37,7 +37,7 @@ def test_a_keeper_chooses_its_program_by_rank(monkeypatch: pytest.MonkeyPatch) -
 def test_programs_of_one_job(mpirun: str, tmp_path: Path) -> None:
     program = (tmp_path / "b.py").resolve()
     program.write_text("import os, sys; print('b', os.environ['RANK'], *sys.argv[1:], flush=True)")
-    argv = launch_line(mpirun, tmp_path, "--quiet", "--no-tag-output", "--wrap", "1:env RANK=one")
+    argv = launch_line(mpirun, tmp_path, "--quiet", "--output", "no-tag", "--wrap", "1:env RANK=one")
     done = run(
         argv, "-np", "1", "echo", "a", ":", "-np", "2", str(program), "{rank}", ":", "--", ":", "-n", "1", "echo"
     )
@@ -53,7 +53,7 @@ SINGLETON = "import subprocess, sys; from mpi4py import MPI; sys.exit(subprocess
 def test_a_job_that_a_program_starts_after_its_mpi_init(mpirun: str, tmp_path: Path) -> None:
     environ = {"OPAL_PREFIX": str(Path(mpirun).parents[1]), "MPI4PY_LIBMPI": find_mpi_library(mpirun) or ""}
     environ["OMPI_MCA_btl_sm_backing_directory"] = str(tmp_path)  # 5.0 leaves a singleton's file
-    argv = launch_line(mpirun, tmp_path, "--quiet", "--no-tag-output", "-np", "1", "echo", "started")
+    argv = launch_line(mpirun, tmp_path, "--quiet", "--output", "no-tag", "-np", "1", "echo", "started")
     done = run([sys.executable, "-c", SINGLETON, *argv], **environ)
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
 

@@ -30,7 +30,7 @@ def python(request: pytest.FixtureRequest) -> str:
 
 
 def run(mpirun: str, folder: Path, ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
-    argv = [*launch_line(mpirun, folder, "--quiet", "--no-tag-output"), "-np", str(ranks), *program]
+    argv = [*launch_line(mpirun, folder, "--quiet", "--output", "no-tag"), "-np", str(ranks), *program]
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
 

@@ -43,7 +43,7 @@ def list_runs() -> list[dict[str, object]]:
 
 def test_an_earlier_run(mpirun: str, tmp_path: Path, state: Path) -> None:
     line = launch_line(mpirun, tmp_path)
-    failed = run(line, "-np", "2", "--no-tag-output", "sh", "-c", PRINT, "sh")
+    failed = run(line, "-np", "2", "--output", "no-tag", "sh", "-c", PRINT, "sh")
     assert failed.returncode == 1
     names = ("plan.json", "binding.json", "events.jsonl", "outcome.json", "run.json")
     assert validate_run_folder(tmp_path / "run") == {*names}

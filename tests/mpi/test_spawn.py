@@ -66,7 +66,7 @@ def test_a_pool_without_slots_ends_the_job_with_the_remedy(mpirun: str, tmp_path
 
 
 def test_ranks_that_share_cores_can_spawn(mpirun: str, tmp_path: Path) -> None:
-    line = launch_line(mpirun, tmp_path, "--quiet", "--no-tag-output", "-np", "3")
+    line = launch_line(mpirun, tmp_path, "--quiet", "--output", "no-tag", "-np", "3")
     done = run(line, "--spawn-slots", "4", sys.executable, "-c", CHILDREN)
     name = os.uname().nodename
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [name, name, f"{name} {name} {name} {name}"])
@@ -75,7 +75,7 @@ def test_ranks_that_share_cores_can_spawn(mpirun: str, tmp_path: Path) -> None:
 
 def test_processes_are_spawned_on_two_hosts(hosts: TwoHosts, mpirun: str, major: int, tmp_path: Path) -> None:
     (tmp_path / "children.py").write_text(CHILDREN)
-    options = ["--no-tag-output", "-H", "h1:1,h2:1", "--spawn-slots", "2", f"{tmp_path}/children.py"]
+    options = ["--output", "no-tag", "-H", "h1:1,h2:1", "--spawn-slots", "2", f"{tmp_path}/children.py"]
     argv = hosts.argv("h1", launch_line(mpirun, tmp_path, *options))
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=300)
     assert ("note: MPI_Comm_spawn over several hosts sometimes crashes" in done.stderr) == (major == 5)

@@ -183,7 +183,7 @@ def test_launch_uses_the_profile_that_tune_saved(mpirun: str, major: int, tmp_pa
     program = ["printenv", "DDL_OPTIONS", "DDLRUN_DDL_TUNING"]
     argv = [*DDLRUN, "launch", "--allow-run-as-root", "-H", "localhost", "--topology", "2", "--mpirun", mpirun]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    ran = subprocess.run([*argv, "--ranks", "0", "--no-tag-output", *program], env=environ, timeout=300,
+    ran = subprocess.run([*argv, "--ranks", "0", "--output", "no-tag", *program], env=environ, timeout=300,
                          capture_output=True, text=True, check=False)  # fmt: skip
     assert ran.stdout.split("\n")[:2] == [f"-mode {profile.mode}:2x1x1", profile.tuning]
     assert f"gives 2x1x1, mode {profile.mode}, {profile.tuning}; disable it with --profile none" in ran.stderr

@@ -46,7 +46,7 @@ def start(hosts: TwoHosts, mpirun: str, folder: Path, how: str) -> subprocess.Po
     mpi, _, rest = SCRIPT.partition("world = MPI.COMM_WORLD\n")
     own = mpi.replace("from mpi4py import MPI\n", "") + WITHOUT_MPI + rest
     (folder / "train.py").write_text(own if mpirun == OWN else SCRIPT)
-    line = launch_line(mpirun, folder, "--no-tag-output", "-H", "h1:1,h2:1", str(folder / "train.py"), how)
+    line = launch_line(mpirun, folder, "--output", "no-tag", "-H", "h1:1,h2:1", str(folder / "train.py"), how)
     return subprocess.Popen(
         ["env", "--default-signal=INT", *hosts.argv("h1", line)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -97,7 +97,7 @@ def test_ranks_on_two_hosts_find_the_variables_that_are_shown(hosts: TwoHosts, m
     (tmp_path / "train.py").write_text(PRINT_ENVIRONMENT)
     variables = {"SEED": "a b;c\n'd'", "MY_TOKEN": "geheim", "SSH_TTY": "here", "NOT_THIS": "1", "EMPTY": ""}
     options = ["-H", "h1:1,h2:1", "--export", "SEED,EMPTY", "-x", "MY_TOKEN"]
-    line = launch_line(mpirun, tmp_path, "--no-tag-output", *options, str(tmp_path / "train.py"))
+    line = launch_line(mpirun, tmp_path, "--output", "no-tag", *options, str(tmp_path / "train.py"))
     show = [sys.executable, "-m", "ddlrun", "show", "env", "--json", *manager_options(mpirun), *options]
     launched, shown = (
         subprocess.run(
@@ -153,7 +153,7 @@ def test_encrypted_output_is_not_on_the_network(
 ) -> None:
     recorded = tmp_path / "packets"
     (tmp_path / "train.py").write_text("import os; print(os.uname().nodename + ' wrote ' + 'x'.join('secret'))")
-    line = launch_line(mpirun, tmp_path, *options, "--no-tag-output", "-H", "h1:1,h2:1", str(tmp_path / "train.py"))
+    line = launch_line(mpirun, tmp_path, *options, "--output", "no-tag", "-H", "h1:1,h2:1", str(tmp_path / "train.py"))
     with subprocess.Popen(
         hosts.argv("h1", [sys.executable, "-c", SNIFFER, str(recorded)]), stdout=subprocess.PIPE, text=True
     ) as sniffer:

@@ -38,7 +38,7 @@ with ddl.init(tuning="chunk=64K,depth=4,explore=0"):
 
 def launch(hosts: TwoHosts, mpirun: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a launch on h1 to its end."""
-    line = launch_line(mpirun, folder, "--no-tag-output", *words)
+    line = launch_line(mpirun, folder, "--output", "no-tag", *words)
     argv = hosts.argv("h1", line)
     return subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE

@@ -15,7 +15,7 @@ def launch(mpirun: str, tmp_path: Path) -> Launch:
 
     def line(text: str, *options: str) -> str:
         (tmp_path / "script.py").write_text(text)
-        argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), *options, f"{tmp_path}/script.py"]
+        argv = [*launch_line(mpirun, tmp_path, "--output", "no-tag"), *options, f"{tmp_path}/script.py"]
         return shlex.join(argv)
 
     return line

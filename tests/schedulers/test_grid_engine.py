@@ -44,7 +44,7 @@ def test_ddlrun_launches_on_the_hosts_of_the_job(
     sge: GridEngineCluster, mpirun: str, tmp_path: Path, slots: str, options: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(RANK_REPORT)
-    line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *options, f"{tmp_path}/script.py")
+    line = launch_line(mpirun, tmp_path, "--output", "no-tag", "--quiet", *options, f"{tmp_path}/script.py")
     job = sge.submit(f"{shlex.join(line)} | sort", "-V", "-pe", "spread", slots, "-o", f"{tmp_path}/out")
     sge.wait_for(job)
     first, second = ("h1", "h2") if " h1 " in (tmp_path / "out").read_text().partition("\n")[0] else ("h2", "h1")
@@ -59,7 +59,7 @@ def test_agents_are_started_by_qrsh(sge: GridEngineCluster, tmp_path: Path) -> N
     """Each rank has its CPUs, the exit code comes back, and nothing is left after qdel."""
     (tmp_path / "script.py").write_text(TELL)
     (tmp_path / "ranks").mkdir()
-    words = launch_line(OWN, tmp_path, "--no-tag-output", "--quiet", f"{tmp_path}/script.py", f"{tmp_path}/ranks")
+    words = launch_line(OWN, tmp_path, "--output", "no-tag", "--quiet", f"{tmp_path}/script.py", f"{tmp_path}/ranks")
     line = shlex.join(words)
     options = ("-V", "-pe", "spread", "4", "-o", f"{tmp_path}/out")
     job = sge.submit(f"{line}; echo code $?", *options)

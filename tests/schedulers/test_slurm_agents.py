@@ -39,7 +39,7 @@ done
 
 def test_faults_under_ddlruns_own_process_manager(slurm: SlurmCluster, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(STAY)
-    launch = shlex.join([*launch_line(OWN, tmp_path, "--no-tag-output", "--ranks-per-host", "1", "--grace", "2")])
+    launch = shlex.join([*launch_line(OWN, tmp_path, "--output", "no-tag", "--ranks-per-host", "1", "--grace", "2")])
     script = SCRIPT.format(faults=" ".join([*KILLED, "scancel"]), launch=launch)
     job = slurm.submit(script, f"--output={tmp_path}/out", f"-N{RANKS}", cwd=tmp_path)
     for number, (fault, (generations, code, line)) in enumerate(KILLED.items(), 1):

@@ -39,7 +39,7 @@ def srun(tmp_path: Path) -> Launch:
     def line(text: str, folder: str, *options: str, arguments: str = "") -> str:
         script = tmp_path / f"{folder}-script.py"
         script.write_text(text)
-        argv = launch_line("srun", tmp_path, "--no-tag-output", "--quiet", *options, str(script))
+        argv = launch_line("srun", tmp_path, "--output", "no-tag", "--quiet", *options, str(script))
         return " ".join(argv).replace(f"{tmp_path}/run", f"{tmp_path}/{folder}", 1) + f" {arguments}"
 
     return line

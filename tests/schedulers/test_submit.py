@@ -15,7 +15,7 @@ pytestmark = pytest.mark.extra
 SUBMIT = [sys.executable, "-m", "ddlrun", "submit", "--gpus", "0", "--wait"]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"
 # Options that launch gets unchanged.
-LAUNCH_OPTIONS = ["--allow-run-as-root", "--no-tag-output", "--quiet", "--env", "MINE=$x  'y'"]
+LAUNCH_OPTIONS = ["--allow-run-as-root", "--output", "no-tag", "--quiet", "--env", "MINE=$x  'y'"]
 SCRIPT = """import os, sys, time
 os.write(1, f"{os.uname().nodename} {os.environ['MINE']} {sys.argv[2:]}\\n".encode())
 time.sleep(600) if sys.argv[1] == "stay" else sys.exit(int(sys.argv[1]))
@@ -60,7 +60,17 @@ def test_exit_code_of_a_cancelled_slurm_job_is_143(slurm: SlurmCluster, tmp_path
 
 
 def test_the_example_trains_in_a_slurm_job(slurm: SlurmCluster, tmp_path: Path) -> None:
-    argv = [*SUBMIT, "--scheduler", "slurm", "1x2x1", "--allow-run-as-root", "--no-tag-output", "--quiet", str(EXAMPLE)]
+    argv = [
+        *SUBMIT,
+        "--scheduler",
+        "slurm",
+        "1x2x1",
+        "--allow-run-as-root",
+        "--output",
+        "no-tag",
+        "--quiet",
+        str(EXAMPLE),
+    ]
     done = slurm.run("h1", argv, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "done: accuracy 97.2 %" in done.stdout

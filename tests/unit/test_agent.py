@@ -188,7 +188,7 @@ def test_names_matter_to_the_open_mpi_that_runs_alone(host: str, major: int | No
     )
 
 
-@pytest.mark.parametrize(("option", "code"), [("--no-tag-output", 0), ("--strict-binding", 5)])
+@pytest.mark.parametrize(("option", "code"), [("--output", "no-tag", 0), ("--strict-binding", 5)])
 def test_ranks_that_cannot_bind_themselves(option: str, code: int, tmp_path: Path) -> None:
     """Agents bind by OS indexes, which a preset does not have."""
     launch = [sys.executable, "-m", "ddlrun", "launch", "--process-manager", "ddlrun", "--run-dir", f"{tmp_path}/run"]

@@ -65,7 +65,7 @@ def test_the_page_shows_the_files_of_the_example(name: str, title: str, kind: st
 
 def test_a_launch_in_a_job_of_the_plugin(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    launch = ["launch", "--mpirun", "toyrun", "--no-tag-output", "--verbose"]
+    launch = ["launch", "--mpirun", "toyrun", "--output", "no-tag", "--verbose"]
     done = ddlrun(installed, *launch, "rank.py", "0", cwd=tmp_path, **in_job(tmp_path))
     assert done.returncode == 0, done.stderr
     assert sorted(line.split()[0] for line in done.stdout.splitlines()) == ["0", "1"]

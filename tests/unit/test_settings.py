@@ -53,7 +53,7 @@ def test_our_keys() -> None:
         ("num_proc: 2", "'num_proc' is not known; ddlrun show schema config lists the keys"),
         ("bind: numa", "'bind' is not known (did you mean placement.bind?)"),
         ("run-dir: x", "'run-dir' is not known (did you mean run_dir?)"),
-        ("output: {output_filename: x}", "(did you mean output.folder?)"),
+        ("output: {output_filename: x}", "(did you mean output.style?)"),
         ("topology: [4, 2]", "topology: [4, 2]; write one value"),
         ("params: {cycle_time_ms: true}", "params.cycle_time_ms: True; write one value"),
         ("env: {A: [1, 2]}", "env.A: one value is wanted"),

@@ -393,8 +393,8 @@ def test_errors_are_found_before_the_queue(submit: Run, tmp_path: Path, words: l
 
 PARAMS = [*command.params, *LAUNCH_OPTIONS]
 PIECES = st.sampled_from(
-    [["-np", "4"], ["-p22"], ["-p", "22"], ["-xNAME"], ["--env", "A=b c"], ["--env=A=--"], ["--tag-output"],
-     ["--no-tag-output"], ["--mpi-args", "--x"], ["-m"], ["-mp22"], ["--tcp"], ["--wait"], ["--gpus", "2"],
+    [["-np", "4"], ["-p22"], ["-p", "22"], ["-xNAME"], ["--env", "A=b c"], ["--env=A=--"], ["--output", "tag"],
+     ["--output=no-tag"], ["--mpi-args", "--x"], ["-m"], ["-mp22"], ["--tcp"], ["--wait"], ["--gpus", "2"],
      ["--queue=-"]]
 )  # fmt: skip
 

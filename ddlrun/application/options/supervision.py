@@ -13,7 +13,9 @@ from ddlrun.plan.wrappers import Wrapper, make_debugger
 from ddlrun.ranges import parse_ranges
 from ddlrun.schedulers import Allocation
 from ddlrun.supervise.encryption import find_cryptography
+from ddlrun.wording import did_you_mean
 
+OUTPUT_WORDS = ("tag", "no-tag", "timestamp", "fold", "dir")
 # These end the job, or cannot be caught.
 UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # Programs that are interactive if they have no arguments.
@@ -27,7 +29,9 @@ def read_supervision(
 
     Raises InputError on a wrong list of ranks or signals, and PreflightError where messages cannot be encrypted.
     """
-    folder, ranks, local = (options[name] for name in ("output_filename", "shown_ranks", "shown_local_ranks"))
+    ranks, local = options["shown_ranks"], options["shown_local_ranks"]
+    output = parse_output(options["output"])
+    folder = output.get("dir")
     smart = os.environ.get("TERM") != "dumb"
     at_terminal = stdin is not None and stdin.terminal
     return SupervisionOptions(
@@ -41,12 +45,12 @@ def read_supervision(
         forward=parse_signals(options["forward_signals"]),
         encryption=find_cryptography() if options.get("encrypt") else None,
         style=OutputStyle(
-            tag=options["tag"],
-            timestamp=options["timestamp_output"],
+            tag={"tag": True, "no-tag": False}.get(output.get("tag", "")),
+            timestamp="timestamp" in output,
             ranks=parse_ranks(ranks, "`--ranks`") if ranks else None,
             local_ranks=parse_ranks(local, "`--local-ranks`") if local else None,
             folder=requeued(os.path.abspath(folder), allocation) if folder else None,
-            fold=options["fold_output"],
+            fold="fold" in output,
             many_colours="256color" in os.environ.get("TERM", "") or "COLORTERM" in os.environ,
             raw=stdin.rank if stdin is not None and at_terminal else None,
         ),
@@ -54,6 +58,22 @@ def read_supervision(
         status_line=os.isatty(2) and not options.get("quiet") and smart and not at_terminal,
         colour="NO_COLOR" not in os.environ and smart,
     )
+
+
+def parse_output(text: str | None) -> dict[str, str]:
+    """Return the words of --output by name; the last of two that exclude each other counts. Raises InputError.
+
+    >>> parse_output("tag,timestamp,no-tag,dir=out")
+    {'tag': 'no-tag', 'timestamp': 'timestamp', 'dir': 'out'}
+    """
+    words = {}
+    for word in text.split(",") if text else ():
+        name, equals, value = word.partition("=")
+        if bool(value) != (name == "dir") or name not in OUTPUT_WORDS or (equals and not value):
+            hint = did_you_mean(name, OUTPUT_WORDS)
+            raise InputError(f"`--output` {text!r}: {word!r} is none of {', '.join(OUTPUT_WORDS)}=DIR{hint}")
+        words[name.removeprefix("no-")] = value or word
+    return words
 
 
 def requeued(folder: str, allocation: Allocation | None) -> str:

@@ -13,7 +13,7 @@ Words = tuple[str, ...]
 
 # Options that ddlrun has, too, which mpirun and mpiexec accept with one dash.
 SHARED = (
-    "--host", "--hosts", "--hostfile", "--rankfile", "--output-filename", "--tag-output", "--timestamp-output",
+    "--host", "--hosts", "--hostfile", "--rankfile", "--output",
     "--allow-run-as-root", "--timeout", "--quiet", "--verbose", "--launcher", "--membind",
 )  # fmt: skip
 # Options with a name and a value, which are passed on to mpirun.
@@ -32,26 +32,30 @@ RENAMED = {
     "--ppn": "--ranks-per-host", "--perhost": "--ranks-per-host", "-hosts": "--host", "-f": "--hostfile",
     "-iface": "--network-interface", "-bootstrap": "--launcher",
     # torchrun, accelerate and deepspeed
-    "--max-restarts": "--restarts", "--log-dir": "--output-filename", "--shutdown-timeout": "--grace",
+    "--max-restarts": "--restarts", "--shutdown-timeout": "--grace",
     "--local-ranks-filter": "--local-ranks", "--num-processes": "-np", "--num-machines": "--nnodes",
-    "--num-gpus": "--ranks-per-host", "--num-nodes": "--nnodes", "--enable-each-rank-log": "--output-filename",
+    "--num-gpus": "--ranks-per-host", "--num-nodes": "--nnodes",
     "--mpirun-hostfile": "--hostfile", "--deepspeed-hostfile": "--hostfile",
 }  # fmt: skip
 # Switch -> words for ddlrun; none where ddlrun does the same without an option.
 SWITCHES: dict[str, Words] = {
     **dict.fromkeys(("--mpi", "--use-mpi", "--disable-cache", "--gloo", "--use-gloo"), ()),
-    "--prefix-output-with-timestamp": ("--timestamp-output",), "--log-without-timestamp": ("--no-log-with-timestamp",),
+    **dict.fromkeys(
+        ("--timestamp-output", "--prefix-output-with-timestamp", "--prefix-timestamp", "-prepend-timestamp"),
+        ("--output", "timestamp")),
+    **dict.fromkeys(("--tag-output", "--label", "-l", "-prepend-rank"), ("--output", "tag")),
+    "--log-without-timestamp": ("--no-log-with-timestamp",),
     # mpirun
     **dict.fromkeys(
         ("--noprefix", "--oversubscribe", "--nooversubscribe", "--disable-recovery", "--show-progress",
          "--do-not-resolve"), ()),
     "-q": ("--quiet",),
-    "--prefix-timestamp": ("--timestamp-output",), "--pernode": ("--ranks-per-host", "1"),
+    "--pernode": ("--ranks-per-host", "1"),
     "--bind-to-core": ("--bind", "core"), "--bind-to-socket": ("--bind", "package"),
     "--bynode": ("--rank-order", "ddl"), "--byslot": ("--rank-order", "host"), "--do-not-launch": ("--dry-run",),
     # srun and mpiexec
-    "--label": ("--tag-output",), "-l": ("--tag-output",), "--unbuffered": (), "-genvall": (), "-envall": (),
-    "-prepend-rank": ("--tag-output",), "-prepend-timestamp": ("--timestamp-output",), "-rr": ("--rank-order", "ddl"),
+    "--unbuffered": (), "-genvall": (), "-envall": (),
+    "-rr": ("--rank-order", "ddl"),
     "-print-all-exitcodes": (), "-silent-abort": (), "-info": ("--verbose",),
     **dict.fromkeys(("-u", "-X", "-K", "--overlap", "--exact"), ()), "-Q": ("--quiet",),
     # torchrun, accelerate and deepspeed
@@ -108,8 +112,8 @@ _UNSUPPORTED = {
     "use ddlrun submit --account NAME": "-A",
     "use ddlrun submit --job-name NAME": "-J",
     "use --env NAME=VALUE, --env NAME or --export NAME,...": "-genv -env -genvlist -envlist -genvnone -envnone -E",
-    "use --output-filename DIR for files per rank; the run folder has all output":
-        "--output --error -o -e -outfile-pattern -errfile-pattern -prepend-pattern",
+    "use --output dir=DIR for files per rank; the run folder has all output":
+        "--error -o -e -outfile-pattern -errfile-pattern -prepend-pattern",
     "ddlrun has no resource sets; use --ranks-per-host N for ranks per host, --cores-per-rank N for their cores":
         "--nrs -a -g --tasks-per-rs --cpu-per-rs --gpu-per-rs --rs-per-host --rs-per-socket",
     "use --mpi-args": "--smpiargs",
@@ -269,6 +273,8 @@ def _variable(variable: str) -> Callable[[str, str], Words]:
 VALUES: Mapping[str, Callable[[str, str], Words]] = {
     **dict.fromkeys(WITHOUT_EFFECT.keys() - SWITCHES.keys(), lambda _name, _value: ()),
     "--mpiarg": lambda _, value: ("--mpi-args", shlex.quote(value)),  # IBM's ddlrun
+    **dict.fromkeys(
+        ("--output-filename", "--log-dir", "--enable-each-rank-log"), lambda _, value: ("--output", f"dir={value}")),
     "--bind-to": _translate_bind, "--map-by": _translate_mapping, "--rank-by": _translate_ranking,
     "--npersocket": _per_package, "--stdin": _translate_stdin,
     "--ppr": lambda name, value: _translate_mapping(name, f"ppr:{value}"),

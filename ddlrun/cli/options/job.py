@@ -155,20 +155,16 @@ job_options = option_group(
         help="Also read options, env and Horovod's settings from this YAML file (see ddlrun config); none: read no "
         "config file.",
     ),
-    option("Output", "--tag-output/--no-tag-output", "tag", default=None, show_default="on with several ranks",
-           help="Begin every line with [rank@host]."),
-    option("Output", "--fold-output", is_flag=True,
-           help="Print equal lines of several ranks once, with [0-7] before them."),
-    option("Output", "--timestamp-output", is_flag=True, help="Begin every line with the time."),
+    option(
+        "Output", "--output", metavar="tag|no-tag,timestamp,fold,dir=DIR", show_default="tag with several ranks",
+        help="tag: begin every line with [rank@host]. timestamp: with the time. fold: print equal lines of several "
+        "ranks once. dir: also write the output of each rank to DIR/rank.N/stdout and DIR/rank.N/stderr.",
+    ),
     option(
         "Output", "--ranks", "shown_ranks", metavar="LIST",
         help="Print the output of these ranks only, such as 0,3-5; the log files have all output.",
     ),
     option("Output", "--local-ranks", "shown_local_ranks", metavar="LIST", hidden=True),  # torchrun's
-    option(
-        "Output", "--output-filename", metavar="DIR",
-        help="Write the output of each rank to DIR/rank.N/stdout and DIR/rank.N/stderr.",
-    ),
     option("Output", "--sample-interval", type=SECONDS, metavar="TIME", default=1, show_default=True,
            help="Time between two samples of each rank's use of resources, for ddlrun top; 0: none."),
     option(

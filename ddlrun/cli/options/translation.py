@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import click
@@ -25,6 +26,8 @@ from ddlrun.errors import InputError
 from ddlrun.wording import did_you_mean
 
 FOREIGN = frozenset((*MCA, *RENAMED, *SWITCHES, *UNSUPPORTED, *VALUES))
+# Option -> separator of its values, which add up if it is given several times.
+JOINED = {"--mpi-args": " ", "--output": ","}
 # Dashes that editors write for -.
 DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{HORIZONTAL BAR}"
 
@@ -71,17 +74,18 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
         origins |= {step.words[0]: typed} if step.words and match is None else {}
         notes += [step.note] if step.note else []
         del rest[: step.consumed]
-    return TranslatedArgv([*_join_mpi_args(translated), *rest], tuple(notes), origins)
+    for name, separator in JOINED.items():
+        translated = _join_values(translated, name, separator)
+    return TranslatedArgv([*chain(*translated), *rest], tuple(notes), origins)
 
 
-def _join_mpi_args(options: Sequence[Words]) -> Iterator[str]:
-    """Yield the words of options, with the arguments of mpirun as the value of one option."""
-    texts = [words for words in options if words and words[0].partition("=")[0] == "--mpi-args"]
-    for words in options:
-        if len(texts) < 2 or words not in texts:
-            yield from words
-    if len(texts) > 1:
-        yield from ("--mpi-args", " ".join("=".join(words).partition("=")[2] for words in texts))
+def _join_values(options: Sequence[Words], name: str, separator: str) -> list[Words]:
+    """Return the words of options, in which the values of one option are joined if it is given several times."""
+    given = [words for words in options if words and words[0].partition("=")[0] == name]
+    if len(given) < 2:
+        return [*options]
+    value = separator.join("=".join(words).partition("=")[2] for words in given)
+    return [*(words for words in options if words not in given), (name, value)]
 
 
 def _check_values(words: Sequence[str], options: Collection[str]) -> None:

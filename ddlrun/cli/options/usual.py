@@ -41,7 +41,7 @@ USUAL_OPTIONS = {
     ),
     "Output": (
         ("--ranks LIST", "Print the output of these ranks only: 0,3-5."),
-        ("--output-filename DIR", "Write each rank's output to DIR."),
+        ("--output WORD,...", "tag, no-tag, timestamp, fold or dir=DIR."),
         ("--verbose, --quiet", "Print reasons and the command; only errors."),
     ),
     "Other": (("--help-all", "Show all options, also rarely used ones."),),
