@@ -37,10 +37,11 @@ def generate_rankfile(
     machines = _read_machines(host_list, options)
     placement = place(topology, host_list, machines, RankOrder(options["rank_order"]), policy)
     majors = (int(options["open_mpi"]),) if options["open_mpi"] else BOTH_MAJORS
-    assumed = "" if stated or options["machine"] else f", assuming {machines[host_list.names[0]]}"
-    title = f"by ddlrun {__version__}: ddlrun gen-rankfile {topology}, ranks in {options['rank_order']} order{assumed}"
-    blocks = render(placement, title, majors)
-    for note in (*_assumptions(placement, stated=stated, preset=options["machine"]), *_notes(placement)):
+    assumed = [] if stated else [_assumption(placement, local=options["machine"] is not None)]
+    title = f"by ddlrun {__version__}: ddlrun gen-rankfile {topology}, ranks in {options['rank_order']} order"
+    blocks = render(placement, "\n#assumed: ".join([title, *assumed]), majors)
+    known = placement_notes(placement) if stated or options["machine"] else []
+    for note in (*known, *assumed, *_notes(placement)):
         reporter.line(f"note: {note}")
     return blocks
 
@@ -55,18 +56,15 @@ def _read_hosts(topology: Topology, hosts: str | None, hostfile: str | None, rep
     return layout.hosts
 
 
-def _assumptions(placement: Placement, *, stated: bool, preset: str | None) -> Iterator[str]:
-    """Yield the notes on the machine; where it is not `stated`, the preset is `local` or None: the assumed one."""
+def _assumption(placement: Placement, *, local: bool) -> str:
+    """Return the assumption where no option states the machine: it is the `local` one, else that of the preset."""
     machine = placement.machines[0]
-    if stated or preset is not None:
-        yield from placement_notes(placement)
-    if not stated and preset is not None:
-        yield f"the host is this machine: {machine} ({machine.source}); describe another one with --machine PRESET|FILE"
-    elif not stated:
-        yield (
-            f"each host is assumed to be {machine} (preset {ASSUMED_PRESET}); "
-            "describe it with --machine PRESET|FILE, or probe it with --probe"
-        )
+    if local:
+        return f"the host is this machine: {machine} ({machine.source}); name another one with --machine PRESET|FILE"
+    host, other = f"each host is an IBM S822LC: {machine} (preset {ASSUMED_PRESET})", "--machine PRESET|FILE or --probe"
+    if placement.order is RankOrder.HOST or len(placement.hosts) == 1:
+        return f"{host}; name another one with {other}"
+    return f"{host}, and ranks go round robin over hosts; name others with {other}, and --rank-order host"
 
 
 def _notes(placement: Placement) -> Iterator[str]:

@@ -98,9 +98,9 @@ def test_gen_rankfile_prints_the_file_alone_on_standard_output() -> None:
     lines = done.stdout.splitlines()
     assert done.returncode == 0
     assert lines[0].startswith("#by ddlrun")
-    assert lines[8] == "rank 0=sys-89074 slot=0:0-4"
-    assert len(lines) == 8 + 24
-    assert re.fullmatch(r"ddlrun: note: .*s822lc.*--machine.*--probe\n", done.stderr)
+    assert lines[9] == "rank 0=sys-89074 slot=0:0-4"
+    assert len(lines) == 9 + 24
+    assert re.fullmatch(r"ddlrun: note: .*s822lc.*--machine.*--probe.*\n", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -464,12 +464,19 @@ def test_variables_of_the_user_stay() -> None:
 
 
 def test_a_rank_file_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, title in (
-        (["2x2", "h1,h2"], "ranks in ddl order, assuming 2 packages x 10 cores, SMT8, 4 GPUs"),
-        (["2x2", "h1,h2", "--machine", "dgx1", "--rank-order", "host"], "ranks in host order"),
+    machine = "each host is an IBM S822LC: 2 packages x 10 cores, SMT8, 4 GPUs (preset s822lc)"
+    for words, order, assumed in (
+        (["2x2", "h1,h2"], "ddl", f"{machine}, and ranks go round robin over hosts; name others with --machine"),
+        (["2x2", "h1,h2", "--rank-order", "host"], "host", f"{machine}; name another one with --machine"),
+        (["2x2", "h1,h2", "--machine", "dgx1"], "ddl", None),
+        (["1", "localhost"], "ddl", "the host is this machine: "),
     ):
         group.main(["gen-rankfile", *words], prog_name="ddlrun", standalone_mode=False)
-        assert capsys.readouterr().out.splitlines()[0].endswith(f": ddlrun gen-rankfile 2x2x1, {title}")
+        out, err = capsys.readouterr()
+        first, second = out.splitlines()[:2]
+        assert first.endswith(f", ranks in {order} order")
+        assert second.startswith("#dims" if assumed is None else f"#assumed: {assumed}")
+        assert assumed is None or f"ddlrun: note: {assumed}" in err
 
 
 @pytest.mark.parametrize(
