@@ -79,7 +79,7 @@ def run(function: Callable[..., T], /, *args: Any, **options: OptionValue) -> li
         raise InputError(f"{name}: give the arguments of the function after it: run(train, 0.5)")
     with _call_folder(options.get("run_dir"), _pickle(function, args)) as folder:
         inner = function.func if isinstance(function, partial) else function
-        name = getattr(inner, "__qualname__", type(inner).__qualname__)  # for ddlrun ps and the like
+        name = getattr(inner, "__qualname__", type(inner).__qualname__)  # for ddlrun runs --processes and the like
         job = launch_job(("ddlrun.api.call", name, folder), {**options, "m": True}, raises=True)
         return _read_results(job, folder)
 

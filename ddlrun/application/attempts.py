@@ -21,7 +21,7 @@ def run_until_done(attempt: Attempt) -> Outcome:
     from ddlrun.application import running  # noqa: PLC0415 - 30 ms, while this machine is probed
 
     finished, request = None, None
-    with LaunchDashboard(attempt.settings.run.dashboard, attempt.reporter) as dashboard:
+    with LaunchDashboard(attempt.settings.run.web, attempt.reporter) as dashboard:
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished, request)

@@ -31,7 +31,7 @@ class LaunchDashboard:
         if self._port is None:
             return
         if self._server is None:
-            self._server = open_dashboard(self._port, folder, "`--dashboard`")
+            self._server = open_dashboard(self._port, folder, "`--web`")
             self._server.start()
             self._reporter.text(f"page: {self._server.url}\n")
         self._server.folder = folder
@@ -39,7 +39,7 @@ class LaunchDashboard:
 
 def open_dashboard(port: int, folder: str, name: str) -> "DashboardServer":
     """Return a server of a run's page, not yet started; `name` is the option of its port, 0: any. Raises InputError."""
-    from ddlrun.page.server import DashboardServer  # noqa: PLC0415 - 30 ms, for --dashboard alone
+    from ddlrun.page.server import DashboardServer  # noqa: PLC0415 - 30 ms, for --web alone
 
     try:
         return DashboardServer(port, folder)

@@ -1,4 +1,4 @@
-"""The forecast of ddlrun plan: the cluster that is meant, its network, and the time of a step on each topology."""
+"""The forecast of ddlrun network plan: the cluster, its network, and the time of a step on each topology."""
 
 import math
 import os
@@ -27,7 +27,7 @@ MODEL = "resnet50"
 
 
 def forecast(options: Mapping[str, Any], reporter: Reporter) -> ForecastReport:
-    """Return the forecast that the options of ddlrun plan describe. Raises InputError where they contradict."""
+    """Return the forecast that the options of ddlrun network plan describe. Raises InputError where they contradict."""
     if options["overlap"] and not options["compute"]:
         raise InputError(f"--overlap {options['overlap']:g} is a share of the computing time; give --compute TIME")
     if options["batch"] and not options["images"]:

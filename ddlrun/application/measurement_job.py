@@ -27,7 +27,9 @@ from ddlrun.units import parse_seconds
 FRAMEWORKS = {"racks": "mpi", "bench": "mpi", "tune": "ddl", "horovod": "horovod"}
 # Fewer cannot load an uplink.
 LEAST_HOSTS = 4
-NO_RACKS = "the racks of these hosts are unknown, so they count as one rack; ddlrun racks HOSTS -o FILE finds them"
+NO_RACKS = (
+    "the racks of these hosts are unknown, so they count as one rack; ddlrun network racks HOSTS -o FILE finds them"
+)
 # Options that are passed on to launch unchanged.
 PASSED = (
     "ssh_port", "ssh_identity_file", "scheduler", "launcher", "start_timeout", "network", "network_interface", "tcp",

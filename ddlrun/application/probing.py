@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddlrun.application.inputs import load_hosts, load_machines, reach, read_hosts, read_job_hosts
+from ddlrun.application.inputs import load_hosts, reach, read_hosts, read_job_hosts, read_machines
 from ddlrun.application.output_files import write_atomically
 from ddlrun.errors import InputError, spell_options
 from ddlrun.hosts import Host, HostList, render_hostfile
@@ -32,11 +32,16 @@ def probe_hosts(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str
     return machines, render_failures(reasons, target.ssh)
 
 
-def load_saved(hosts: str | None, hostfile: str | None, folder: str) -> dict[str, Machine]:
-    """Load the machines of the hosts from a folder of --save; all of its hosts where none are named."""
-    if hosts is None and hostfile is None:
-        return load_machines(folder, HostList(tuple(map(Host, load_hosts(folder))), f"--load {folder}"))
-    return load_machines(folder, read_hosts(hosts, hostfile))
+def described_machines(hosts: str | None, options: Mapping[str, Any]) -> dict[str, Machine]:
+    """Return the machines of the hosts by --machine or --load; without hosts, those of the folder of --load."""
+    machine, folder, hostfile = options["machine"], options["load"], options["hostfile"]
+    if options["save"]:
+        raise InputError("--save writes what a probe finds; leave `--machine` and `--load` out")
+    if folder and hosts is None and hostfile is None:
+        listed = HostList(tuple(map(Host, load_hosts(folder))), f"--load {folder}")
+    else:
+        listed = read_hosts(hosts, hostfile)
+    return read_machines(listed, machine, folder)
 
 
 def _save(folder: str, hosts: HostList, probed: Mapping[str, ProbedHost]) -> None:

@@ -1,4 +1,4 @@
-"""Processes and files of runs on hosts: listed, ended and removed, as for ddlrun ps, kill and clean."""
+"""Processes and files of runs on hosts: listed, ended and removed, as for ddlrun runs, kill and clean."""
 
 import os
 import signal
@@ -108,7 +108,7 @@ def _choose_active(text: str, registered: Mapping[str, Run], past: Sequence[str]
     if name not in registered and not hosts:
         raise InputError(
             f"run {text!r}: no run of this name that was started here is running; ddlrun runs lists those of this "
-            "computer, ddlrun ps HOSTS those on HOSTS, and ddlrun kill -H HOSTS ends one of these"
+            "computer, ddlrun runs -H HOSTS those on HOSTS, and ddlrun kill -H HOSTS ends one of these"
         )
     return name or text
 

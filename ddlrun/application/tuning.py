@@ -1,4 +1,4 @@
-"""The search of ddlrun tune: the settings that average gradients fastest, and the profile that launch reads."""
+"""The search of ddlrun network tune: the settings that average gradients fastest, and the profile that launch reads."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ class TuningOutcome:
 
 
 def tune(expression: str | None, options: dict[str, Any], reporter: Reporter) -> TuningOutcome:
-    """Measure the settings on the hosts, by the options of ddlrun tune. Raises InputError and MeasurementError."""
+    """Measure the settings on the hosts, by the command's options. Raises InputError and MeasurementError."""
     budget = measurement_job.read_budget(options["budget"], LEAST_BUDGET)
     gradient, _ = read_gradient(options)
     lead = _lead(options)

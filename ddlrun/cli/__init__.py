@@ -8,7 +8,6 @@ gc.disable()  # start-up creates no garbage, and collections take 4 ms of every 
 
 import contextlib
 import errno
-import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -17,140 +16,74 @@ import click
 from click.core import ParameterSource
 
 from ddlrun import __version__
+from ddlrun.cli.groups import LazyGroup
 from ddlrun.cli.signals import EndedError, handle_signals
 from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError, InputError, PreflightError, spell_options
 from ddlrun.remote.system_limits import explain_limit
-from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from click.shell_completion import CompletionItem
 
     from ddlrun.application.reporter import Reporter
 
 # The variable by which the completion script of a shell requests completions.
 COMPLETION = "_DDLRUN_COMPLETE"
-# The headings of the help, each with its commands and the first sentence of their helps: a list imports no command.
+# The headings of the help, each with its commands and the first sentence of their helps.
 SECTIONS = {
-    "Jobs": {
+    "Every day": {
         "launch": "Launch SCRIPT with ranks placed and bound.",
+        "logs": "Print the output of RUN.",
+        "top": "Show what the ranks of RUN use, and what limits them.",
+        "doctor": "Find the reason why RUN hangs.",
+        "runs": "List your runs, the running ones first.",
+    },
+    "Runs": {
+        "rerun": "Launch an earlier run again, with changes.",
+        "report": "Write RUN as one HTML page.",
+        "kill": "End RUNS and their processes on all hosts.",
+        "clean": "End processes and remove files that earlier runs left behind.",
         "submit": "Submit a batch job that launches SCRIPT.",
     },
     "Plans": {
         "gen-rankfile": "Write the Open MPI rank file of TOPOLOGY on HOSTS.",
         "lint": "Check RANKFILE against Open MPI 4.1 and 5.0.",
         "show": "Show part of a launch, and start nothing.",
-        "plan": "Predict the step time of every topology.",
         "config": "Show the options of a launch, and where each value comes from.",
     },
     "Hosts": {
         "check": "Check that a job can run on HOSTS.",
         "probe": "Show the hardware of HOSTS.",
-        "racks": "Find the racks of HOSTS by measurement.",
-        "bench": "Measure links and collectives on HOSTS.",
-        "tune": "Find the fastest settings for HOSTS.",
-    },
-    "Runs": {
-        "runs": "List your runs, the latest first.",
-        "top": "Show what the ranks of RUN use, and what limits them.",
-        "dashboard": "Serve a web page with what the ranks of RUN use, and what limits them.",
-        "metrics": "Print what the ranks of RUN use, for Prometheus, or export it to OpenTelemetry.",
-        "logs": "Print the output of RUN.",
-        "doctor": "Find the reason why RUN hangs.",
-        "rerun": "Launch an earlier run again, with changes.",
-        "report": "Write RUN as one HTML page.",
-        "ps": "List your runs and their processes on HOSTS.",
-        "kill": "End RUNS and their processes on all hosts.",
-        "clean": "End processes and remove files that earlier runs left behind.",
+        "network": "Measure the network of HOSTS, tune for it, or predict a job on it.",
     },
 }
-COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
-# Command -> module and function, unless these are its own name and `command`.
+# Command -> module and function.
 PLACES = {
-    "gen-rankfile": "gen_rankfile", "runs": "run_history", "ps": "runs.ps", "kill": "runs.kill", "clean": "runs.clean",
-}  # fmt: skip
-# Commands of other programs -> command here.
+    **{name: f"ddlrun.cli.{name}:command" for names in SECTIONS.values() for name in names},
+    "gen-rankfile": "ddlrun.cli.gen_rankfile:command",
+    "kill": "ddlrun.cli.processes:kill",
+    "clean": "ddlrun.cli.processes:clean",
+}
+# Commands of other programs, and other words for a command -> command here.
 SYNONYMS = {
-    "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch", "batch": "submit",
-    "sbatch": "submit", "stop": "kill", "cancel": "kill", "status": "ps", "list": "runs", "history": "runs",
-    "monitor": "top", "watch": "top", "htop": "top",
-    "restart": "rerun", "rankfile": "gen-rankfile",
+    "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch",
+    "restart": "rerun", "debug": "launch --debug-rank", "batch": "submit", "sbatch": "submit",
+    "stop": "kill", "cancel": "kill", "scancel": "kill", "cleanup": "clean",
+    "ps": "runs --processes", "status": "runs", "list": "runs", "history": "runs", "jobs": "runs", "squeue": "runs",
+    "tail": "logs -f", "output": "logs", "monitor": "top", "watch": "top", "htop": "top",
+    "dashboard": "top --web", "metrics": "top --listen", "rankfile": "gen-rankfile", "preflight": "check",
+    "topo": "probe", "machines": "probe", "racks": "network racks", "bench": "network bench",
+    "benchmark": "network bench", "tune": "network tune", "plan": "network plan", "predict": "network plan",
     "version": "--version", "-v": "--version", "-version": "--version", "-help": "--help", "-?": "--help",
-    "debug": "launch --debug-rank",
-    "topo": "probe", "benchmark": "bench", "cleanup": "clean", "preflight": "check",
 }  # fmt: skip
 # Columns of a help text on a terminal that is wide enough.
 MOST_COLUMNS = 120
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command only when it is used."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; `help COMMAND` is `COMMAND --help`."""
-        if args[:1] == ["help"]:
-            args = [*args[1:], "--help"]
-        elif args and args[0].startswith("-") and not ctx.resilient_parsing:
-            _check_option(ctx, args, self.get_params(ctx))
-        return super().parse_args(ctx, args)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first word. Raises UsageError with a suggestion where there is none."""
-        name = args[0]
-        if name not in COMMANDS and not ctx.resilient_parsing:
-            if os.path.isfile(name) or name.endswith(".py"):
-                raise click.UsageError(f"no such command {name!r} (did you mean ddlrun launch {name}?)", ctx)
-            raise click.UsageError(f"no such command {name!r}{did_you_mean(name, COMMANDS, SYNONYMS)}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        """Write the commands under their headings, each with the first sentence of its help."""
-        for heading, summaries in SECTIONS.items():
-            with formatter.section(heading):
-                formatter.write_dl([*summaries.items()])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return the completions of a command's name, or of an option of the group."""
-        from click.shell_completion import CompletionItem  # noqa: PLC0415 - 0.6 ms, for a shell's completion alone
-
-        summaries = {name: text for names in SECTIONS.values() for name, text in names.items()}
-        items = [CompletionItem(name, help=text) for name, text in summaries.items() if name.startswith(incomplete)]
-        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the commands' names."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import and return one command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module_name, _, function = PLACES.get(cmd_name, cmd_name).partition(".")
-        module = importlib.import_module(f"ddlrun.cli.{module_name}")
-        gc.freeze()
-        gc.enable()
-        command = getattr(module, function or "command")
-        if not isinstance(command, click.Command):
-            raise TypeError(cmd_name)
-        return command
-
-
-def _check_option(ctx: click.Context, args: list[str], params: list[click.Parameter]) -> None:
-    """Raise UsageError where the first word is an option that only commands have, or none at all."""
-    name = args[0].partition("=")[0]
-    names = [option for param in params for option in param.opts]
-    if name == "--" or name in names:
-        return
-    hint = did_you_mean(name, (known for known in names if known.startswith("--")), SYNONYMS)
-    place = hint or f"; options come after a command, as in ddlrun launch {name}"
-    raise click.UsageError(f"no such option {name}{place}", ctx)
-
-
 @click.group(
     cls=LazyGroup,
+    sections=SECTIONS,
+    places=PLACES,
+    synonyms=SYNONYMS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MOST_COLUMNS},
 )
 @click.version_option(__version__, "-V", "--version", message="ddlrun %(version)s")
@@ -196,7 +129,7 @@ def run_command(
 ) -> int:
     """Run a command line and return its exit code; the arguments are those of `main`."""
     try:
-        return group.main([*args] or ["--help"], prog_name="ddlrun", standalone_mode=False, obj=reporter) or 0
+        return group.main([*args], prog_name="ddlrun", standalone_mode=False, obj=reporter) or 0
     except DdlrunError as error:
         problem = error
     except click.UsageError as error:

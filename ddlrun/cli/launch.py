@@ -99,7 +99,7 @@ class Launch(Sections):
     help="Start COMMAND at the start, a stall and the end of the run, with JSON as its input, or post it to URL.",
 )  # fmt: skip
 @option(
-    "Run", "--dashboard", type=PORT, metavar="PORT",
+    "Run", "--web", type=PORT, metavar="PORT",
     help="Serve a web page of the run at this port of this computer until it ends; 0: at any free port.",
 )  # fmt: skip
 @option(

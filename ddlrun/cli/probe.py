@@ -4,11 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlrun.application.probing import load_saved, probe_hosts
+from ddlrun.application.probing import described_machines, probe_hosts
+from ddlrun.cli.canvas import terminal_canvas
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import (
     hostfile_option,
     hosts_argument,
+    load_option,
+    machine_option,
     probe_timeout_option,
     scheduler_options,
     ssh_options,
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
 @scheduler_options
 @probe_timeout_option
 @option("Hosts", "--refresh", is_flag=True, help="Ignore cached results.")
-@option("Hosts", "--load", metavar="DIR", help="Read the results of --save from DIR, and contact no host.")
+@machine_option("probe")
+@load_option
 @option("Output", "--save", metavar="DIR", help="Write the output of each tool to DIR/HOST/.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print every core, GPU and NIC as JSON.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
@@ -40,11 +44,13 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     that differ with the differences. Results are cached for an hour; a host that has rebooted or changed since is
     probed again.
 
+    With --machine or --load, no host is contacted: the hardware is that of a preset, a file, or an earlier --save.
+
     HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """
     problems: list[str] = []
-    if options["load"]:
-        machines = load_saved(hosts, options["hostfile"], options["load"])
+    if options["machine"] or options["load"]:
+        machines = described_machines(hosts, options)
     else:
         machines, problems = probe_hosts(hosts, options)
     if machines:
@@ -54,7 +60,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
             "machines": [machine_group_dict(names, machine) for machine, names in groups],
             "problems": problems,
         }
-        print_result(record, render_groups(groups), as_json=options["as_json"])
+        print_result(record, render_groups(groups, terminal_canvas()), as_json=options["as_json"])
     if problems:
         raise UnreachableError(*problems)
     return 0

@@ -1,99 +1,48 @@
-"""ddlrun ps, kill and clean: runs and their leftovers on all hosts."""
+"""ddlrun runs: running and ended runs, and their processes on hosts."""
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from ddlrun.application.run_processes import clean as clean_hosts
-from ddlrun.application.run_processes import end_named_runs, list_processes, raise_failures
-from ddlrun.cli.console import ConsoleReporter
-from ddlrun.cli.options import Sections, argument, option, option_group
-from ddlrun.cli.options.launching import GRACE_HELP, SHIP_FOLDER
-from ddlrun.cli.options.shared import (
-    hostfile_option,
-    hosts_argument,
-    note_named_file,
-    probe_timeout_option,
-    ssh_options,
-)
-from ddlrun.cli.options.types import SECONDS, Number
+from ddlrun.application.run_processes import list_processes, raise_failures
+from ddlrun.cli.options import Sections, option
+from ddlrun.cli.options.shared import host_options, note_named_file
+from ddlrun.cli.options.types import COUNT
 from ddlrun.cli.result import print_result
-from ddlrun.plan.settings import Retention, parse_retention
 from ddlrun.runs.registry import read_runs
+from ddlrun.runs.run_list import list_runs
 from ddlrun.runs.run_table import render_runs, runs_record
 from ddlrun.runs.store import state_folder
 
-host_options = option_group(hostfile_option, ssh_options, probe_timeout_option)
+MOST_RUNS = 20
 
 
-@click.command("ps", cls=Sections)
-@hosts_argument
-@host_options
-@option("Output", "--json", "as_json", is_flag=True, help="Print all processes as JSON.")
-def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """List your runs and their processes on HOSTS.
-
-    HOSTS is a list such as n[01-64]; default: this host and the hosts of runs that were started here.
-    """
-    runs = read_runs(state_folder(os.environ))
-    processes, failed = list_processes(hosts, runs, options)
-    print_result(runs_record(runs, processes), render_runs(runs, processes), as_json=options["as_json"])
-    raise_failures(failed, options)
-    return 0
-
-
-@click.command("kill", cls=Sections)
-@argument("runs", nargs=-1, required=True)
+@click.command("runs", cls=Sections)
+@option("Hosts", "--processes", is_flag=True,
+        help="Also search for processes of runs, on this host and the hosts of running ones.")  # fmt: skip
 @option(
     "Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST", callback=note_named_file,
-    help="Also end RUNS that were started on other computers, on these hosts; names must be whole.",
+    help="Search for processes on these hosts, also those of runs that were started on other computers.",
 )  # fmt: skip
 @host_options
-@option("Termination", "--grace", type=SECONDS, default=10, show_default=True, metavar="TIME",
-        help=GRACE_HELP)  # fmt: skip
-def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's own
-    """End RUNS and their processes on all hosts.
+@option("Output", "-n", "--number", type=COUNT, default=MOST_RUNS, show_default=True, metavar="N",
+        help="List the latest N runs.")  # fmt: skip
+@option("Output", "--all", "all_runs", is_flag=True, help="List all runs.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print the runs as JSON.")
+def command(**options: Any) -> None:  # noqa: ANN401 - click's own
+    """List your runs, the running ones first.
 
-    RUNS are names from ddlrun ps or their beginnings, or last. The ddlrun of a run is ended first, then the processes
-    that remain on its hosts.
+    These are the runs that were started here, with their states, exit codes, durations, hosts and programs. The names
+    are for ddlrun logs, rerun, report and kill.
+
+    With --processes or -H, runs with processes come first, also those that have ended and left some behind.
     """
-    ended = end_named_runs(runs, options)
-    if ended.names:
-        counts = ", ".join(f"{host} {count}" for host, count in ended.leftovers.items() if count)
-        click.echo(f"ended: {', '.join(ended.names)}{counts and f'; leftover processes: {counts}'}")
-    raise_failures(ended.failed, options)
-    return 0
-
-
-@click.command("clean", cls=Sections)
-@hosts_argument
-@host_options
-@option("Termination", "--dry-run", is_flag=True, help="Print what would be ended or removed, and change nothing.")
-@option(
-    "Termination", "--keep-runs", metavar="N|DAYSd|SIZE,...",
-    help="Also remove your oldest ended runs (plans, logs) beyond a number, an age or a size, as ddlrun launch does.",
-)  # fmt: skip
-@option(
-    "Termination", "--shipped-days", type=Number(min=0), metavar="DAYS",
-    help="Also remove files of launch --ship on HOSTS that no run has used for DAYS.",
-)  # fmt: skip
-@option(
-    "Termination", "--shipped-size", metavar="SIZE",
-    help="Also remove files of launch --ship on HOSTS, the longest unused first, down to SIZE such as 20GB per host.",
-)  # fmt: skip
-@option(
-    "Termination", "--ship-dir", metavar="DIR", show_default=SHIP_FOLDER, help="Folder of the files of launch --ship.",
-)  # fmt: skip
-def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """End processes and remove files that earlier runs left behind.
-
-    These are your processes on HOSTS with the name of a run whose ddlrun and keepers are gone; shared memory of MPI and
-    NCCL that no process uses; and the temporary folders of mpirun and ddlrun that have ended. HOSTS is a list such as
-    n[01-64]; default: this host and the hosts of runs that were started here.
-    """
-    kept = options["keep_runs"]
-    options["keep_runs"] = Retention() if kept is None else parse_retention(kept, "`--keep-runs`")
-    raise_failures(clean_hosts(hosts, options, click.echo, ConsoleReporter()), options)
-    return 0
+    state, most = state_folder(os.environ), None if options["all_runs"] else options["number"]
+    searched = options["processes"] or options["hosts"] or options["hostfile"]
+    processes, failed = list_processes(options["hosts"], read_runs(state), options) if searched else ({}, {})
+    runs = list_runs(state, most, processes)
+    columns = os.get_terminal_size(1).columns if os.isatty(1) else None
+    record = runs_record(runs, processes if searched else None)
+    print_result(record, render_runs(runs, columns), as_json=options["as_json"])
+    raise_failures(failed, options)

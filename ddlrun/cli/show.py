@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,7 @@ from ddlrun.application.planning import (
     read_machine_source,
     survey_machines,
 )
+from ddlrun.cli.canvas import terminal_canvas
 from ddlrun.cli.console import ConsoleReporter, print_note
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options
@@ -38,15 +37,12 @@ from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.job_placement import place_job
 from ddlrun.plan.plan import Plan
 from ddlrun.plan.settings import Settings
-from ddlrun.remote.probe import check_distinct, group
-from ddlrun.report.picture import ASCII, UNICODE
+from ddlrun.remote.probe import check_distinct
 from ddlrun.report.svg import render_svg
 from ddlrun.report.views import (
-    Canvas,
     View,
     show_command,
     show_hosts,
-    show_machines,
     show_placement,
     show_rankfile,
     show_topology,
@@ -57,7 +53,9 @@ from ddlrun.wording import did_you_mean
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.report.view_records import SchemasRecord
 
-VIEWS = ("placement", "rankfile", "machines", "command", "env", "hosts", "topology", "schema")
+VIEWS = ("placement", "rankfile", "command", "env", "hosts", "topology", "schema")
+# Words that people may type -> the command for them.
+ELSEWHERE = {"machines": "ddlrun probe", "machine": "ddlrun probe", "options": "ddlrun config show"}
 SCHEMAS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "schemas")
 # The options that launch does not have, and --json, which it has for a dry run.
 OWN_OPTIONS = ("as_json", "svg")
@@ -82,7 +80,7 @@ class Show(Sections):
         if not {"-h", "--help"} & set(args[:1]) and (args or not ctx.resilient_parsing):
             if not args:
                 raise click.UsageError(f"name one of {', '.join(VIEWS)}", ctx)
-            hint = did_you_mean(args[0], VIEWS)
+            hint = did_you_mean(args[0], VIEWS, ELSEWHERE)
             raise click.UsageError(f"{args[0]!r} is none of {', '.join(VIEWS)}{hint}", ctx)
         return super().parse_args(ctx, args)
 
@@ -108,7 +106,6 @@ def command(ctx: click.Context, /, view: str, script: str | None, args: tuple[st
     \b
     placement  packages, cores, GPUs and NICs, with the ranks on them
     rankfile   the rank file
-    machines   the hardware of the hosts
     command    the command that launch runs
     env        the variables that each rank finds; --ranks chooses ranks
     hosts      the hosts with their ranks and racks, and the source of the list
@@ -142,8 +139,6 @@ def _show(view: str, settings: Settings, svg: str | None) -> View:
     if view == "env":
         return show_variables(_plan(settings), os.environ, settings.supervision.style.ranks)
     machines = read_machine_source(settings)
-    if view == "machines":
-        return show_machines(group({name: machines[name] for name in settings.hosts.hosts.names}), _canvas())
     job = place_job(settings, machines, _manager(settings) if settings.job.profiles.candidates else None)
     placement = job.placement
     for note in (*settings.hosts.notes, *filter(None, [settings.job.profiles.note]), *placement_notes(placement)):
@@ -157,7 +152,7 @@ def _show_placed(view: str, placement: Placement, reason: TopologyReason, settin
     if view == "topology":
         return show_topology(placement, reason, settings)
     if view == "placement":
-        return show_placement(placement, reason, _canvas())
+        return show_placement(placement, reason, terminal_canvas())
     if view == "hosts":
         return show_hosts(placement, settings)
     manager = _manager(settings)
@@ -181,11 +176,6 @@ def _manager(settings: Settings) -> ProcessManager | None:
         return check_settings(settings, ConsoleReporter()).manager.result()
     except DdlrunError:
         return None
-
-
-def _canvas() -> Canvas:
-    style = UNICODE if (sys.stdout.encoding or "").lower().startswith("utf") else ASCII
-    return Canvas(shutil.get_terminal_size((100, 24)).columns, style)
 
 
 def _show_schema(name: str | None, more: Sequence[str], *, as_json: bool) -> None:

@@ -1,105 +1,98 @@
-"""ddlrun top: the use of resources by the ranks of a run."""
+"""ddlrun top: the use of resources by the ranks of a run, on a terminal, as a web page or for other programs."""
 
 import os
-import select
-import sys
-import termios
-import time
-import tty
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from itertools import pairwise
+from typing import Any
 
 import click
 
 from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.options.types import PORT
 from ddlrun.cli.result import print_result
+from ddlrun.cli.screen import render_samples, show_samples
+from ddlrun.cli.serving import export_metrics, serve_metrics, serve_page
+from ddlrun.errors import InputError
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
-from ddlrun.monitor.table import COLUMNS, render_top, top_record
+from ddlrun.monitor.openmetrics import render_openmetrics
+from ddlrun.monitor.table import top_record
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.runs.history import find_run_folder, may_run, read_past_run
+from ddlrun.runs.history import find_run_folder, run_name
 from ddlrun.runs.store import state_folder
 
-REFRESH_SECONDS = 1.0
-MOST_KEYS = 64
-# q, Escape, Ctrl-D, and the end of the terminal.
-QUIT = (b"q", b"\x1b", b"\x04", b"")
-# Lines that are not for ranks: those above and below them.
-OTHER_LINES = 14
-# Of a terminal that does not know its size, such as a serial console.
-DEFAULT_LINES = 24
-BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+ANY_PORT = 0
+# The options of which one at most is given, and their parameters.
+WAYS = {"--web": "web", "--listen": "listen", "--otlp": "otlp", "--openmetrics": "openmetrics", "--json": "as_json"}
 
 
-@click.command("top", cls=Sections)
+class Top(Sections):
+    """A command with --web, whose value may be left out also before RUN."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; a word after --web is its port if it begins with a digit and is no run."""
+        return super().parse_args(ctx, [*_name_ports(args)])
+
+
+def _name_ports(args: list[str]) -> Iterator[str]:
+    """Yield words, with --web=0 for a --web that stands before another word than a port."""
+    for word, following in pairwise([*args, ""]):
+        yield word if word != "--web" or following.isdigit() else f"--web={ANY_PORT}"
+
+
+@click.command("top", cls=Top)
 @argument("run", required=False)
 @option("Output", "--once", is_flag=True, help="Print the latest samples, and exit; so it is without a terminal.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print the latest samples as JSON, and exit.")
-def command(run: str | None, *, once: bool, as_json: bool) -> None:
+@option("Output", "--openmetrics", is_flag=True,
+        help="Print the latest samples in the format of Prometheus, and exit.")  # fmt: skip
+@option(
+    "Other programs", "--web", type=PORT, metavar="[PORT]", is_flag=False, flag_value=ANY_PORT,
+    help="Serve a web page at this port of this computer until Ctrl-C; default: any free port.",
+)  # fmt: skip
+@option(
+    "Other programs", "--listen", type=PORT, metavar="PORT",
+    help="Serve the samples to Prometheus, at http://127.0.0.1:PORT/metrics, until the run ends; 0: any free port.",
+)  # fmt: skip
+@option(
+    "Other programs", "--otlp", is_flag=True,
+    help="Export past and new samples to the collector of OpenTelemetry that OTEL_EXPORTER_OTLP_ENDPOINT names, until "
+    "the run ends.",
+)  # fmt: skip
+def command(run: str | None, **options: Any) -> None:  # noqa: ANN401 - click's own
     """Show what the ranks of RUN use, and what limits them.
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
     The ranks in trouble come first. q or Ctrl-C ends ddlrun top, and so does the end of the run.
+
+    Only browsers on this computer reach the page of --web, with the printed address, which has a password. The page
+    shows an ended run, too. Only programs on this computer reach --listen, and they need no password.
     """
+    ways = [name for name, parameter in WAYS.items() if options[parameter] not in (None, False)]
+    if len(ways) > 1:
+        raise InputError(f"{ways[0]} and {ways[1]} exclude each other; start ddlrun top once for each")
     folder = find_run_folder(run, state_folder(os.environ))
+    if options["web"] is not None:
+        serve_page(folder, options["web"])
+    elif options["listen"] is not None:
+        serve_metrics(folder, options["listen"])
+    elif options["otlp"]:
+        export_metrics(folder)
+    else:
+        _print(folder, options, live=os.isatty(1) and not (ways or options["once"]))
+
+
+def _print(folder: str, options: Mapping[str, Any], *, live: bool) -> None:
+    """Print the latest samples; on a terminal, show them first until the run or the user ends this."""
     history = History()
     with closing(MetricsReader(RunDir(folder).metrics)) as reader:
         history.add(reader.read())
-        if not (once or as_json) and os.isatty(1):
-            _show(folder, history, reader)
-    text = "".join(f"{line}\n" for line in _render(folder, history))
-    print_result(top_record(folder, history), text, as_json=as_json)
-
-
-def _show(folder: str, history: History, reader: MetricsReader) -> None:
-    """Show the samples as they arrive, until the run or the user ends this."""
-    sys.stdout.write(BEGIN)
-    try:
-        with _keys() as wait_for_q:
-            while True:
-                columns, rows = os.get_terminal_size(1)
-                lines = _render(folder, history, max(1, (rows or DEFAULT_LINES) - OTHER_LINES), columns or COLUMNS)
-                shown = [line + REST_OF_LINE for line in lines[: (rows or DEFAULT_LINES) - 1]]
-                sys.stdout.write(HOME + "\n".join(shown) + REST_OF_SCREEN)
-                sys.stdout.flush()
-                if not may_run(folder) or wait_for_q():
-                    return
-                history.add(reader.read())
-    except KeyboardInterrupt:
+        if live:
+            show_samples(folder, history, reader)
+    if options["openmetrics"]:
+        click.echo(render_openmetrics(history, run_name(folder)), nl=False)
         return
-    finally:
-        sys.stdout.write(END)
-        sys.stdout.flush()
-
-
-def _wait() -> bool:
-    time.sleep(REFRESH_SECONDS)
-    return False
-
-
-@contextmanager
-def _keys() -> Iterator[Callable[[], bool]]:
-    """Provide a function that waits for the next refresh, or returns True at once when the user types q."""
-    if not os.isatty(0) or os.tcgetpgrp(0) != os.getpgrp():  # in the background, it would be stopped
-        yield _wait
-        return
-
-    def wait_for_q() -> bool:
-        ready, _, _ = select.select([0], [], [], REFRESH_SECONDS)
-        return bool(ready) and os.read(0, MOST_KEYS).lower() in QUIT
-
-    before = termios.tcgetattr(0)
-    tty.setcbreak(0)
-    try:
-        yield wait_for_q
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
-
-
-def _render(folder: str, history: History, most_rows: int | None = None, columns: int = COLUMNS) -> list[str]:
-    """Return the lines to show of a run."""
-    past = read_past_run(folder)
-    title = f"{os.path.basename(folder)}: starting" if past is None else f"{past.run.run}: {past.state.value}"
-    return render_top(title, None if past is None else past.run.started, history, most_rows, columns)
+    text = "".join(f"{line}\n" for line in render_samples(folder, history))
+    print_result(top_record(folder, history), text, as_json=options["as_json"])

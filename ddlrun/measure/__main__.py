@@ -122,7 +122,7 @@ def bench(comm: MPI.Intracomm) -> None:
     topology = collectives.topology
     links, nics = links_of(comm, topology, plan["racks"])
     names = comm.allgather(os.uname().nodename)[:: topology.ranks_per_host]
-    fabric = with_nics(fabric_of(links, topology, "ddlrun bench", plan["racks"]), nics, names)
+    fabric = with_nics(fabric_of(links, topology, "ddlrun network bench", plan["racks"]), nics, names)
     left = max(plan["budget"] - (time.perf_counter() - start), 0.0)
     report = progress_of(comm)
 
@@ -171,7 +171,7 @@ def odd_racks(links: Links) -> str:
         return ""
     return (
         f"a pair across racks is {across / inside:.2g} times as fast as a pair inside a rack: the declared racks are "
-        "probably wrong; ddlrun racks finds them"
+        "probably wrong; ddlrun network racks finds them"
     )
 
 
@@ -220,7 +220,7 @@ def tune(comm: MPI.Intracomm) -> None:
     if plan["links"]:
         fabric = parse_fabric(plan["links"], "")
     else:
-        fabric = fabric_of(links, topology, "ddlrun tune", plan["racks"])
+        fabric = fabric_of(links, topology, "ddlrun network tune", plan["racks"])
     space = TuningSpace(topology, wiring_of(topology, fabric), fabric, plan["gradient"])
     default = default_candidate(topology, ONE_HOST if topology.hosts == 1 else BETWEEN_HOSTS)
     expected = space.predict(default)

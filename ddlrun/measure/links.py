@@ -91,7 +91,7 @@ def with_nics(fabric: Fabric, rates: Sequence[float], names: Sequence[str]) -> F
 
 
 def fabric_of(links: dict[str, LinkRates], topology: Topology, source: str, rack_numbers: Sequence[int] = ()) -> Fabric:
-    """Return the measured links for `ddlrun plan --network`; the rates are those of data, so without a payload."""
+    """Return the measured links for `ddlrun network plan --links`; the rates are those of data, without a payload."""
     levels = []
     for level in LEVELS:
         link = links.get(level)

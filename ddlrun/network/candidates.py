@@ -1,4 +1,4 @@
-"""Candidates of `ddlrun tune`: decompositions, modes of DDL, sizes of chunks and buckets, and their predicted time."""
+"""Candidates of `ddlrun network tune`: topologies, modes, sizes of chunks and buckets, and the predicted time."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

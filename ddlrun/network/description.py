@@ -47,7 +47,7 @@ class NicKey(TypedDict):
 
 
 class NetworkDescription(NicKey, total=False):
-    """The links of a cluster: a file for --links of `ddlrun plan`."""
+    """The links of a cluster: a file for --links of `ddlrun network plan`."""
 
     name: str
     source: str

@@ -1,7 +1,7 @@
 """Links of a cluster, level by level: parse and render the YAML of --links FILE.
 
 name: lab, second floor
-source: ddlrun bench, 2026-11-02      # where the figures come from
+source: ddlrun network bench, 2026-11-02      # where the figures come from
 host:                                 # inside a host: the link of each learner
   bandwidth: 150 GB/s                 # of one link in one direction; bits or bytes, with their unit
   latency: 3 us                       # of a message that goes no further; default: that of the level below

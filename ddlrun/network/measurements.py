@@ -1,4 +1,4 @@
-"""Results of the measuring job, and the records of `ddlrun bench` and `ddlrun tune`: the source of their schemas."""
+"""Results of the measuring job, and the records of `ddlrun network bench` and `tune`: the source of their schemas."""
 
 from collections.abc import Sequence
 from typing import Literal, TypedDict
@@ -88,7 +88,7 @@ class BenchResult(TypedDict):
     links: dict[str, LinkRates]
     """The links of each level: host, nic, uplink."""
     network: str
-    """The links as YAML, for --links of ddlrun plan."""
+    """The links as YAML, for --links of ddlrun network plan."""
     measured: list[CollectiveRecord]
     skipped: list[tuple[str, str, int]]
     """Collective, algorithm and size of each measurement that exceeded the budget or the memory."""
@@ -99,7 +99,7 @@ class BenchResult(TypedDict):
 
 
 class BenchRecord(BenchResult):
-    """The output of `ddlrun bench --json`: links and collectives, in bytes, seconds and bytes per second."""
+    """The output of `ddlrun network bench --json`: links and collectives, in bytes, seconds and bytes per second."""
 
     schema: Literal["urn:ddlrun:bench:1"]
 
@@ -121,7 +121,7 @@ class CandidateRecord(BestSettings):
     runs: int
     """Number of measured steps."""
     expected: float
-    """Seconds that ddlrun plan predicts."""
+    """Seconds that ddlrun network plan predicts."""
 
 
 class SearchResult(TypedDict):
@@ -170,13 +170,13 @@ class HorovodResult(TypedDict):
 
 
 class TuneHorovod(TypedDict, total=False):
-    """The part of `ddlrun tune --json` that is absent if Horovod was not tuned."""
+    """The part of `ddlrun network tune --json` that is absent if Horovod was not tuned."""
 
     horovod: HorovodResult
 
 
 class TuneRecord(TuneResult, TuneHorovod):
-    """The output of `ddlrun tune --json`: the measured settings, the fastest first, in bytes and seconds."""
+    """The output of `ddlrun network tune --json`: the measured settings, the fastest first, in bytes and seconds."""
 
     schema: Literal["urn:ddlrun:tune:1"]
     gradient: int

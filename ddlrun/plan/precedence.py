@@ -39,7 +39,7 @@ ENVIRONMENT_LAYERS = (
         yields=True,
     ),
     EnvironmentLayer(
-        "profile", "What `ddlrun tune` measured as best: Horovod's variables, `DDLRUN_DDL_TUNING`", yields=True
+        "profile", "What `ddlrun network tune` measured as best: Horovod's variables, `DDLRUN_DDL_TUNING`", yields=True
     ),
     EnvironmentLayer("mpi4py", "The MPI library that belongs to mpirun: `MPI4PY_LIBMPI`", yields=True),
     EnvironmentLayer("daemons", f"How mpirun starts its daemons: `{MCA}plm_*`, `{PRRTE}*`, `SLURM_*`", yields=False),

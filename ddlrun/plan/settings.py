@@ -210,7 +210,7 @@ class RunOptions(NamedTuple):
     retention: Retention = Retention()
     on_event: tuple[str, ...] = ()
     """The words of the command that is started for each event of the run."""
-    dashboard: int | None = None
+    web: int | None = None
     """The port of the web page of the run, 0: any that is free; None: there is no page."""
 
 

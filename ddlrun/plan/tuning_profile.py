@@ -1,4 +1,4 @@
-"""Tuning profiles: the best settings that `ddlrun tune` measured on some hosts, and when a launch uses them."""
+"""Tuning profiles: the best settings that `ddlrun network tune` measured on some hosts, and when a launch uses them."""
 
 import json
 import math
@@ -56,7 +56,7 @@ class ProfileTopology(TypedDict):
 
 
 class ProfilesRecord(TypedDict):
-    """Tuning profiles: the file that `ddlrun tune` writes and `ddlrun launch --profile` reads."""
+    """Tuning profiles: the file that `ddlrun network tune` writes and `ddlrun launch --profile` reads."""
 
     schema: Literal["urn:ddlrun:profile:1"]
     profiles: list[Annotated[dict[str, Any], Profile, ProfileTopology]]
@@ -96,7 +96,7 @@ def parse_profiles(text: str, where: str) -> tuple[Profile, ...]:
     try:
         return tuple(_parse_profile(record, where) for record in json.loads(text)["profiles"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, IndexError) as error:
-        raise InputError(f"{where}: it is no profile that ddlrun tune wrote; tune anew") from error
+        raise InputError(f"{where}: it is no profile that ddlrun network tune wrote; tune anew") from error
 
 
 def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:

@@ -1,4 +1,4 @@
-"""Results of ddlrun bench as text."""
+"""Results of ddlrun network bench as text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING

@@ -42,7 +42,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class ForecastReport:
-    """The result of `ddlrun plan`: the topology that launch takes and why, the network, all decompositions."""
+    """The result of `ddlrun network plan`: the topology that launch takes and why, the network, all decompositions."""
 
     topology: JobTopology
     reason: str

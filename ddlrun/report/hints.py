@@ -70,7 +70,7 @@ HINTS = (
     ),
     (
         r"(?i)Address already in use|EADDRINUSE",
-        "another process on that host holds the port: ddlrun ps shows leftovers; unset a MASTER_PORT of yours",
+        "another process there holds the port: ddlrun runs -H HOST finds leftovers; unset a MASTER_PORT of yours",
     ),
     (
         r"MemoryError|Cannot allocate memory",

@@ -5,11 +5,16 @@ from collections.abc import Iterator, Sequence
 from ddlrun.hosts import fold
 from ddlrun.machine import Machine
 from ddlrun.ranges import render_ranges
+from ddlrun.report.picture import Canvas, draw_machine
 from ddlrun.wording import counted
 
 
-def render_groups(groups: Sequence[tuple[Machine, Sequence[str]]]) -> str:
-    """Render groups of hosts, the largest first; each of the others lists its differences from it."""
+def render_groups(groups: Sequence[tuple[Machine, Sequence[str]]], canvas: Canvas) -> str:
+    """Render groups of hosts, the largest first; each of the others lists its differences from it.
+
+    Each drawing stands once, below the first group that looks like it.
+    """
+    drawn: list[list[str]] = []
     usual = groups[0][0]
     lines: list[str] = []
     for machine, names in groups:
@@ -18,6 +23,10 @@ def render_groups(groups: Sequence[tuple[Machine, Sequence[str]]]) -> str:
         )
         if machine != usual:
             lines.append(f"  differs from {fold(groups[0][1])}: {'; '.join(differences(machine, usual))}")
+        drawing = draw_machine(machine, canvas)
+        if drawing not in drawn:
+            drawn.append(drawing)
+            lines += drawing
         lines += (f"  note: {note}" for note in machine.notes)
     return "".join(f"{line}\n" for line in lines)
 

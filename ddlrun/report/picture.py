@@ -26,23 +26,30 @@ UNICODE = BoxStyle()
 ASCII = BoxStyle("+-+", "+-+", "|", "->")
 
 
-def render_placement(placement: Placement, width: int, style: BoxStyle = UNICODE) -> str:
-    """Draw the local ranks on their cores, up to `width` columns wide where boxes fit."""
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """The columns and the characters for a picture, which is wider only where a box is."""
+
+    width: int = 100
+    style: BoxStyle = UNICODE
+
+
+def render_placement(placement: Placement, canvas: Canvas) -> str:
+    """Draw the local ranks on their cores."""
     lines: list[str] = []
     for indexes, machine, local_ranks in placement.groups():
         names = fold(placement.hosts.names[index] for index in indexes)
-        lines += [f"{names}: {machine} ({machine.source})", *_machine_lines(machine, local_ranks, width, style)]
+        lines += [f"{names}: {machine} ({machine.source})", *_machine_lines(machine, local_ranks, canvas)]
     return "".join(f"{line}\n" for line in (*lines, LEGEND))
 
 
-def render_machine(machine: Machine, width: int, style: BoxStyle = UNICODE) -> str:
-    """Draw a machine without ranks."""
-    return "".join(f"{line}\n" for line in _machine_lines(machine, (), width, style))
+def draw_machine(machine: Machine, canvas: Canvas) -> list[str]:
+    """Return the lines of a drawing of a machine without ranks."""
+    return list(_machine_lines(machine, (), canvas))
 
 
-def _machine_lines(
-    machine: Machine, local_ranks: Sequence[LocalRankPlacement], width: int, style: BoxStyle
-) -> Iterator[str]:
+def _machine_lines(machine: Machine, local_ranks: Sequence[LocalRankPlacement], canvas: Canvas) -> Iterator[str]:
+    width, style = canvas.width, canvas.style
     boxes = boxes_of(machine, local_ranks)
     blocks = [list(_box_lines(box, boxes, style)) for box in boxes.packages]
     widest = max(len(block[0]) for block in blocks)

@@ -1,4 +1,4 @@
-"""Plot of the results of ddlrun bench, by matplotlib."""
+"""Plot of the results of ddlrun network bench, by matplotlib."""
 
 from typing import TYPE_CHECKING, Any
 

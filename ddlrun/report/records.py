@@ -1,4 +1,4 @@
-"""Records of `ddlrun plan` and `ddlrun racks`: the types of their JSON objects, the source of their schemas."""
+"""Records of `ddlrun network plan` and `racks`: the types of their JSON objects, the source of their schemas."""
 
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -58,7 +58,7 @@ class EpochImages(TypedDict):
 
 
 class ForecastRecord(TypedDict):
-    """The output of `ddlrun plan --json`: the forecast of every topology, the fastest first."""
+    """The output of `ddlrun network plan --json`: the forecast of every topology, the fastest first."""
 
     schema: Literal["urn:ddlrun:plan:1"]
     topology: str
@@ -113,7 +113,7 @@ class DeclaredRacksRecord(TypedDict):
 
 
 class HierarchyRecord(TypedDict):
-    """The output of `ddlrun racks --json`: the measured racks, and the rates that show them."""
+    """The output of `ddlrun network racks --json`: the measured racks, and the rates that show them."""
 
     schema: Literal["urn:ddlrun:racks:1"]
     certain: bool

@@ -1,4 +1,4 @@
-"""Results of ddlrun tune as text."""
+"""Results of ddlrun network tune as text."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -123,6 +123,6 @@ class ConfigRecord(TypedDict):
     """The config files, each of which overrides those before it."""
     options: list[OptionRecord]
     profiles: list[str]
-    """The hosts and files of the profiles of ddlrun tune that --profile auto uses there."""
+    """The hosts and files of the profiles of ddlrun network tune that --profile auto uses there."""
     env: list[str]
     """Variables of the ranks from these files and DDLRUN_ENV; secret values are <redacted>."""

@@ -1,6 +1,6 @@
 """The views of ddlrun show: parts of a launch as text and as JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,20 +8,19 @@ from ddlrun.environment.frameworks import OWN
 from ddlrun.environment.secrets import redact
 from ddlrun.errors import spell_options
 from ddlrun.hosts import Host, HostList, fold
-from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.rack_layout import by_rack, shape_reason
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.topology_request import TopologyReason
-from ddlrun.plan.plan import Plan, machine_group_dict, placement_dict, shown_command
+from ddlrun.plan.plan import Plan, placement_dict, shown_command
 from ddlrun.plan.rank_variables import own_variables, shared_variables
 from ddlrun.plan.settings import Settings
-from ddlrun.report.picture import BoxStyle, render_machine, render_placement
+from ddlrun.report.picture import Canvas, render_placement
 from ddlrun.topology import JobTopology, Topology, describe
 from ddlrun.wording import counted
 
 if TYPE_CHECKING:
-    from ddlrun.plan.records import MachineGroupRecord, ShownPlacement
+    from ddlrun.plan.records import ShownPlacement
     from ddlrun.report.view_records import (
         CommandRecord,
         EnvironmentRecord,
@@ -45,18 +44,10 @@ class View:
     """The part as JSON can carry it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Canvas:
-    """The terminal that shows pictures."""
-
-    width: int
-    style: BoxStyle
-
-
 def show_placement(placement: Placement, reason: TopologyReason, canvas: Canvas) -> View:
     """Return the packages, cores, GPUs and NICs, with the ranks on them."""
     record: ShownPlacement = {"schema": "urn:ddlrun:show-placement:1", **placement_dict(placement)}
-    picture = render_placement(placement, canvas.width, canvas.style)
+    picture = render_placement(placement, canvas)
     return View(f"{placement.topology}: {reason}\n{picture}", record)
 
 
@@ -65,18 +56,6 @@ def show_rankfile(placement: Placement, majors: Sequence[int]) -> View:
     text = "".join(render(placement, f"by ddlrun: {placement.topology}", majors))
     record: RankfileRecord = {"schema": "urn:ddlrun:show-rankfile:1", "rankfile": text}
     return View(text, record)
-
-
-def show_machines(groups: Iterable[tuple[Machine, Sequence[str]]], canvas: Canvas) -> View:
-    """Return the hardware of the hosts, of which those of a group are equal."""
-    text = ""
-    values: list[MachineGroupRecord] = []
-    for machine, names in groups:
-        notes = "".join(f"  note: {note}\n" for note in machine.notes)
-        picture = render_machine(machine, canvas.width, canvas.style)
-        text += f"{fold(names)}: {machine} ({machine.source})\n{picture}{notes}"
-        values.append(machine_group_dict(names, machine))
-    return View(text, values)
 
 
 def show_command(plan: Plan) -> View:

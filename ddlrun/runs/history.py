@@ -13,7 +13,7 @@ from ddlrun.errors import InputError
 from ddlrun.plan.plan import Plan
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.names import LAST, NAME, choose_name
-from ddlrun.runs.registry import Run, describe_run, parse_run
+from ddlrun.runs.registry import Run, describe_run, parse_run, read_runs
 from ddlrun.runs.store import is_writable, reserve_outcome, run_folders, run_paths, write_private
 
 
@@ -142,12 +142,18 @@ def _last_folder(state: str) -> str:
 
 
 def read_history(state: str, most: int | None = None) -> list[PastRun]:
-    """Return up to `most` runs and restarts in a state folder, the latest first; None: all."""
-    folders = run_folders(state)[::-1]
+    """Return up to `most` runs and restarts in a state folder, the running ones first, then the latest; None: all."""
+    active = {_base_folder(run.run_dir) for run in read_runs(state) if run.alive()}
+    folders = sorted(run_folders(state), key=lambda folder: folder in active)[::-1]
     folders = [folder for folder in folders if not re.fullmatch(r"restart-[0-9]+", os.path.basename(folder))]
     attempts = ([*filter(None, map(read_past_run, attempt_folders(base)))] for base in folders)
     runs = [run for known in itertools.islice(filter(None, attempts), most) for run in known]
-    return sorted(runs, key=lambda past: past.run.started, reverse=True)[:most]
+    return sorted(runs, key=lambda past: (past.state is PastRunState.RUNNING, past.run.started), reverse=True)[:most]
+
+
+def _base_folder(folder: str) -> str:
+    """Return the folder of a run, given that of the run or of a restart."""
+    return re.sub(r"/restart-[0-9]+$", "", os.path.realpath(folder))
 
 
 def attempt_folders(folder: str) -> Iterator[str]:

@@ -181,7 +181,7 @@ def end_runs(
     for host, names in runs.items():
         malformed = [name for name in names if not re.fullmatch(NAME, name)]
         if malformed:
-            raise InputError(f"run {malformed[0]!r}: no such name; ddlrun ps lists them")
+            raise InputError(f"run {malformed[0]!r}: no such name; ddlrun runs lists them")
         marks = "|".join(str(mark_of(name)) for name in names)
         script = END.replace("RUNS", "|".join(names)).replace("MARKS", marks)
         scripts[host] = script.replace("GRACE", str(int(grace)))

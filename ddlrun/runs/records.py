@@ -6,27 +6,11 @@ from ddlrun.runs.orphans import OrphanProcess
 from ddlrun.runs.registry import Run
 
 
-class RunState(TypedDict):
-    """The key that a run has besides those of its record."""
-
-    alive: bool | None
-    """Whether its ddlrun still runs; null if it was started on another host."""
-
-
 class ProcessRole(TypedDict):
     """The key that a process has besides the fields of its record."""
 
     keeper: bool
     """Whether it is the keeper of a rank, which lasts no longer than its ddlrun."""
-
-
-class RunsRecord(TypedDict):
-    """The output of `ddlrun ps --json`: runs, and their processes on each host."""
-
-    schema: Literal["urn:ddlrun:ps:1"]
-    runs: list[Annotated[dict[str, Any], Run, RunState]]
-    processes: dict[str, list[Annotated[dict[str, Any], OrphanProcess, ProcessRole]]]
-    """The processes of all runs on each host."""
 
 
 class StartSchema(TypedDict):
@@ -59,6 +43,10 @@ class PastRunRecord(TypedDict):
     ranks: int
     """The number of ranks."""
     hosts: list[str]
+    pid: int
+    """ddlrun's own process."""
+    host: str
+    """The host of that process."""
     program: list[str]
     arguments: list[str]
     """The words after `ddlrun launch`; secret values are <redacted>."""
@@ -68,8 +56,15 @@ class PastRunRecord(TypedDict):
     """The run folder."""
 
 
-class HistoryRecord(TypedDict):
-    """The output of `ddlrun runs --json`: runs, the latest first."""
+class SearchedProcesses(TypedDict, total=False):
+    """The part of `ddlrun runs --json` that is absent without --processes and -H."""
+
+    processes: dict[str, list[Annotated[dict[str, Any], OrphanProcess, ProcessRole]]]
+    """The processes of all runs on each host."""
+
+
+class RunsRecord(SearchedProcesses):
+    """The output of `ddlrun runs --json`: runs, the running ones first."""
 
     schema: Literal["urn:ddlrun:runs:1"]
     runs: list[PastRunRecord]

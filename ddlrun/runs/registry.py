@@ -1,4 +1,4 @@
-"""Records of running jobs in the user's state folder: written by launch, read by ps, kill and clean."""
+"""Records of running jobs in the user's state folder: written by launch, read by runs, kill and clean."""
 
 import fcntl
 import json

@@ -1,21 +1,20 @@
-"""Tables and JSON of runs: with their processes, for ddlrun ps, and past ones, for ddlrun runs."""
+"""The table of runs, and its JSON."""
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddlrun.hosts import fold
+from ddlrun.ranges import render_ranges
 from ddlrun.report.table import left_aligned
 from ddlrun.runs.history import PastRun, PastRunState
-from ddlrun.runs.orphans import OrphanProcess
-from ddlrun.runs.registry import Run
+from ddlrun.runs.run_list import ListedRun, ProcessesByHost
 from ddlrun.units import render_duration
 from ddlrun.wording import printable
 
 if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.runs.records import HistoryRecord, PastRunRecord, RunsRecord
+    from ddlrun.runs.records import PastRunRecord, RunsRecord
 
 COMMAND_WIDTH = 100
 LONGEST_HOSTS = 24
@@ -27,99 +26,37 @@ LONGEST_PROGRAM = 60
 CALL = "ddlrun.api.call"
 
 
-@dataclass(frozen=True, slots=True)
-class RunProcesses:
-    """A run and its processes on the hosts that have any; `run` is None where it was started elsewhere."""
+def render_runs(runs: Sequence[ListedRun], columns: int | None = None) -> str:
+    """Render runs as a table, with the processes of each below it.
 
-    run_id: str
-    run: Run | None
-    processes: Mapping[str, Sequence[OrphanProcess]]
-
-    @property
-    def is_over(self) -> bool:
-        """Return True if the run has ended and left no process."""
-        return self.run is not None and self.run.alive() is False and not self.processes
-
-
-def render_runs(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProcess]]) -> str:
-    """Render the runs, each with its state and its processes per host."""
-    grouped = _group(runs, processes)
-    lines = [line for group in grouped if not group.is_over for line in _lines(group)]
-    over = len([group for group in grouped if group.is_over])
-    if over:
-        lines.append(f"ended runs without processes: {over}; ddlrun clean removes them from the list")
-    return "".join(f"{line}\n" for line in lines or ["no runs"])
-
-
-def runs_record(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProcess]]) -> "RunsRecord":
-    """Return the runs and all processes as JSON can carry them."""
-    return {
-        "schema": "urn:ddlrun:ps:1",
-        "runs": [{**run._asdict(), "alive": run.alive()} for run in runs],
-        "processes": {
-            host: [{**process._asdict(), "keeper": process.keeper} for process in on_host]
-            for host, on_host in processes.items()
-        },
-    }
-
-
-def _group(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProcess]]) -> list[RunProcesses]:
-    """Group processes by run: first the runs of the registry, then the others by their ids."""
-    registered = {run.run: run for run in runs}
-    others = {process.run for on_host in processes.values() for process in on_host} - set(registered)
-    return [
-        RunProcesses(run_id, registered.get(run_id), _select(run_id, processes))
-        for run_id in (*registered, *sorted(others))
-    ]
-
-
-def _select(run_id: str, processes: Mapping[str, Sequence[OrphanProcess]]) -> dict[str, list[OrphanProcess]]:
-    """Return the processes of a run by host, without hosts that have none."""
-    selected = {host: [process for process in on_host if process.run == run_id] for host, on_host in processes.items()}
-    return {host: on_host for host, on_host in selected.items() if on_host}
-
-
-def _lines(group: RunProcesses) -> list[str]:
-    run = group.run
-    since = f", since {_format_time(run.started)}" if run else ""
-    lines = [f"{group.run_id}: {_describe_state(group)}{since}"]
-    if run:
-        ranks = {rank for on_host in group.processes.values() for rank in _ranks(on_host)}
-        lines.append(f"  {' '.join(run.program)[:COMMAND_WIDTH]}")
-        lines.append(f"  ranks seen: {len(ranks)} of {run.ranks}; logs: {run.run_dir}")
-    for host, on_host in group.processes.items():
-        noun = "process" if len(on_host) == 1 else "processes"
-        lines.append(f"  {host}: {len(on_host)} {noun}, ranks {','.join(map(str, _ranks(on_host))) or 'none'}")
-    return lines
-
-
-def _ranks(processes: Sequence[OrphanProcess]) -> list[int]:
-    return sorted({process.rank for process in processes if process.rank is not None})
-
-
-def _describe_state(group: RunProcesses) -> str:
-    run = group.run
-    alive = run.alive() if run else None
-    if run and alive:
-        return f"running, ddlrun is process {run.pid} on {run.host}"
-    if alive is None and any(process.supervised for on_host in group.processes.values() for process in on_host):
-        return f"running, started on {run.host}" if run else "running, started elsewhere"
-    if group.processes:
-        return f"ended, but left processes on {fold(group.processes)}: ddlrun clean {fold(group.processes)}"
-    return f"no processes found, started on {run.host}" if run else "no processes found"
-
-
-def _format_time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def render_history(history: Sequence[PastRun], columns: int | None = None) -> str:
-    """Render runs as a table. On a narrow terminal, leave out less important columns, but not the program."""
-    if not history:
+    On a narrow terminal, leave out less important columns, but not the program.
+    """
+    if not runs:
         return "no runs\n"
-    rows = [HEADER, *map(_row, history)]
+    rows = [HEADER, *map(_row, runs)]
     lines = left_aligned(_fit(rows, columns) if columns else rows)
-    return "".join(f"{line[: columns or None]}\n" for line in lines)
+    shown = (line[: columns or None] for line in lines)
+    below = ([], *map(_describe_processes, runs))
+    return "".join(f"{line}\n" for row, more in zip(shown, below, strict=True) for line in (row, *more))
+
+
+def _describe_processes(run: ListedRun) -> list[str]:
+    """Return the lines about the processes of a run; none where there are none."""
+    if not run.processes:
+        return []
+    record = run.past and run.past.run
+    lines = []
+    if run.state is not PastRunState.RUNNING:
+        hosts = fold(run.processes)
+        lines.append(f"  ended, but left processes on {hosts}: ddlrun clean {hosts}")
+    elif record:
+        seen = f"ranks seen: {len(run.ranks_seen)} of {record.ranks}"
+        lines.append(f"  ddlrun: process {record.pid} on {record.host}; {seen}; logs: {record.run_dir}")
+    for host, on_host in run.processes.items():
+        ranks = sorted({process.rank for process in on_host if process.rank is not None})
+        noun = "process" if len(on_host) == 1 else "processes"
+        lines.append(f"  {host}: {len(on_host)} {noun}, ranks {render_ranges(ranks) or 'none'}")
+    return lines
 
 
 def _fit(rows: Sequence[tuple[str, ...]], columns: int) -> Sequence[tuple[str, ...]]:
@@ -133,22 +70,20 @@ def _fit(rows: Sequence[tuple[str, ...]], columns: int) -> Sequence[tuple[str, .
     return rows
 
 
-def _row(past: PastRun) -> tuple[str, ...]:
+def _row(listed: ListedRun) -> tuple[str, ...]:
+    past = listed.past
+    if past is None:
+        return (listed.name, "-", listed.state.value, "-", "-", _shorten(fold(listed.processes), LONGEST_HOSTS), "-")
     run, seconds = past.run, _duration(past)
     return (
         run.run,
         time.strftime("%m-%d %H:%M", time.localtime(run.started)),
-        _describe_end(past),
+        f"{listed.state.value} ({past.exit_code})" if past.exit_code else listed.state.value,
         "-" if seconds is None else render_duration(seconds),
         str(run.ranks),
         _shorten(fold(run.hosts), LONGEST_HOSTS),
         _shorten(printable(_program(run.program)), LONGEST_PROGRAM),
     )
-
-
-def _describe_end(past: PastRun) -> str:
-    state = past.state.value
-    return f"{state} ({past.exit_code})" if past.exit_code else state
 
 
 def _duration(past: PastRun) -> float | None:
@@ -172,12 +107,18 @@ def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-def history_record(history: Sequence[PastRun]) -> "HistoryRecord":
-    """Return runs as JSON can carry them."""
-    return {"schema": "urn:ddlrun:runs:1", "runs": [_past_record(past) for past in history]}
+def runs_record(runs: Sequence[ListedRun], processes: ProcessesByHost | None) -> "RunsRecord":
+    """Return runs as JSON can carry them, and all processes if hosts were searched."""
+    record: RunsRecord = {"schema": "urn:ddlrun:runs:1", "runs": [_run_record(run.past) for run in runs if run.past]}
+    if processes is not None:
+        record["processes"] = {
+            host: [{**process._asdict(), "keeper": process.keeper} for process in on_host]
+            for host, on_host in processes.items()
+        }
+    return record
 
 
-def _past_record(past: PastRun) -> "PastRunRecord":
+def _run_record(past: PastRun) -> "PastRunRecord":
     run = past.run
     return {
         "run": run.run,
@@ -187,6 +128,8 @@ def _past_record(past: PastRun) -> "PastRunRecord":
         "seconds": _duration(past),
         "ranks": run.ranks,
         "hosts": list(run.hosts),
+        "pid": run.pid,
+        "host": run.host,
         "program": list(run.program),
         "arguments": list(past.arguments),
         "working_folder": past.working_folder,

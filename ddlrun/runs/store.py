@@ -240,7 +240,7 @@ def read_run_dir(path: str) -> dict[str, str]:
         raise InputError(f"run folder {path}: {error.filename}: {error.strerror}") from error
     if os.path.basename(files.plan) not in texts:
         problem = "there is no plan.json in it" if os.path.isdir(path) else "it is no folder"
-        raise InputError(f"run folder {path}: {problem}; name a run's folder, which launch and ddlrun ps show")
+        raise InputError(f"run folder {path}: {problem}; name a run's folder, which launch prints")
     return texts
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddlrun import __version__
-from ddlrun.cli import SECTIONS
+from ddlrun.cli.groups import LazyGroup
 from docs.reference.contexts import command_contexts
 from docs.reference.man_texts import BORROWED, EXAMPLES, FILES, SEE_ALSO
 from docs.reference.roff import bold, escape, example, italic, markup, section, sentences, tagged
@@ -42,7 +42,7 @@ def render_man_pages() -> dict[str, str]:
 
 
 def _page_name(name: str) -> str:
-    return f"ddlrun-{name}" if name else "ddlrun"
+    return f"ddlrun {name}".rstrip().replace(" ", "-")
 
 
 def _render(name: str, context: click.Context) -> str:
@@ -103,7 +103,7 @@ def _options(name: str, context: click.Context) -> Iterator[str]:
     """Yield the options as the help shows them; commands have a section of their own."""
     recorder = Recorder()
     context.command.format_options(context, recorder)
-    headings = () if name else tuple(SECTIONS)
+    headings = tuple(context.command.sections) if isinstance(context.command, LazyGroup) else ()
     commands = [row for heading in headings for row in recorder.rows.pop(heading, [])]
     yield ".SH OPTIONS"
     if name in BORROWED:
@@ -113,8 +113,8 @@ def _options(name: str, context: click.Context) -> Iterator[str]:
             yield f'.SS "{escape(heading)}"'
         for names, text in rows:
             yield from tagged(_option_names(names), text)
-    yield from section("COMMANDS", (line for command, text in commands
-                                    for line in tagged(f"{bold(_page_name(command))}(1)", text)))  # fmt: skip
+    pages = ((bold(_page_name(f"{name} {command}".lstrip())), text) for command, text in commands)
+    yield from section("COMMANDS", (line for page, text in pages for line in tagged(f"{page}(1)", text)))
 
 
 def _option_names(names: str) -> str:
@@ -144,7 +144,7 @@ def _codes_of(name: str, rows: Iterable[list[str]]) -> Iterator[tuple[str, str, 
     commands: list[str] = []
     for cell, code, meaning in rows:
         commands = re.findall(r"`([^`]+)`", cell) or commands
-        yield from ((command, code, meaning) for command in commands if command.split()[0] == name)
+        yield from ((command, code, meaning) for command in commands if f"{command} ".startswith(f"{name} "))
 
 
 def _environment(name: str) -> Iterator[str]:

@@ -51,9 +51,9 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("Draw the ranks of a job on 2 DGX-1.", "ddlrun show placement --machine dgx1 -H n1,n2 train.py"),
         Example("Print the command that launch would run.", "ddlrun show command -H n1,n2 train.py"),
     ),
-    "plan": (
+    "network plan": (
         Example("Predict the step time of ResNet-50 on 16 hosts with 100 Gbit/s Ethernet.",
-                "ddlrun plan --topology 4x16 --links 100gbe --model resnet50"),
+                "ddlrun network plan --topology 4x16 --links 100gbe --model resnet50"),
     ),
     "config": (
         Example("Show the options that are not on the command line, and where they come from.", "ddlrun config show"),
@@ -64,21 +64,29 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("Write the page of another run, and a trace for Perfetto.",
                 "ddlrun report tokarumi -o run.html --trace run.json"),
     ),
-    "racks": (Example("Write a hostfile with the racks of 16 hosts.", "ddlrun racks 'n[01-16]' -o hosts"),),
-    "bench": (
-        Example("Measure the links of 16 hosts, for ddlrun plan.",
-                "ddlrun bench 'n[01-16]' --save-links network.yaml"),
+    "network": (
+        Example("Find the racks of 16 hosts.", "ddlrun network racks 'n[01-16]' -o hosts"),
+        Example("Find the fastest settings for them.", "ddlrun network tune @hosts"),
     ),
-    "tune": (Example("Find the fastest settings for 16 hosts within 5 minutes.", "ddlrun tune @hosts --budget 5m"),),
-    "runs": (Example("List the latest 5 runs.", "ddlrun runs -n 5"),),
+    "network racks": (
+        Example("Write a hostfile with the racks of 16 hosts.", "ddlrun network racks 'n[01-16]' -o hosts"),
+    ),
+    "network bench": (
+        Example("Measure the links of 16 hosts, for ddlrun network plan.",
+                "ddlrun network bench 'n[01-16]' --save-links network.yaml"),
+    ),
+    "network tune": (
+        Example("Find the fastest settings for 16 hosts within 5 minutes.", "ddlrun network tune @hosts --budget 5m"),
+    ),
+    "runs": (
+        Example("List the latest 5 runs.", "ddlrun runs -n 5"),
+        Example("List the runs with their processes on 64 hosts.", "ddlrun runs -H 'n[01-64]'"),
+    ),
     "top": (
         Example("Show the last run as long as it lasts.", "ddlrun top"),
         Example("Print what limits another run now.", "ddlrun top tokarumi --once"),
-    ),
-    "dashboard": (Example("Serve a web page of the last run.", "ddlrun dashboard"),),
-    "metrics": (
-        Example("Serve the metrics of the last run to Prometheus.", "ddlrun metrics --listen 9400"),
-        Example("Export them to OpenTelemetry until it ends.", "ddlrun metrics --to otlp"),
+        Example("Serve a web page of it.", "ddlrun top tokarumi --web"),
+        Example("Serve the samples of the last run to Prometheus.", "ddlrun top --listen 9400"),
     ),
     "logs": (
         Example("Print the output of the last run, and go on until it ends.", "ddlrun logs -f"),
@@ -93,12 +101,11 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("Start another run again, on two other hosts and with other arguments.",
                 "ddlrun rerun tokarumi -H n3,n4 -- --epochs 60"),
     ),
-    "ps": (Example("List the runs and processes on 64 hosts.", "ddlrun ps 'n[01-64]'"),),
     "kill": (Example("End a run, named by the beginning of its name.", "ddlrun kill toka"),),
     "clean": (Example("Print what would be ended on 64 hosts.", "ddlrun clean --dry-run 'n[01-64]'"),),
 }  # fmt: skip
 
-STATE = ("~/.local/state/ddlrun", "Run folders, records of runs and profiles of ddlrun tune.")
+STATE = ("~/.local/state/ddlrun", "Run folders, records of runs and profiles of ddlrun network tune.")
 CACHE = ("~/.cache/ddlrun", "Saved replies of ddlrun probe.")
 HOSTFILE = ("hostfile", "One host per line, with slots=N and rack=NAME where known; # starts a comment.")
 USER_CONFIG = ("~/.config/ddlrun/config.yaml", "Your own config file, for all projects.")
@@ -115,13 +122,10 @@ FILES: dict[str, tuple[tuple[str, str], ...]] = {
     "report": (LAST_RUN,),
     "runs": (STATE,),
     "top": (LAST_RUN,),
-    "dashboard": (LAST_RUN,),
-    "metrics": (LAST_RUN,),
     "logs": (LAST_RUN,),
     "doctor": (LAST_RUN,),
     "rerun": (LAST_RUN,),
-    "tune": (STATE,),
-    "ps": (STATE,),
+    "network tune": (STATE,),
     "kill": (STATE,),
     "clean": (STATE,),
 }
@@ -148,28 +152,25 @@ SEE_ALSO: dict[str, tuple[str, ...]] = {
         "doctor",
         "rerun",
         "report",
-        "ps",
         "kill",
         "mpirun(1)",
     ),
     "submit": ("launch", "sbatch(1)", "bsub(1)", "qsub(1)"),
     "lint": ("gen-rankfile", "mpirun(1)"),
     "probe": ("show", "check"),
-    "show": ("launch", "probe", "plan"),
-    "plan": ("bench", "tune"),
+    "show": ("launch", "probe", "network plan"),
     "config": ("launch", "show"),
     "report": ("launch", "runs"),
-    "runs": ("top", "logs", "rerun", "report", "ps", "clean"),
-    "top": ("launch", "runs", "logs", "metrics"),
-    "dashboard": ("launch", "top", "report"),
-    "metrics": ("launch", "top"),
+    "runs": ("top", "logs", "rerun", "report", "kill", "clean"),
+    "top": ("launch", "runs", "logs", "doctor"),
     "logs": ("launch", "runs", "report"),
     "doctor": ("launch", "runs", "logs"),
     "rerun": ("launch", "runs"),
-    "racks": ("bench", "check"),
-    "bench": ("plan", "tune", "racks"),
-    "tune": ("launch", "bench", "plan"),
-    "ps": ("runs", "kill", "clean"),
-    "kill": ("ps", "clean"),
-    "clean": ("ps", "kill"),
+    "network": ("launch", "check"),
+    "network racks": ("network bench", "check"),
+    "network bench": ("network plan", "network tune", "network racks"),
+    "network tune": ("launch", "network bench", "network plan"),
+    "network plan": ("network bench", "network tune"),
+    "kill": ("runs", "clean"),
+    "clean": ("runs", "kill"),
 }

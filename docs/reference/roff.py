@@ -35,8 +35,8 @@ def italic(text: str) -> str:
 def markup(text: str) -> str:
     r"""Return a line of Markdown, or of help, for roff.
 
-    >>> print(markup("see [`ddlrun ps`](runs.md) and --json"))
-    see \fBddlrun ps\fR and \fB\-\-json\fR
+    >>> print(markup("see [`ddlrun top`](runs.md) and --json"))
+    see \fBddlrun top\fR and \fB\-\-json\fR
     """
     pieces, end = [], 0
     for match in MARKS.finditer(text):

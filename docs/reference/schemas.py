@@ -16,7 +16,7 @@ from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.network.description import NetworkDescription
 from ddlrun.network.measurements import BenchRecord, TuneRecord
 from ddlrun.plan.outcome import OutcomeRecord
-from ddlrun.plan.records import MachineGroupRecord, ProbeRecord, ShownPlacement, WrittenPlan
+from ddlrun.plan.records import ProbeRecord, ShownPlacement, WrittenPlan
 from ddlrun.plan.tuning_profile import ProfilesRecord
 from ddlrun.preflight.records import CheckRecord, RunCheckRecord
 from ddlrun.report.records import ForecastRecord, HierarchyRecord
@@ -31,7 +31,7 @@ from ddlrun.report.view_records import (
 )
 from ddlrun.runs.binding_record import BindingsRecord
 from ddlrun.runs.events import EventRecord
-from ddlrun.runs.records import HistoryRecord, RunsRecord, StartRecord
+from ddlrun.runs.records import RunsRecord, StartRecord
 from docs.reference.config_schema import config_schema
 from docs.reference.record_types import RecordTypes, field_docstrings
 
@@ -57,27 +57,25 @@ class PublishedSchema(NamedTuple):
 
 
 SCHEMAS = {
-    "bench": PublishedSchema("Output of ddlrun bench --json", (BenchRecord,)),
+    "bench": PublishedSchema("Output of ddlrun network bench --json", (BenchRecord,)),
     "check": PublishedSchema("Output of ddlrun check --json", (CheckRecord,)),
     "config-show": PublishedSchema("Output of ddlrun config show --json", (ConfigRecord,)),
     "doctor": PublishedSchema("Output of ddlrun doctor --json, and doctor.json of a run folder", (DiagnosisRecord,)),
     "event": PublishedSchema("What the command or URL of ddlrun launch --on-event gets", (EventRecord,)),
     "lint": PublishedSchema("Output of ddlrun lint --json", (list[LintRecord],)),
-    "plan": PublishedSchema("Output of ddlrun plan --json", (ForecastRecord,)),
+    "plan": PublishedSchema("Output of ddlrun network plan --json", (ForecastRecord,)),
     "probe": PublishedSchema("Output of ddlrun probe --json", (ProbeRecord,)),
-    "ps": PublishedSchema("Output of ddlrun ps --json", (RunsRecord,)),
-    "racks": PublishedSchema("Output of ddlrun racks --json", (HierarchyRecord,)),
-    "runs": PublishedSchema("Output of ddlrun runs --json", (HistoryRecord,)),
+    "racks": PublishedSchema("Output of ddlrun network racks --json", (HierarchyRecord,)),
+    "runs": PublishedSchema("Output of ddlrun runs --json", (RunsRecord,)),
     "show-command": PublishedSchema("Output of ddlrun show command --json", (CommandRecord,)),
     "show-env": PublishedSchema("Output of ddlrun show env --json", (EnvironmentRecord,)),
     "show-hosts": PublishedSchema("Output of ddlrun show hosts --json", (HostsRecord,)),
-    "show-machines": PublishedSchema("Output of ddlrun show machines --json", (list[MachineGroupRecord],)),
     "show-placement": PublishedSchema("Output of ddlrun show placement --json", (ShownPlacement,)),
     "show-rankfile": PublishedSchema("Output of ddlrun show rankfile --json", (RankfileRecord,)),
     "show-schema": PublishedSchema("Output of ddlrun show schema --json", (SchemasRecord,)),
     "show-topology": PublishedSchema("Output of ddlrun show topology --json", (TopologyRecord,)),
     "top": PublishedSchema("Output of ddlrun top --json", (TopRecord,)),
-    "tune": PublishedSchema("Output of ddlrun tune --json", (TuneRecord,)),
+    "tune": PublishedSchema("Output of ddlrun network tune --json", (TuneRecord,)),
     "run-binding": PublishedSchema("binding.json of a run folder", (BindingsRecord,)),
     "run-check": PublishedSchema("check.json of a run folder", (RunCheckRecord,)),
     "run-event": PublishedSchema("A line of ddl.jsonl of a run folder", (IterationsRecord, StragglerRecord)),
@@ -87,7 +85,7 @@ SCHEMAS = {
     "run-plan": PublishedSchema(
         "plan.json of a run folder, and the output of ddlrun launch --dry-run --json", (WrittenPlan,)
     ),
-    "profile": PublishedSchema("Tuning profile of ddlrun tune", (ProfilesRecord,)),
+    "profile": PublishedSchema("Tuning profile of ddlrun network tune", (ProfilesRecord,)),
     "machine": PublishedSchema("Description of a machine (YAML)", (MachineDescription,), closed=True),
     "network": PublishedSchema("Description of a network (YAML)", (NetworkDescription,), closed=True),
 }

@@ -99,13 +99,13 @@ def commands(sizes: Sizes) -> list[str]:
         "ddlrun --help": [*DDLRUN, "--help"],
         "ddlrun gen-rankfile 4x2x3 sys-[89074-89079]": [*DDLRUN, "gen-rankfile", "4x2x3", "sys-[89074-89079]"],
     }
-    lines["plan"] = [*DDLRUN, "plan", "--topology", sizes.plan, *LINKS]
+    lines["plan"] = [*DDLRUN, "network", "plan", "--topology", sizes.plan, *LINKS]
     series = interleaved({name: wall(line) for name, line in lines.items()}, sizes.rounds)
     plan = series.pop("plan")
     click, _, rank_file = series.values()
     ratio = rank_file.against(click, operator.truediv)
     rows = [Row(name, of_command, base=click) for name, of_command in series.items()]
-    rows.append(Row(f"ddlrun plan of {learners(sizes.plan):,} learners", plan, goal=1000))
+    rows.append(Row(f"ddlrun network plan of {learners(sizes.plan):,} learners", plan, goal=1000))
     return show("small commands", [*rows, Row("gen-rankfile to import click", ratio, unit="x", goal=3)])
 
 

@@ -5,7 +5,7 @@
     preflight   simulated replies of all hosts, checked by ddlrun
     fanout      a stand-in for ssh, started once per host: the cost of querying hosts
     keepers     connections and heartbeats of all ranks at ddlrun's port
-    allreduce   predicted, as ddlrun plan does; nothing is measured
+    allreduce   predicted, as ddlrun network plan does; nothing is measured
     oracle:4:8x16384   a rank file of that size read by a real mpirun, named by MPIRUN4 or MPIRUN5
 
 With --smoke, all parts in turn on few hosts, and the rank file read by each mpirun that is installed.

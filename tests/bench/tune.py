@@ -1,4 +1,4 @@
-"""ddlrun tune with a budget, beside an exhaustive search, over hosts in network namespaces.
+"""ddlrun network tune with a budget, beside an exhaustive search, over hosts in network namespaces.
 
     nice -n -20 python -m tests.bench.tune [--rates 200/100,200/400] [--topology 2x2x2] [--gradient 4MiB] [--budget 40s]
 
@@ -21,9 +21,9 @@ HOSTS, RACKS = 2, 2
 
 
 def tune(cluster: Cluster, *words: str) -> dict[str, Any]:
-    """Run ddlrun tune on all hosts from the first; return its result."""
+    """Run ddlrun network tune on all hosts from the first; return its result."""
     hosts = ",".join(f"{host.name}" for host in cluster.hosts)
-    argv = [sys.executable, "-m", "ddlrun", "tune", hosts, "--checks", "none", "--allow-run-as-root"]
+    argv = [sys.executable, "-m", "ddlrun", "network", "tune", hosts, "--checks", "none", "--allow-run-as-root"]
     argv += ["--no-horovod", "--save", "-", "--json", *words]
     environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"}
     done = cluster.run("h1", argv, env=environ, timeout=3000)

@@ -76,7 +76,7 @@ class UnequalCell(NamedTuple):
 
     @property
     def forecast(self) -> float:
-        """The seconds that `ddlrun plan` predicts for an allreduce with blocks sized by the links."""
+        """The seconds that `ddlrun network plan` predicts for an allreduce with blocks sized by the links."""
         links = self.links
         uplink = Link(min(links.uplinks), burst=int(PAYLOAD * UPLINK_BUCKET)) if links.uplinks else Link()
         fabric = Fabric((Link(), Link(max(links.nics), burst=int(PAYLOAD * NIC_BUCKET)), uplink, Link()))

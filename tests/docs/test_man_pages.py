@@ -44,7 +44,7 @@ def plain(page: str) -> str:
 @pytest.mark.parametrize("name", command_contexts(), ids=lambda name: name or "ddlrun")
 def test_a_page_names_every_option_of_the_help(name: str) -> None:
     context = command_contexts()[name]
-    page = (FOLDER / f"ddlrun-{name}.1" if name else FOLDER / "ddlrun.1").read_text()
+    page = (FOLDER / f"{f'ddlrun {name}'.strip().replace(' ', '-')}.1").read_text()
     in_page = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", plain(page)))
     in_help = set(re.findall(r"(?m)^  (?:-\w+, )*(--?[a-z][\w-]*)", context.get_help()))
     assert in_help
@@ -56,6 +56,8 @@ def test_the_options_of_an_example_exist(name: str) -> None:
     for example in EXAMPLES[name]:
         program, command, *words = shlex.split(example.command)
         assert program == "ddlrun"
+        if command == "network":
+            command = f"network {words.pop(0)}"
         context = command_contexts()["launch" if command == "rerun" else command]
         params = context.command.get_params(context)
         options = options_by_name(params)

@@ -77,7 +77,7 @@ def test_what_plan_prints_is_what_it_prints() -> None:
     text = "".join(
         (ROOT / "docs" / page).read_text() for page in ("how-to/plan-a-network.md", "explanation/network.md")
     )
-    blocks = re.findall(r"```console\n\$ ddlrun (plan .*)\n((?:.*\n)*?)```", text)
+    blocks = re.findall(r"```console\n\$ ddlrun (network plan .*)\n((?:.*\n)*?)```", text)
     assert blocks
     for line, shown in blocks:
         argv = [sys.executable, "-m", "ddlrun", *shlex.split(line)]

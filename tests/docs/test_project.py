@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import ddlrun
-from ddlrun.cli.metrics import PACKAGE
+from ddlrun.cli.serving import PACKAGE
 from ddlrun.report.hints import PACKAGES as OTHER_NAMES
 from tests.support.cpu_group import autogroup_folder
 

@@ -76,7 +76,7 @@ def test_the_example_trains(mpirun: str, tmp_path: Path) -> None:
 
 @pytest.mark.openmpi(5)
 def test_tune_measures_every_setting(mpirun: str, tmp_path: Path) -> None:
-    words = ["tune", "localhost", "--topology", "2", "--allow-run-as-root", "--mpirun", mpirun, "--json"]
+    words = ["network", "tune", "localhost", "--topology", "2", "--allow-run-as-root", "--mpirun", mpirun, "--json"]
     argv = [
         sys.executable,
         "-m",

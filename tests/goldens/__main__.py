@@ -8,7 +8,7 @@ from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.rankfile import render
-from ddlrun.report.picture import render_placement
+from ddlrun.report.picture import Canvas, render_placement
 from ddlrun.schedulers.submit import BatchJob
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import render as render_job
@@ -118,7 +118,7 @@ def placed(name: str) -> Placement:
 
 
 def drawn(name: str) -> str:
-    return render_placement(placed(name), 100) + "".join(render(placed(name), f"golden {name}"))
+    return render_placement(placed(name), Canvas()) + "".join(render(placed(name), f"golden {name}"))
 
 
 def text(name: str) -> str:

@@ -419,7 +419,8 @@ def test_a_stopped_agent_of_a_killed_ddlrun_is_cleaned(cluster: Cluster, mpirun:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: parent(agent) == 1, job.show)
         ddlrun = [sys.executable, "-m", "ddlrun"]
-        listed, cleaned = (cluster.run("h1", [*ddlrun, command, "h3"], check=True) for command in ("ps", "clean"))
+        lines = (["runs", "-H", "h3"], ["clean", "h3"])
+        listed, cleaned = (cluster.run("h1", [*ddlrun, *words], check=True) for words in lines)
         code, _, err = job.end()
     assert code == -9, err
     assert "ended, but left processes on h3: ddlrun clean h3" in listed.stdout

@@ -51,7 +51,7 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
     with Cluster(per_rack, racks, nic="20mbit", uplink=uplink, bucket="32kb") as cluster:
         names = [host.name for host in cluster.hosts]
         random.Random(per_rack * racks).shuffle(names)  # noqa: S311 - a test's
-        argv = [*DDLRUN, "racks", ",".join(names), "--mpirun", MPIRUNS[major], "--checks", "none"]
+        argv = [*DDLRUN, "network", "racks", ",".join(names), "--mpirun", MPIRUNS[major], "--checks", "none"]
         result = wait_until(lambda: certain_racks(cluster, argv, tmp_path / "hosts"))
         assert set(map(frozenset, result["racks"])) == racks_of(cluster)
         assert result["topology"] == f"Xx{per_rack}x{racks}"
@@ -75,7 +75,7 @@ def test_racks_are_those_of_slurm(tmp_path: Path) -> None:
 
 
 def bench(cluster: Cluster | None, *options: str) -> subprocess.CompletedProcess[str]:
-    argv = [*DDLRUN, "bench", "--checks", "none", *options]
+    argv = [*DDLRUN, "network", "bench", "--checks", "none", *options]
     environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"}
     if cluster is not None:
         return cluster.run("h1", argv, cwd=ROOT, env=environ, timeout=300)
@@ -106,9 +106,7 @@ def test_wrong_or_unknown_racks_give_a_note() -> None:
         words = ["h1,h3,h2,h4", "--mpirun", MPIRUNS[5], "--modes", "m", "--sizes", "8B", "--budget", "5s"]
         unknown = bench(cluster, *words, "--ranks-per-host", "1")
         wrong = bench(cluster, *words, "--topology", "1x2x2")
-    assert (
-        unknown.stderr.count("note: the racks of these hosts are unknown, so they count as one rack; ddlrun racks") == 1
-    )
+    assert unknown.stderr.count("hosts are unknown, so they count as one rack; ddlrun network racks") == 1
     assert wrong.stderr.count("times as fast as a pair inside a rack: the declared racks are probably wrong") == 1
 
 
@@ -137,10 +135,10 @@ def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
     assert 20 < uplink < 120
     assert fabric.hosts_per_rack == 2
     plan = subprocess.run(
-        [*DDLRUN, "plan", "--topology", "1x2x2", "--links", f"{tmp_path}/links.yaml"],
+        [*DDLRUN, "network", "plan", "--topology", "1x2x2", "--links", f"{tmp_path}/links.yaml"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "measured, ddlrun bench" in plan.stdout
+    assert "measured, ddlrun network bench" in plan.stdout
 
 
 def test_launch_uses_the_profile_that_tune_found(tmp_path: Path) -> None:
@@ -153,7 +151,7 @@ def test_launch_uses_the_profile_that_tune_found(tmp_path: Path) -> None:
 
         names = [host.name for host in cluster.hosts]
         more = ["--gradient", "512KiB", "--budget", "15s", "--no-horovod"]
-        done = run("tune", ",".join(names), *words, *more, "--json")
+        done = run("network", "tune", ",".join(names), *words, *more, "--json")
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
         validate(result, "tune")
@@ -175,7 +173,7 @@ def test_launch_uses_the_profile_that_tune_found(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
     begin = ["env", "--default-signal=INT", *DDLRUN]  # shells start background processes that ignore it
-    words = [*begin, "bench", "--ranks-per-host", "2", "--budget", "60s", "--json"]
+    words = [*begin, "network", "bench", "--ranks-per-host", "2", "--budget", "60s", "--json"]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     job = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     mine = f"ddlrun.measure bench {json.dumps({'budget': 60.0})[:-1]}"
@@ -191,7 +189,7 @@ def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
 
 
 def test_a_failed_job_prints_the_reason_and_keeps_its_folder(tmp_path: Path) -> None:
-    words = [*DDLRUN, "bench", "--ranks-per-host", "2", "--mpirun", MPIRUNS[5], "--checks", "none"]
+    words = [*DDLRUN, "network", "bench", "--ranks-per-host", "2", "--mpirun", MPIRUNS[5], "--checks", "none"]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMPI_MCA_pml": "nosuch"}
     done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=300)
     (folder,) = (tmp_path / "ddlrun" / "runs").iterdir()
@@ -211,11 +209,14 @@ def running(words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["racks", "h1,h2"], "hosts: 2 of at least 4 hosts; fewer cannot load an uplink"),
-        (["bench", "--modes", "x"], "--modes 'x': write some of rbnmcp"),
-        (["bench", "--plot", "a.pdf"], "--plot a.pdf: name a file that ends in .svg or .png"),
-        (["bench", "--save-links", "a.yaml"], "--save-links: this machine has one host, and no link between"),
-        (["bench", "--budget", "9x"], "--budget: '9x' is no time"),
+        (["network", "racks", "h1,h2"], "hosts: 2 of at least 4 hosts; fewer cannot load an uplink"),
+        (["network", "bench", "--modes", "x"], "--modes 'x': write some of rbnmcp"),
+        (["network", "bench", "--plot", "a.pdf"], "--plot a.pdf: name a file that ends in .svg or .png"),
+        (
+            ["network", "bench", "--save-links", "a.yaml"],
+            "--save-links: this machine has one host, and no link",
+        ),
+        (["network", "bench", "--budget", "9x"], "--budget: '9x' is no time"),
     ],
 )
 def test_an_error_of_measuring_is_one_line(words: list[str], problem: str) -> None:

@@ -17,7 +17,8 @@ import ddlrun
 from ddlrun.api.options import OptionValue
 from ddlrun.plan.outcome import parse_outcome
 from ddlrun.runs.history import read_past_run
-from ddlrun.runs.run_table import render_history
+from ddlrun.runs.run_list import ListedRun
+from ddlrun.runs.run_table import render_runs
 from tests.cluster.two_hosts import TwoHosts
 from tests.support import needs
 from tests.support.processes import mark, running, started, wait_for
@@ -66,7 +67,7 @@ def test_a_result_that_cannot_be_pickled_is_the_return_value(tmp_path: Path) -> 
         ddlrun.run(partial(make_generator), np=1, process_manager="ddlrun", run_dir=str(tmp_path / "run"))
     assert "Traceback" not in str(raised.value)
     (past,) = [past for past in [read_past_run(str(tmp_path / "run"))] if past is not None]
-    assert " ddlrun.run(make_generator)\n" in render_history([past])
+    assert " ddlrun.run(make_generator)\n" in render_runs([ListedRun(past.run.run, past, {})])
 
 
 def test_a_time_limit_is_named_as_in_python(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_the_traceback_of_a_cell_shows_its_lines(tmp_path: Path) -> None:
         ddlrun.run(namespace["divide"], 0, np=1, process_manager="ddlrun", run_dir=str(tmp_path / "run"))  # type: ignore[arg-type]
     assert f'  File "{name}", line 2, in divide\n    return 1 / number\n' in str(raised.value)
     (past,) = [past for past in [read_past_run(str(tmp_path / "run"))] if past is not None]
-    assert " ddlrun.run(divide)\n" in render_history([past])
+    assert " ddlrun.run(divide)\n" in render_runs([ListedRun(past.run.run, past, {})])
 
 
 @pytest.mark.parametrize(

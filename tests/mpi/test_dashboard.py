@@ -73,7 +73,7 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
     if not find_browser():
         needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
     (tmp_path / "program.py").write_text(PROGRAM)
-    line = launch_line(OWN, tmp_path, "-np", "3", "--dashboard", "0", "--sample-interval", "0.2",
+    line = launch_line(OWN, tmp_path, "-np", "3", "--web", "0", "--sample-interval", "0.2",
                        "--stall-timeout", "1", "--stall-action", "report")  # fmt: skip
     argv = [*line, str(tmp_path / "program.py"), str(tmp_path / "stop")]
     with started(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as job:
@@ -210,17 +210,17 @@ def test_failures_lost_hosts_and_restarts_are_marked(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_address_until_it_is_interrupted(hostile: DashboardServer) -> None:
-    argv = [sys.executable, "-m", "ddlrun", "dashboard", hostile.folder]
+    argv = [sys.executable, "-m", "ddlrun", "top", hostile.folder, "--web"]
     with started(argv, stderr=subprocess.PIPE, text=True) as command:
         url = command.stderr.readline().split()[-1]
         assert fetch(url)[0] == 200
         command.send_signal(2)
         assert (command.wait(300), command.stderr.read()) == (0, "")
     port = str(hostile.server_port)
-    done = subprocess.run([*argv, "--port", port], capture_output=True, text=True, check=False)
+    done = subprocess.run([*argv, port], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         2,
-        f"ddlrun: error: --port {port}: Address already in use; choose another port\n",
+        f"ddlrun: error: --web {port}: Address already in use; choose another port\n",
     )
 
 

@@ -490,7 +490,7 @@ def test_many_launches_leave_nothing(line: list[str], tmp_path: Path, launches: 
     assert list((tmp_path / "state" / "ddlrun" / "active").iterdir()) == []
 
 
-def test_ps_kill_and_clean(line: list[str], tmp_path: Path) -> None:
+def test_runs_kill_and_clean(line: list[str], tmp_path: Path) -> None:
     ours = [sys.executable, "-m", "ddlrun"]
     mark = processes.mark()
     environ = {"XDG_STATE_HOME": tmp_path / "state", "TMPDIR": tmp_path, "PATH": processes.see_only(mark, tmp_path)}
@@ -498,22 +498,23 @@ def test_ps_kill_and_clean(line: list[str], tmp_path: Path) -> None:
         [*line, "-np", "2", "sleep", mark], env={**os.environ, **{k: str(v) for k, v in environ.items()}}
     ) as job:
         wait_for(lambda: len(running(mark)) == 2)
-        shown = json.loads(run(ours, "ps", "--json", **environ).stdout)
+        shown = json.loads(run(ours, "runs", "--processes", "--json", **environ).stdout)
         (record,) = shown["runs"]
-        assert (record["alive"], record["ranks"], record["program"]) == (True, 2, ["sleep", mark])
+        assert (record["state"], record["ranks"], record["program"]) == ("running", 2, ["sleep", mark])
         keepers = [process for process in shown["processes"]["localhost"] if process["keeper"]]
         ranks = [keeper["rank"] for keeper in keepers if keeper["run"] == record["run"]]
         assert sorted(ranks) == [0, 1]
-        assert "ranks seen: 2 of 2" in run(ours, "ps", **environ).stdout
+        assert "ranks seen: 2 of 2" in run(ours, "runs", "--processes", **environ).stdout
         assert mark not in run(ours, "clean", **environ).stdout  # a running job is no leftover
         assert len(running(mark)) == 2
         assert run(ours, "kill", record["run"], **environ).returncode == 0
     assert (job.returncode, running(mark)) == (143, [])
-    assert record["run"] not in run(ours, "ps", **environ).stdout
+    assert "localhost: " not in run(ours, "runs", "--processes", **environ).stdout.partition(record["run"])[2]
     assert run(ours, "kill", record["run"], **environ).returncode == 2
     left = {**os.environ, "DDLRUN_RUN": record["run"], **{k: str(v) for k, v in environ.items()}}
     with started(["sleep", mark], env=left) as stray:
-        assert "left processes on localhost: ddlrun clean localhost" in run(ours, "ps", **environ).stdout
+        listed = run(ours, "runs", "--processes", **environ).stdout
+        assert "left processes on localhost: ddlrun clean localhost" in listed
         assert mark in run(ours, "clean", "--dry-run", **environ).stdout
         assert len(running(mark)) == 1
         assert mark in run(ours, "clean", **environ).stdout

@@ -47,7 +47,6 @@ LEFT_OUT = {
     "runs": "runs.started runs.program runs.arguments runs.working_folder runs.run_dir",
     "show-command": "variables.A_TOKEN",
     "show-env": "passed_on set_by_rank set.DDLRUN_*",
-    "show-machines": HARDWARE,
     "show-placement": "rank_order hosts_source hosts.rack ranks.rank ranks.coords ranks.cores ranks.threads "
     + HARDWARE,
     "show-topology": "source",
@@ -61,21 +60,21 @@ COMMANDS = [
     ("config-show", "config show --all -np 4 --bind numa --ssh-port 2222 --env A_TOKEN=x"),
     ("doctor", "doctor RUN"),
     ("lint", "lint rankfile"),
-    ("plan", "plan --topology 4x4x2 --links 100gbe"),
-    ("plan", "plan --topology 4x4x2 --links nvlink3,8x200gbe,2:1 --compute 120ms --overlap 0.5"),
-    ("plan", "plan --topology 4x4x2 --links 100gbe --images 1000 --batch 3"),
+    ("plan", "network plan --topology 4x4x2 --links 100gbe"),
+    ("plan", "network plan --topology 4x4x2 --links nvlink3,8x200gbe,2:1 --compute 120ms --overlap 0.5"),
+    ("plan", "network plan --topology 4x4x2 --links 100gbe --images 1000 --batch 3"),
     ("probe", "probe"),
+    ("probe", "probe --machine ac922-4gpu -H n[0-5]"),
     ("run-plan", f"launch --dry-run {JOB}"),
     ("runs", "runs"),
     *((f"show-{view}", f"show {view} {JOB}") for view in VIEWS if view != "schema"),
-    ("show-machines", "show machines --ranks-per-host core true"),
     ("show-placement", "show placement --ranks-per-host core true"),
     ("show-schema", "show schema"),
     ("show-topology", "show topology -np 6 --machine dgx-h100 -H a:4,b:2 true"),
     ("top", "top RUN"),
 ]
 # What these print changes from run to run; each has a test below, racks one in tests/unit/test_hierarchy.py.
-OTHERS = {"bench", "ps", "racks", "tune"}
+OTHERS = {"bench", "racks", "tune"}
 RANKS = """
 import os, time
 import numpy as np
@@ -145,7 +144,7 @@ def test_text_and_json_have_the_same_values(folder: Path, schema: str, line: str
 
 def test_metrics_and_logs_have_what_the_run_has(folder: Path) -> None:
     samples = json.loads(run(folder, "top", "--json").stdout)
-    metrics = run(folder, "metrics").stdout
+    metrics = run(folder, "top", "--openmetrics").stdout
     left_out = (
         "run_dir limit findings time *.time *.seconds ranks.size ranks.age ranks.cores ranks.processes ranks.running"
     )
@@ -183,35 +182,27 @@ def test_every_file_of_a_run_folder(mpirun: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.openmpi(5)
-def test_ps_of_a_running_job(mpirun: str, tmp_path: Path) -> None:
+def test_processes_of_a_running_job(mpirun: str, tmp_path: Path) -> None:
     environ = state_of(tmp_path)
     argv = launch_line(mpirun, tmp_path, "-np", "2", "sleep", "600")
     with subprocess.Popen(argv, env=environ) as job:
         try:
-            shown = wait_for_runs(job, environ)
-            validate(shown, "ps")
-            assert (
-                unsaid(
-                    shown,
-                    run(tmp_path, "ps").stdout,
-                    "runs.started",
-                    "runs.process_start",
-                    "runs.resources",
-                    "processes",
-                )
-                == []
-            )
-            assert [run["ranks"] for run in shown["runs"]] == [2]
+            shown = wait_for_keepers(job, environ)
+            validate(shown, "runs")
+            text = run(tmp_path, "runs", "--processes").stdout
+            left_out = "runs.started runs.seconds runs.program runs.arguments runs.working_folder processes"
+            assert unsaid(shown, text, *left_out.split()) == []
+            assert [run["ranks"] for run in shown["runs"]][:1] == [2]
         finally:
             job.terminate()
 
 
-def wait_for_runs(job: subprocess.Popen[bytes], environ: dict[str, str]) -> dict[str, Any]:
-    """Return the output of `ddlrun ps --json` with the keepers of both ranks; other jobs may run here too."""
-    end = time.monotonic() + 120
+def wait_for_keepers(job: subprocess.Popen[bytes], environ: dict[str, str]) -> dict[str, Any]:
+    """Return the output of `ddlrun runs --processes` with the keepers of both ranks; other jobs may run here too."""
+    argv, end = [*DDLRUN, "runs", "--processes", "--json"], time.monotonic() + 120
     while True:
-        ps = subprocess.run([*DDLRUN, "ps", "--json"], env=environ, capture_output=True, text=True, check=True)
-        shown: dict[str, Any] = json.loads(ps.stdout)
+        listed = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+        shown: dict[str, Any] = json.loads(listed.stdout)
         ids = [run["run"] for run in shown["runs"]]
         keepers = [
             process for process in shown["processes"]["localhost"] if process["keeper"] and process["run"] in ids
@@ -234,7 +225,7 @@ def measure(mpirun: str, tmp_path: Path, *words: str) -> str:
 @pytest.mark.openmpi(5)
 @pytest.mark.busy
 def test_bench(mpirun: str, tmp_path: Path) -> None:
-    words = ["bench", "localhost", "--sizes", "8B,1MiB", "--modes", "r", "--budget", "60s"]
+    words = ["network", "bench", "localhost", "--sizes", "8B,1MiB", "--modes", "r", "--budget", "60s"]
     result = json.loads(measure(mpirun, tmp_path, *words, "--json"))
     validate(result, "bench")
     slower = ["measured.samples", "measured.quartiles", "measured.algbw", "measured.busbw"]
@@ -247,7 +238,7 @@ def test_bench(mpirun: str, tmp_path: Path) -> None:
 @pytest.mark.openmpi(5)
 @pytest.mark.busy
 def test_tune_and_its_profile(mpirun: str, tmp_path: Path) -> None:
-    words = ["tune", "localhost", "--gradient", "64KiB", "--budget", "6s", "--no-horovod"]
+    words = ["network", "tune", "localhost", "--gradient", "64KiB", "--budget", "6s", "--no-horovod"]
     words += ["--save", f"{tmp_path}/profile.json"]
     result = json.loads(measure(mpirun, tmp_path, *words, "--json"))
     validate(result, "tune")

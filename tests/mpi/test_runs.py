@@ -75,7 +75,7 @@ def test_an_earlier_run(mpirun: str, tmp_path: Path, state: Path) -> None:
 @pytest.mark.usefixtures("state")
 def test_a_run_that_was_refused_has_an_outcome() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        refused = ("--dashboard", str(taken.getsockname()[1])), ("--output-filename", "/proc/nowhere")
+        refused = ("--web", str(taken.getsockname()[1])), ("--output-filename", "/proc/nowhere")
         for options in refused:
             assert run([*DDLRUN, "launch", "--process-manager", OWN, *options, "true"]).returncode == 2
     assert [(past["state"], past["exit_code"]) for past in list_runs()] == [("failed", 2)] * len(refused)

@@ -1,4 +1,4 @@
-"""ddlrun tune: its candidates, its search, and its profile in a launch."""
+"""ddlrun network tune: its candidates, its search, and its profile in a launch."""
 
 import json
 import math
@@ -160,7 +160,7 @@ def test_search_for_horovod_finds_the_best_setting_and_keeps_to_its_time() -> No
 
 def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "XDG_STATE_HOME": str(folder), "OMPI_MCA_mpi_yield_when_idle": "1"}
-    argv = [*DDLRUN, "tune", "--allow-run-as-root", *words]
+    argv = [*DDLRUN, "network", "tune", "--allow-run-as-root", *words]
     return subprocess.run(argv, cwd=ROOT, env=environ, timeout=300, capture_output=True, text=True, check=False)
 
 

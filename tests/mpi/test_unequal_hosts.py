@@ -118,7 +118,7 @@ def test_np_fills_hosts_as_mpirun_does(hosts: TwoHosts, mpirun: str, tmp_path: P
 
 
 def test_measurements_want_equal_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
-    argv = hosts.argv("h1", [sys.executable, "-m", "ddlrun", "bench", "h1:2,h2:1", "--allow-run-as-root"])
+    argv = hosts.argv("h1", [sys.executable, "-m", "ddlrun", "network", "bench", "h1:2,h2:1", "--allow-run-as-root"])
     done = subprocess.run(
         argv, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE
     )

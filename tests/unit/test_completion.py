@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.cli import COMMANDS, group
+from ddlrun.cli import PLACES, group
 from ddlrun.cli.completion import complete_line
 from ddlrun.cli.show import VIEWS
 from tests.support import needs
@@ -82,7 +82,7 @@ def plain(lines: list[str]) -> set[str]:
 
 
 def test_commands(answer: Answer) -> None:
-    assert plain(answer("")) == set(COMMANDS)
+    assert plain(answer("")) == set(PLACES)
     assert plain(answer("ch")) == {"check"}
 
 
@@ -147,7 +147,7 @@ def test_runs(answer: Answer) -> None:
         (["launch", "--framework", "torch,j"], {"torch,jax"}),
         (["launch", "--ranks-per-host", "n"], {"numa"}),
         (["check", "--checks", "tc"], {"tcp"}),
-        (["plan", "--links", "100gbe,nvlink1"], {"100gbe,nvlink1"}),
+        (["network", "plan", "--links", "100gbe,nvlink1"], {"100gbe,nvlink1"}),
         (["launch", "--forward-signals", "USR"], {"USR1", "USR2"}),
         (["launch", "--npernode", "4", "--mode", "b"], {"b"}),
         (["launch", "-x", "COMP_WO"], {"COMP_WORDS"}),

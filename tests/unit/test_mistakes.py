@@ -12,8 +12,9 @@ import click
 import pytest
 
 from ddlrun.application.options.program import read_program
-from ddlrun.cli import COMMANDS, MOST_COLUMNS, SECTIONS, group, run_command
+from ddlrun.cli import MOST_COLUMNS, SECTIONS, group, run_command
 from ddlrun.cli.launch import command as launch
+from ddlrun.cli.network import SECTIONS as NETWORK_SECTIONS
 from ddlrun.cli.options import Option
 from ddlrun.cli.options.argv import options_by_name
 from ddlrun.cli.options.names import SYNONYMS
@@ -21,9 +22,11 @@ from ddlrun.cli.options.notes import find_misplaced
 from ddlrun.cli.options.types import SECONDS, Choice, Kilobytes, Number, WholeNumber
 from ddlrun.cli.options.usual import USUAL_OPTIONS
 from ddlrun.errors import DdlrunError, spell_options
+from docs.reference.contexts import command_contexts
 from docs.reference.tables import read_table
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]
+COMMANDS = [context.command for context in command_contexts().values()]
 
 
 def answer(*words: str) -> str:
@@ -103,8 +106,8 @@ MISTAKES = [
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
     ("launch --topology= train.py", "the value is empty; give one, or leave the option out"),
     ("launch -np 2 -", "there is no program '-'; ranks read no script from standard input; name a file"),
-    ("plan 4x4 --links 100gbe", "4x4 is a topology, not a host; write --topology 4x4"),
-    ("bench 2x1x1", "2x1x1 is a topology, not a host; write --topology 2x1x1"),
+    ("network plan 4x4 --links 100gbe", "4x4 is a topology, not a host; write --topology 4x4"),
+    ("network bench 2x1x1", "2x1x1 is a topology, not a host; write --topology 2x1x1"),
     ("launch -H -np 2 train.py", "-H: its value is missing before -np; is a variable of the command line unset?"),
     ("launch --master-addr --nnodes 2 train.py", "--master-addr: its value is missing before --nnodes"),
     ("launch --output-filename --verbose train.py", "--output-filename: its value is missing before --verbose"),
@@ -120,8 +123,8 @@ MISTAKES = [
     ("launch true : -n 1 true", "the first of several programs has no number of ranks; write -np 2 A : -np 3 B"),
     ("launch -np 1 true : -n 1 x.py", "script 'x.py' does not exist"),
     ("probe a b c", "hosts are one word: a,b,c instead of a b c"),
-    ("plan", "--links is missing"),
-    ("plan --topology 4x4", "--links is missing"),
+    ("network plan", "--links is missing"),
+    ("network plan --topology 4x4", "--links is missing"),
     ("launch --nproc_per_node two train.py", "core, gpu-or-core (from --nproc_per_node)"),
     ("launch -ppn 0 train.py", "(from -ppn)"),
     ("launch --fsdp_sharding_strategy FULL_SHARD train.py", "--fsdp_sharding_strategy: accelerate launch alone has it"),
@@ -138,9 +141,9 @@ def test_the_answer_to_a_mistake(words: str, part: str) -> None:
     assert part in answer(*words.split())
 
 
-@pytest.mark.parametrize("command", ["plan", "gen-rankfile"])
+@pytest.mark.parametrize("command", ["network plan", "gen-rankfile"])
 def test_no_option_is_suggested_for_itself(command: str) -> None:
-    assert answer(command, "-np", "4") == "no such option -np"
+    assert answer(*command.split(), "-np", "4") == "no such option -np"
 
 
 def test_a_quoted_command_line_is_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,18 +312,14 @@ def test_hosts_as_argument_and_as_option(capsys: pytest.CaptureFixture[str]) -> 
         group.main(line.split(), standalone_mode=False)
         texts.append(capsys.readouterr().out)
     assert texts == texts[:1] * len(texts)
-    for name in COMMANDS:
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
+    for command in COMMANDS:
         if "hosts" in {param.name for param in command.params if isinstance(param, click.Argument)}:
             assert {"-H", "--host", "--hosts", "--hostfile"} <= options_by_name(command.params).keys()
 
 
 def test_no_two_commands_have_an_option_of_the_same_name_with_other_values() -> None:
     metavars: dict[str, set[str | None]] = {}
-    for name in COMMANDS:
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
+    for command in COMMANDS:
         for option, param in options_by_name(command.params).items():
             metavars.setdefault(option, set()).add(param.metavar)
     for option in ("--host", "--hosts", "--hostfile", "--network", "--timeout", "--start-timeout",
@@ -378,12 +377,12 @@ def test_the_help_of_launch_fits_on_a_screen() -> None:
     assert [param.opts[-1] for param in visible if param.opts[-1] not in everything] == []
 
 
-def test_summaries_are_those_of_the_commands() -> None:
-    for summaries in SECTIONS.values():
-        for name, text in summaries.items():
-            command = group.get_command(click.Context(group), name)
-            assert command is not None
-            assert command.get_short_help_str(MOST_COLUMNS) == text
+@pytest.mark.parametrize(("name", "sections"), [("", SECTIONS), ("network", NETWORK_SECTIONS)])
+def test_summaries_are_those_of_the_commands(name: str, sections: dict[str, dict[str, str]]) -> None:
+    for summaries in sections.values():
+        for command, text in summaries.items():
+            shown = command_contexts()[f"{name} {command}".lstrip()].command.get_short_help_str(MOST_COLUMNS)
+            assert shown == text
 
 
 def test_commands_have_headings_and_whole_summaries() -> None:

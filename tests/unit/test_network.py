@@ -177,7 +177,7 @@ def test_pipelined_cost_is_the_busiest_link_and_the_first_chunk() -> None:
 
 @pytest.mark.parametrize("topology", ["1", "4"])
 def test_a_job_without_network_traffic_has_a_table_too(topology: str) -> None:
-    done = ddlrun("plan", "--topology", topology, "--links", "100gbe")
+    done = ddlrun("network", "plan", "--topology", topology, "--links", "100gbe")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{topology}x1x1 *" in done.stdout
 
@@ -223,7 +223,7 @@ def ddlrun(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_plan_takes_the_topology_that_launch_takes(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("".join(f"n{number} slots=4 rack=r{number % 3}\n" for number in range(1, 13)))
-    planned = json.loads(ddlrun("plan", f"@{hosts}", "--links", "100gbe,2:1", "--json").stdout)
+    planned = json.loads(ddlrun("network", "plan", f"@{hosts}", "--links", "100gbe,2:1", "--json").stdout)
     launched = json.loads(
         ddlrun("show", "topology", "--machine", "ac922-4gpu", "--hostfile", str(hosts), "--json").stdout
     )
@@ -237,6 +237,7 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
     network = tmp_path / "net.yaml"
     network.write_text(render_fabric(parse_links("nvlink2,2xib-edr", 2)))
     done = ddlrun(
+        "network",
         "plan",
         "--host-count",
         "4",
@@ -257,7 +258,7 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", ["--topology 2x2x1", "--host-count 2 --ranks-per-host 2 --racks 1"])
 def test_plan_accepts_a_ratio_for_one_rack(arguments: str) -> None:
-    done = ddlrun("plan", *arguments.split(), "--links", "100gbe,4:1")
+    done = ddlrun("network", "plan", *arguments.split(), "--links", "100gbe,4:1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 ranks per host x 2 hosts per rack x 1 rack" in done.stdout
 
@@ -279,7 +280,7 @@ def test_plan_accepts_a_ratio_for_one_rack(arguments: str) -> None:
     ("--topology 4 --links 100gbe --gradient 5MB --model vgg16", "leave one of them out"),
 ])  # fmt: skip
 def test_plan_reports_an_error_in_one_line(arguments: str, problem: str) -> None:
-    done = ddlrun("plan", *arguments.split())
+    done = ddlrun("network", "plan", *arguments.split())
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert problem in done.stderr
 
@@ -312,7 +313,7 @@ def test_racks_of_3_and_2_hosts_are_predicted(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("".join(f"h{n} slots=1 rack={'a' if n < 4 else 'b'}\n" for n in range(1, 6)))
     (tmp_path / "net.yaml").write_text("nic: {bandwidth: 10 Mbit/s}\nuplink: {bandwidth: 5 Mbit/s}\n")
     words = ("--links", str(tmp_path / "net.yaml"), "--gradient", "5MB", "--json")
-    planned = json.loads(ddlrun("plan", f"@{tmp_path / 'hosts'}", *words).stdout)
+    planned = json.loads(ddlrun("network", "plan", f"@{tmp_path / 'hosts'}", *words).stdout)
     assert planned["topology"] == "1x5x1"
     assert [shape["allreduce"] for shape in planned["decompositions"]] == [pytest.approx(8, rel=0.03)] * 2
 

@@ -1,4 +1,4 @@
-"""ddlrun metrics --to otlp: OpenTelemetry's own library reads what arrives."""
+"""ddlrun top --otlp: OpenTelemetry's own library reads what arrives."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tests.support.processes import wait_for
 from tests.support.run_folders import make_run
 from tests.support.seeded_runs import SAMPLES, read_samples
 
-EXPORT = [sys.executable, "-m", "ddlrun", "metrics", "--to", "otlp"]
+EXPORT = [sys.executable, "-m", "ddlrun", "top", "--otlp"]
 LINES_PER_TIME = 3  # two ranks and a host
 NAME = "20261122-tokarumi"
 RSS = "ddlrun_rank_memory_bytes"
@@ -114,5 +114,5 @@ def test_a_missing_package_is_an_error(state: Path) -> None:
     (state / "opentelemetry.py").write_text("raise ImportError('no opentelemetry')\n")
     done = export(state, PYTHONPATH=f"{state}:{os.getcwd()}")
     package = "opentelemetry-exporter-otlp-proto-http"
-    problem = f"--to otlp: no opentelemetry; {sys.executable} -m pip install {package}"
+    problem = f"--otlp: no opentelemetry; {sys.executable} -m pip install {package}"
     assert (done.returncode, done.stderr) == (2, f"ddlrun: error: {problem}\n")

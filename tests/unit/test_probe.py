@@ -20,6 +20,7 @@ from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import group, render_failures
 from ddlrun.report.machines import differences, render_groups
+from ddlrun.report.picture import Canvas
 from tests.machines.facts import load, parse_facts
 from tests.machines.probes import probe_output
 from tests.machines.render_hwloc import render_hwloc
@@ -208,7 +209,7 @@ def test_saved_replies_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
     assert ddlrun("probe", "--load", folder).stdout == probed.stdout
     assert ddlrun("show", "placement", "--load", folder, "--ranks-per-host", "core").returncode == 0
     assert "\nrank 0=localhost slot=" in ddlrun("gen-rankfile", "1", "localhost", "--load", folder).stdout
-    assert ddlrun("show", "machines", "--machine", f"{folder}/localhost").returncode == 0
+    assert ddlrun("probe", "--machine", f"{folder}/localhost").returncode == 0
     wrong = ddlrun("probe", "other", "--load", folder)
     assert (wrong.returncode, wrong.stderr) == (
         2, f"ddlrun: error: --load {folder}: nothing saved of other; saved: localhost\n",
@@ -227,7 +228,7 @@ def test_machines_side_by_side(ddlrun: Ddlrun, tmp_path: Path) -> None:
         described = load("power9-lassen" if name == "n2" else "ac922-22-cores")
         (tmp_path / "saved" / name / "lstopo.xml").write_text(render_hwloc(described))
     done = ddlrun("probe", "--load", str(tmp_path / "saved"))
-    assert done.stdout.splitlines() == [
+    assert [line for line in done.stdout.splitlines() if ": " in line] == [
         "n[1,3]: 2 packages x 22 cores, SMT4, 4 GPUs, 6 NICs (4 RDMA), 320 GiB (hwloc)",
         "n2: 2 packages x 20 cores, SMT4, 4 GPUs, 6 NICs (4 RDMA), 256 GiB (hwloc)",
         (
@@ -262,6 +263,22 @@ def test_nothing_is_saved_of_hosts_that_fail(ddlrun: Ddlrun, tmp_path: Path) -> 
     assert not (tmp_path / "saved").exists()
 
 
+def test_a_description_is_shown_without_a_probe(ddlrun: Ddlrun, tmp_path: Path) -> None:
+    done = ddlrun("probe", "no-such-host-[1-2].invalid", "--machine", "s822lc")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *drawing = done.stdout.splitlines()
+    assert first.startswith("no-such-host-1.invalid,no-such-host-2.invalid: 2 packages x 10 cores, SMT8, 4 GPUs")
+    assert any("GPU 0" in line and "GPU 2" in line for line in drawing)
+    kept = ddlrun("probe", "--machine", "s822lc", "--save", str(tmp_path / "saved"))
+    assert kept.stderr == "ddlrun: error: --save writes what a probe finds; leave --machine and --load out\n"
+
+
+def test_equal_drawings_stand_once() -> None:
+    whole = machine("minsky")
+    text = render_groups(group({"a": whole._replace(memory=1), "b": whole, "c": whole}), Canvas())
+    assert (text.count("package 0"), text.count("minsky")) == (1, 2)
+
+
 def test_differences_in_words() -> None:
     whole = machine("minsky")
     half = whole._replace(cores=tuple(core._replace(usable=core.logical_index < 5) for core in whole.cores))
@@ -269,7 +286,7 @@ def test_differences_in_words() -> None:
     assert differences(whole._replace(gpus=whole.gpus[:3]), whole)[0] == "3 GPUs instead of 4 GPUs"
     groups = group({"a": half, "b": whole, "c": whole})
     assert [list(names) for _, names in groups] == [["b", "c"], ["a"]]
-    assert "a: 2 packages x 10 cores, SMT8, 4 GPUs, 5 cores usable (minsky)" in render_groups(groups)
+    assert "a: 2 packages x 10 cores, SMT8, 4 GPUs, 5 cores usable (minsky)" in render_groups(groups, Canvas())
 
 
 # Moments of an interrupt: in a fork handler, as logging has, whose exceptions Python drops; there, with a machine so

@@ -33,7 +33,8 @@ from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_da
 from ddlrun.runs.orphans import LIST, end_runs, orphans, parse_processes
 from ddlrun.runs.registry import born
 from ddlrun.runs.retention import empty_trash, remove_old_runs
-from ddlrun.runs.run_table import render_history, render_runs
+from ddlrun.runs.run_list import list_runs
+from ddlrun.runs.run_table import render_runs
 from ddlrun.runs.store import (
     ELSEWHERE,
     RESERVED_BYTES,
@@ -130,13 +131,13 @@ def test_the_history_has_states(tmp_path: Path) -> None:
         PastRunState.RUNNING, PastRunState.LOST, PastRunState.ENDED, PastRunState.FAILED, PastRunState.SUCCEEDED,
     ]  # fmt: skip
     assert [past.run.run[-1] for past in read_history(str(tmp_path), 2)] == ["e", "d"]
-    table = render_history(history).splitlines()
+    table = render_runs(list_runs(str(tmp_path), None, {})).splitlines()
     assert table[0].split() == ["RUN", "STARTED", "STATE", "DURATION", "RANKS", "HOSTS", "PROGRAM"]
     assert re.search(r"20261120-b  .*  failed \(3\)   2m05s     4      n\[1-2\]  train.py$", table[4])
-    narrow = render_history(history, 40).splitlines()
+    narrow = render_runs(list_runs(str(tmp_path), None, {}), 40).splitlines()
     assert narrow[0].split() == ["RUN", "STATE", "PROGRAM"]
     assert max(map(len, narrow)) <= 40
-    assert render_history([]) == "no runs\n"
+    assert render_runs([]) == "no runs\n"
 
 
 def test_the_latest_runs_are_counted_as_they_are_shown(tmp_path: Path) -> None:
@@ -297,12 +298,12 @@ AGENT = "@process 7 {parent} {state} 20261123-tokarumi - - python -I -S /x/ddlru
 
 
 @pytest.mark.parametrize(("parent", "state", "left"), [(5, "S", 0), (1, "S", 0), (5, "T", 0), (1, "T", 1)])
-def test_a_stopped_agent_without_its_parent_is_left(parent: int, state: str, left: int) -> None:
+def test_a_stopped_agent_without_its_parent_is_left(parent: int, state: str, left: int, tmp_path: Path) -> None:
     """One that runs ends by itself, and a job that was stopped as a whole has its parents."""
     processes = parse_processes(AGENT.format(parent=parent, state=state))
     assert len(orphans(processes)) == left
-    table = render_runs([], {"h3": processes})
-    assert ("left processes on h3: ddlrun clean h3" in table, "running, started elsewhere" in table) == (
+    table = render_runs(list_runs(str(tmp_path), None, {"h3": processes}))
+    assert ("left processes on h3: ddlrun clean h3" in table, "20261123-tokarumi  -        running" in table) == (
         left == 1,
         left == 0,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.machine.preset import parse_machine
-from ddlrun.report.picture import ASCII, render_placement
+from ddlrun.report.picture import ASCII, Canvas, render_placement
 from ddlrun.report.svg import render_svg
 from tests.machines.facts import parse_facts
 from tests.machines.render_hwloc import render_hwloc
@@ -25,7 +25,7 @@ def show(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("stage", ["placement", "rankfile", "machines", "command", "env", "hosts"])
+@pytest.mark.parametrize("stage", ["placement", "rankfile", "command", "env", "hosts"])
 def test_each_stage_as_text_and_as_json(stage: str) -> None:
     text, as_json = show(stage, *JOB, "true"), show(stage, "--json", *JOB, "true")
     assert (text.returncode, text.stderr) == (0, "")
@@ -52,7 +52,6 @@ def test_the_variables_of_chosen_ranks() -> None:
 def test_the_contents_of_stages() -> None:
     assert "rank 23=n6 slot=1:5-9\n" in show("rankfile", *JOB).stdout
     assert show("hosts", *JOB).stdout.splitlines()[2] == "n3  rack 1  host 0  ranks 8,9,10,11"
-    assert "n[1-6]: 2 packages x 10 cores, SMT8, 4 GPUs (preset s822lc)" in show("machines", *JOB).stdout
     assert "-np 24" in show("command", *JOB, "train").stdout
     assert show("command", *JOB, "train").stdout.rstrip().endswith(" train")
     env = show("env", *JOB, "--env", "MY_TOKEN=geheim").stdout
@@ -70,13 +69,14 @@ def test_a_package_without_cores_is_drawn() -> None:
     for nodes in ("{0-1: 0-3/2}", "{8-9: 0-3/2}"):
         text = f"about: a\npackages: 0-3/2\ncores: 0-3/1\nnodes: {nodes}\nforbidden: 0-1\n"
         placed = placement("2x1x1", ["a"], parse_hwloc(render_hwloc(parse_facts(text, "a")), "a"))
-        assert "| no cores" in render_placement(placed, 80, ASCII)
+        assert "| no cores" in render_placement(placed, Canvas(80, ASCII))
         assert ET.fromstring(render_svg(placed)).tag.endswith("svg")
 
 
 def test_missing_scripts_and_unknown_words_are_errors() -> None:
     assert "script 'nowhere.py' does not exist" in show("command", *JOB, "nowhere.py").stderr
     assert "'ranks' is none of placement, rankfile" in show("ranks").stderr
+    assert "(did you mean ddlrun probe?)" in show("machines").stderr
     assert show().returncode == 2
     assert "--svg draws a placement" in show("hosts", "--svg", "x").stderr
     text = show("--help").stdout
@@ -93,7 +93,7 @@ def test_a_terminal_without_utf8_gets_ascii() -> None:
 
 def test_the_picture_wraps() -> None:
     many = parse_machine("{packages: 8, cores_per_package: 40, gpus: 3}", "test")
-    lines = render_placement(placement("80", ["a"], many), 60, ASCII).splitlines()
+    lines = render_placement(placement("80", ["a"], many), Canvas(60, ASCII)).splitlines()
     assert max(map(len, lines[:-1])) <= 60
     assert any("| YYYY ZZZZ ++++" in line for line in lines)  # more ranks than signs
     assert "GPUs whose package is not known: GPU 0, GPU 1, GPU 2" in lines[-2]

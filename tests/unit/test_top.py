@@ -1,4 +1,4 @@
-"""ddlrun top and ddlrun metrics on the samples of a run folder."""
+"""ddlrun top on the samples of a run folder."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def test_a_run_without_samples(state: Path) -> None:
     record = json.loads(run(state, "top", "--json"))
     validate(record, "top")
     assert (record["time"], record["ranks"]) == (0.0, [])
-    assert run(state, "metrics").endswith("# EOF\n")
+    assert run(state, "top", "--openmetrics").endswith("# EOF\n")
 
 
 def test_metrics_are_openmetrics(state: Path) -> None:
@@ -121,7 +121,7 @@ def test_metrics_are_openmetrics(state: Path) -> None:
     )
 
     parse: Any = text_string_to_metric_families  # without types
-    families = {family.name: family for family in parse(run(state, "metrics"))}
+    families = {family.name: family for family in parse(run(state, "top", "--openmetrics"))}
     memory = families["ddlrun_rank_memory_bytes"]
     assert memory.unit == "bytes"
     assert {sample.labels["rank"] for sample in memory.samples} == {"0", "1"}
@@ -131,7 +131,7 @@ def test_metrics_are_openmetrics(state: Path) -> None:
 
 def test_promtool_accepts_the_metrics(state: Path) -> None:
     promtool = needs.program("promtool", "prometheus")
-    text = run(state, "metrics")
+    text = run(state, "top", "--openmetrics")
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -149,9 +149,7 @@ scrape_configs:
 def test_prometheus_answers_a_query_about_the_ranks(state: Path) -> None:
     prometheus = needs.program("prometheus", "prometheus")
     environ = {**os.environ, "XDG_STATE_HOME": str(state)}
-    with subprocess.Popen(
-        [*DDLRUN, "metrics", "--listen", "0"], env=environ, stderr=subprocess.PIPE, text=True
-    ) as ours:
+    with subprocess.Popen([*DDLRUN, "top", "--listen", "0"], env=environ, stderr=subprocess.PIPE, text=True) as ours:
         assert ours.stderr is not None
         address = urllib.parse.urlsplit(ours.stderr.readline().split()[-1]).netloc
         (state / "prometheus.yml").write_text(PROMETHEUS_CONFIG.format(address=address))
@@ -206,7 +204,7 @@ def test_the_server_serves_one_page_as_long_as_the_run_lasts(history: History) -
 def test_a_port_that_is_in_use_is_an_error(history: History, state: Path) -> None:
     environ = {**os.environ, "XDG_STATE_HOME": str(state)}
     with MetricsServer(0, lambda: render_openmetrics(history, "r")) as server:
-        argv = [*DDLRUN, "metrics", "--listen", str(server.server_port)]
+        argv = [*DDLRUN, "top", "--listen", str(server.server_port)]
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     problem = f"ddlrun: error: --listen {server.server_port}: Address already in use; choose another port\n"
     assert (done.returncode, done.stderr) == (2, problem)
@@ -215,9 +213,9 @@ def test_a_port_that_is_in_use_is_an_error(history: History, state: Path) -> Non
 def test_the_server_of_an_ended_run_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "ddlrun", "20261122-tokarumi")
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    argv = [*DDLRUN, "metrics", "--listen", "0"]
+    argv = [*DDLRUN, "top", "--listen", "0"]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
-    problem = "--listen: 20261122-tokarumi has ended; leave --listen out to print its metrics"
+    problem = "--listen: 20261122-tokarumi has ended; --openmetrics prints its metrics"
     assert (done.returncode, done.stderr) == (2, f"ddlrun: error: {problem}\n")
 
 

@@ -191,7 +191,7 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         arguments=options.get("arguments", ()),
         retention=parse_retention(options["keep_runs"], "`--keep-runs`") if options.get("keep_runs") else Retention(),
         on_event=split_words(options.get("on_event"), "`--on-event`"),
-        dashboard=options.get("dashboard"),
+        web=options.get("web"),
     )
 
 

@@ -140,7 +140,7 @@ _UNSUPPORTED = {
     "use --mpi-args for mpirun, -p and -i for ssh": "--launcher-args",
     STARTED_ONCE: "--no-ssh",
     "activate the environment before ddlrun, whose Python starts the ranks; --ship env copies it": "--venv-script",
-    "ddlrun tune measures the settings of ddlrun and Horovod; DeepSpeed's need its own launcher": "--autotuning",
+    "ddlrun network tune tunes ddlrun and Horovod; DeepSpeed's settings need its own launcher": "--autotuning",
     "ddlrun takes no plug-in for logs; ddlrun logs prints those of each rank": "--logs-specs",
 }  # fmt: skip
 UNSUPPORTED = {name: reason for reason, names in _UNSUPPORTED.items() for name in names.split()}

@@ -100,7 +100,7 @@ job_options = option_group(
     ),
     option(
         "Frameworks", "--profile", default="auto", show_default=True, metavar="auto|none|FILE",
-        help="Use the settings that ddlrun tune found to be fastest; auto: if it was run on these hosts.",
+        help="Use the settings that ddlrun network tune found to be fastest; auto: if it was run on these hosts.",
     ),
     option(
         "Large models", "--lms", type=Kilobytes(min=0), metavar="SIZE_KB",

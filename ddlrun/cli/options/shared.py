@@ -83,6 +83,7 @@ probe_timeout_option = option(
     "Hosts", "--start-timeout", "timeout", type=Time(0.1), default=f"{DEFAULT_PROBE_SECONDS:g}",
     show_default=True, metavar="TIME", help=UNREACHABLE_HELP,
 )  # fmt: skip
+host_options = option_group(hostfile_option, ssh_options, probe_timeout_option)
 racks_option = option("Topology", "--racks", type=COUNT, metavar="N", help="Z: racks.")
 TOPOLOGY_HELP = "X ranks per host, Y hosts per rack, Z racks, A aisles."
 ORDER_HELP = "host: consecutive ranks on each host; ddl: round robin over hosts, rank = x*Y*Z + y*Z + z"

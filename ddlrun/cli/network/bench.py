@@ -1,4 +1,4 @@
-"""ddlrun bench: measure links, and collectives on them."""
+"""ddlrun network bench: measure links, and collectives on them."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ MODES = "rbnmcp"
     help="Print all measurements as JSON, in bytes, seconds and bytes per second.",
 )  # fmt: skip
 @option("Output", "--save-links", metavar="FILE",
-        help="Write the links to FILE, for --links of ddlrun plan and ddlrun tune.")  # fmt: skip
+        help="Write the links to FILE, for --links of ddlrun network plan and ddlrun network tune.")  # fmt: skip
 @option("Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size in FILE (SVG or PNG); needs matplotlib.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """Measure links and collectives on HOSTS.

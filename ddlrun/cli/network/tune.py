@@ -1,4 +1,4 @@
-"""ddlrun tune: find the settings that average gradients fastest, and save them as a profile for launch."""
+"""ddlrun network tune: find the settings that average gradients fastest, and save them as a profile for launch."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import click
 
 from ddlrun.application.tuning import save_profile, tune
 from ddlrun.cli.console import ConsoleReporter
+from ddlrun.cli.network.plan import gradient_options
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.launching import budget_option, measuring_options, shape_options
 from ddlrun.cli.options.shared import hosts_argument
-from ddlrun.cli.plan import gradient_options
 from ddlrun.cli.result import print_result
 from ddlrun.report.tune import render_tune
 
@@ -36,9 +36,9 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     Finds the settings that average gradients fastest, and saves them as a profile. ddlrun launch then uses the profile
     on the same hosts and prints a note; --profile none turns it off.
 
-    First measures the links. Then measures the topologies XxYxZ and the modes of ddlrun.ddl that ddlrun plan predicts
-    to be fastest, with several sizes of chunks and buckets, and then Horovod's settings. --compute needs --overlap:
-    together they describe the backward pass, during which gradients are sent.
+    First measures the links. Then measures the topologies XxYxZ and the modes of ddlrun.ddl that ddlrun network plan
+    predicts to be fastest, with several sizes of chunks and buckets, and then Horovod's settings. --compute needs
+    --overlap: together they describe the backward pass, during which gradients are sent.
 
     HOSTS is a list such as n[01-16], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """

@@ -1,4 +1,4 @@
-"""ddlrun plan: predict every decomposition of a job on a network; no host need be reachable."""
+"""ddlrun network plan: predict every decomposition of a job on a network; no host need be reachable."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""ddlrun racks: find the racks of hosts by measuring."""
+"""ddlrun network racks: find the racks of hosts by measuring."""
 
 from typing import TYPE_CHECKING, Any
 
