@@ -1,13 +1,12 @@
 """The ranks' lines on the console: chosen ranks, tags, equal lines folded, tracebacks held back."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.plan.tracebacks import last_lines, plain_lines
-from ddlrun.ranges import render_ranges
+from ddlrun.runs.output_lines import RankTags
 from ddlrun.supervise.folding import LineFolder
 from ddlrun.supervise.held_tracebacks import HeldTracebacks
 from ddlrun.supervise.streams import OutputStream
@@ -17,34 +16,6 @@ STDERR = 1
 LINES_IN_VIEW = 24
 # The last lines of a failure that need no repetition if they are in view, such as the end of a long traceback.
 ENOUGH_LINES = 16
-# Okabe and Ito's colours, which people with any colour vision can tell apart, on terminals with 256 colours.
-SAFE_COLOURS = ("38;5;208", "38;5;74", "38;5;36", "38;5;220", "38;5;32", "38;5;166", "38;5;175")
-# Without red and green, on other terminals.
-FEW_COLOURS = ("36", "33", "35", "34", "96", "93", "95", "94")
-
-
-class RankTags:
-    """The prefixes of the ranks' lines."""
-
-    def __init__(self, style: OutputStyle, ranks: int) -> None:
-        """Take the options, and the number of ranks."""
-        self.hosts: dict[int, str] = {}
-        """Rank -> its host, once it has started."""
-        self.ranks = ranks
-        """The number of ranks."""
-        self._timestamp = style.timestamp
-        self._tag = ranks > 1 if style.tag is None else style.tag
-        self._colours = SAFE_COLOURS if style.many_colours else FEW_COLOURS
-
-    def render(self, ranks: Iterable[int], *, colour: bool = False) -> bytes:
-        """Return the prefix of a line that some ranks have printed."""
-        prefix = time.strftime("%Y-%m-%dT%H:%M:%S ") if self._timestamp else ""
-        if self._tag:
-            numbers = sorted(ranks)
-            first = numbers[0]
-            name = f"[{first}@{self.hosts.get(first, '?')}]" if len(numbers) == 1 else f"[{render_ranges(numbers)}]"
-            prefix += f"\x1b[{self._colours[first % len(self._colours)]}m{name}\x1b[0m " if colour else f"{name} "
-        return prefix.encode()
 
 
 class ConsoleLines:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import OutputStyle
-from ddlrun.supervise.console_lines import ConsoleLines, RankTags
+from ddlrun.runs.output_lines import RankTags
+from ddlrun.supervise.console_lines import ConsoleLines
 from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.streams import MOST_WAITING, OutputLog, OutputStream
 

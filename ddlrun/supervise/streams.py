@@ -2,12 +2,12 @@
 
 import errno
 import os
-import re
 import select
 import stat
 from collections.abc import Callable
 from typing import IO
 
+from ddlrun.runs.output_lines import LineMerger
 from ddlrun.runs.store import open_private
 from ddlrun.supervise.backlog import Backlog
 
@@ -15,69 +15,6 @@ from ddlrun.supervise.backlog import Backlog
 MOST_WAITING = 1 << 20
 # A descriptor that is ready takes this much (PIPE_BUF) without blocking.
 READY_BYTES = 4096
-
-
-def tag_lines(block: bytes, tag: bytes) -> bytes:
-    r"""Put a tag before each line; a carriage return ends a line, too.
-
-    >>> tag_lines(b"a\nb\r\n50%\r60%\r", b"[0] ")
-    b'[0] a\n[0] b\r\n[0] 50%\r[0] 60%\r'
-    """
-    if not tag or not block:
-        return block
-    if b"\r" not in block:
-        return tag + block[:-1].replace(b"\n", b"\n" + tag) + block[-1:]
-    return tag + re.sub(rb"(\r\n|\n|\r(?!\n))(?=[\s\S])", lambda match: match[0] + tag, block)
-
-
-class LineMerger:
-    """The lines of several owners in one stream: another owner's output ends an unfinished line.
-
-    On a terminal, it replaces a line that its owner keeps rewriting, such as a progress bar.
-    """
-
-    def __init__(self, *, terminal: bool = False) -> None:
-        self._terminal = terminal
-        self._owner: object = None
-        """The owner of the line in which the next output begins; None: it begins a new line."""
-        self._open = False
-        """Whether that line has text before the next output."""
-        self._rewriters: set[object] = set()
-        """The owners whose last line began after a carriage return, or ended with one."""
-
-    @property
-    def inside_a_line(self) -> bool:
-        """Whether the last line is unfinished."""
-        return self._open
-
-    def join(self, owner: object, block: bytes, tag: bytes, *, raw: bool = False) -> bytes:
-        """Return the bytes to write for a block of an owner's lines, each after a tag.
-
-        The lines of an owner that controls the terminal are `raw`: never replaced.
-        """
-        if not block:
-            return b""
-        same = owner == self._owner
-        goes_on = self._open and same
-        kept = self._owner is None or same or not (self._open or self._terminal)
-        end = b"" if kept else self.end_line()
-        _, newline, last = block.rpartition(b"\n")
-        if newline or raw:
-            self._rewriters.discard(owner)
-        if b"\r" in last and not raw:
-            self._rewriters.add(owner)
-        self._open = not block.endswith((b"\n", b"\r"))
-        self._owner = None if block.endswith(b"\n") else owner
-        tagged = tag_lines(block, tag)
-        return end + (tagged[len(tag) :] if goes_on else tagged)
-
-    def end_line(self) -> bytes:
-        """Return the bytes after which a new line begins."""
-        owner, self._owner = self._owner, None
-        self._open = False
-        if owner in self._rewriters and self._terminal:
-            return b"\r\x1b[K"
-        return b"" if owner is None else b"\n"
 
 
 class OutputStream:

@@ -60,8 +60,8 @@ ALLOWED = {
     "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
     "page": {"errors", "monitor", "plan", "ranges", "runs", "wording"},
     "supervise": {
-        "agent", "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "ranges", "rank",
-        "remote", "runs", "schedulers", "units", "wording",
+        "agent", "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "rank", "remote",
+        "runs", "schedulers", "units", "wording",
     },
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology", "units"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},

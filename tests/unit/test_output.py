@@ -17,14 +17,14 @@ from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd, ProtocolError
+from ddlrun.runs.output_lines import LineMerger, RankTags, tag_lines
 from ddlrun.supervise import folding
 from ddlrun.supervise.backlog import Backlog
-from ddlrun.supervise.console_lines import RankTags
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
 from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.output import RankOutput, split_lines
 from ddlrun.supervise.rank_files import RankFiles
-from ddlrun.supervise.streams import LineMerger, OutputLog, OutputStream, tag_lines
+from ddlrun.supervise.streams import OutputLog, OutputStream
 
 TRACEBACK = b"Traceback (most recent call last):\n"
 TEXT = st.one_of(
