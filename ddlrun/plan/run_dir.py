@@ -33,12 +33,12 @@ class RunDir:
     """The command, to read or to paste."""
     environment = RunFile("environment")
     """The names of the variables that the ranks get, one per line; no values."""
-    stdout = RunFile("stdout.log")
-    """The standard output of the ranks."""
-    stderr = RunFile("stderr.log")
-    """The standard error of the ranks and of the process manager."""
     rank_logs = RunFile("ranks")
     """The folder with a log per rank: both streams, as they arrived."""
+    own_log = RunFile("ddlrun.log")
+    """The messages of ddlrun while the job ran."""
+    order = RunFile("output.order")
+    """The order in which the parts of these logs arrived, for `ddlrun logs`."""
     manager_log = RunFile("mpirun.log")
     """The output of the process manager itself."""
     report = RunFile("report.txt")

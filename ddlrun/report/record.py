@@ -112,10 +112,10 @@ def parse_record(path: str, texts: Mapping[str, str]) -> RecordedRun:
         outcome=outcome,
         dumps=tuple(event for event in events if event["event"] == "iterations"),
         findings=tuple(event for event in events if event["event"] != "iterations"),
-        messages=tuple(texts.get("stderr.log", "").splitlines()),
+        messages=tuple(texts.get("output.order", "").splitlines()),
         failure=texts.get("report.txt", ""),
         gaps=tuple(gaps),
-        started="stderr.log" in texts,
+        started="output.order" in texts,
     )
 
 

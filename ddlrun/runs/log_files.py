@@ -5,36 +5,27 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import IO
 
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir, rank_log
 from ddlrun.runs.history import PastRunState, read_past_run, restart_folder
+from ddlrun.runs.run_output import RunOutput
 from ddlrun.wording import counted
 
 BLOCK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A log file, and the stream on which it is printed: 0 standard output, 1 standard error."""
-
-    path: str
-    stream: int
-
-
-def rank_sources(folder: str, ranks: Iterable[int]) -> list[Source]:
-    """Return the logs of some ranks, which a run that is starting does not have yet.
+def rank_logs(folder: str, ranks: Iterable[int], count: int) -> list[str]:
+    """Return the logs of some of the ranks of a run, which it does not have yet while it is starting.
 
     Raises InputError where the run has no such ranks.
     """
     wanted = sorted(ranks)
-    count = count_ranks(folder)
     if wanted[-1] >= count:
         raise InputError(f"rank {wanted[-1]}: the run has {counted(count, 'rank')}, numbered from 0")
-    return [Source(rank_log(folder, rank, count), 0) for rank in wanted]
+    return [rank_log(folder, rank, count) for rank in wanted]
 
 
 def count_ranks(folder: str) -> int:
@@ -49,37 +40,30 @@ def count_ranks(folder: str) -> int:
 def read_logs(
     folder: str, ranks: Iterable[int] | None, lines: int | None, *, follow: bool
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the blocks of the logs of some ranks (None: all), each with its stream.
+    """Yield the blocks of the logs of some ranks, each with its stream; None: of all, in the order of their arrival.
 
     Each log begins with its last lines (None: all). `follow`: go on until the run and its restarts end.
     """
     following: str | None = folder
     while following is not None:
-        with closing(LogReader(_sources(following, ranks), lines)) as reader:
-            yield from reader.read()
-            if not follow:
-                return
-            yield from _follow(reader, following)
-        _sources(following, ranks)  # ranks that were not known while the run was starting
-        following, lines = _await_restart(following), None
+        yield from _read_run(following, ranks, lines, follow=follow)
+        following, lines = _await_restart(following) if follow else None, None
 
 
-def _sources(folder: str, ranks: Iterable[int] | None) -> list[Source]:
-    files = RunDir(folder)
-    return [Source(files.stdout, 0), Source(files.stderr, 1)] if ranks is None else rank_sources(folder, ranks)
-
-
-def _follow(reader: "LogReader", folder: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the blocks of logs as they grow, until the run has ended."""
-    while True:
-        ended, grown = _has_ended(folder), False  # before reading: all that it wrote is read afterwards
-        for block in reader.read():
-            grown = True
-            yield block
-        if not grown:
-            if ended:
-                return
+def _read_run(
+    folder: str, ranks: Iterable[int] | None, lines: int | None, *, follow: bool
+) -> Iterator[tuple[int, bytes]]:
+    count = count_ranks(folder)
+    reader = RunOutput(folder, count) if ranks is None else LogReader(rank_logs(folder, ranks, count))
+    with closing(reader):
+        ended = _has_ended(folder)  # before reading: all that it wrote is read afterwards
+        yield from reader.read() if lines is None else reader.read_last(lines)
+        while follow and not ended:
             time.sleep(POLL_SECONDS)
+            ended = _has_ended(folder)
+            yield from reader.read()
+        if ended:
+            yield from reader.read_rest()
 
 
 def _await_restart(folder: str) -> str | None:
@@ -105,14 +89,10 @@ def _has_ended(folder: str) -> bool:
 class LogReader:
     """The bytes of several log files, each from the place that was read last; a missing file is one without bytes."""
 
-    def __init__(self, sources: Sequence[Source], last_lines: int | None = None) -> None:
-        """Create a reader that begins with the last lines of each file; None: with all."""
-        self._sources = sources
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Take the paths of the files."""
+        self._paths = paths
         self._files: dict[int, IO[bytes]] = {}
-        self._open_files()
-        if last_lines is not None:
-            for file in self._files.values():
-                seek_last_lines(file, last_lines)
 
     def close(self) -> None:
         """Close the files."""
@@ -120,17 +100,28 @@ class LogReader:
             file.close()
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes that were added to the files since the last call, each block with its stream."""
+        """Yield the bytes that were added to the files since the last call, each block for standard output."""
         self._open_files()
-        for index, file in sorted(self._files.items()):
+        for _, file in sorted(self._files.items()):
             while block := file.read(BLOCK_BYTES):
-                yield self._sources[index].stream, block
+                yield 0, block
+
+    def read_last(self, lines: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the last lines of each file, in place of all that the first `read` would yield."""
+        self._open_files()
+        for file in self._files.values():
+            seek_last_lines(file, lines)
+        yield from self.read()
+
+    def read_rest(self) -> Iterator[tuple[int, bytes]]:
+        """Yield nothing: `read` leaves nothing out."""
+        return iter(())
 
     def _open_files(self) -> None:
-        for index, source in enumerate(self._sources):
+        for index, path in enumerate(self._paths):
             if index not in self._files:
                 with suppress(FileNotFoundError):
-                    self._files[index] = open(source.path, "rb", buffering=0)  # noqa: SIM115 - `__exit__`
+                    self._files[index] = open(path, "rb", buffering=0)  # noqa: SIM115 - `__exit__`
 
 
 def seek_last_lines(file: IO[bytes], count: int) -> None:

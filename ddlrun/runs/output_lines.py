@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.ranges import render_ranges
+from ddlrun.runs.output_order import TagSwitches
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart, on terminals with 256 colours.
 SAFE_COLOURS = ("38;5;208", "38;5;74", "38;5;36", "38;5;220", "38;5;32", "38;5;166", "38;5;175")
@@ -76,6 +77,11 @@ class LineMerger:
         return b"" if owner is None else b"\n"
 
 
+def tag_switches(style: OutputStyle, ranks: int) -> TagSwitches:
+    """Return what precedes the lines of ranks."""
+    return TagSwitches(ranks > 1 if style.tag is None else style.tag, style.timestamp)
+
+
 class RankTags:
     """The prefixes of the ranks' lines."""
 
@@ -85,14 +91,13 @@ class RankTags:
         """Rank -> its host, once it has started."""
         self.ranks = ranks
         """The number of ranks."""
-        self._timestamp = style.timestamp
-        self._tag = ranks > 1 if style.tag is None else style.tag
+        self._switches = tag_switches(style, ranks)
         self._colours = SAFE_COLOURS if style.many_colours else FEW_COLOURS
 
-    def render(self, ranks: Iterable[int], *, colour: bool = False) -> bytes:
-        """Return the prefix of a line that some ranks have printed."""
-        prefix = time.strftime("%Y-%m-%dT%H:%M:%S ") if self._timestamp else ""
-        if self._tag:
+    def render(self, ranks: Iterable[int], *, colour: bool = False, at: float | None = None) -> bytes:
+        """Return the prefix of a line that some ranks have printed, now or at a time in seconds since 1970."""
+        prefix = time.strftime("%Y-%m-%dT%H:%M:%S ", time.localtime(at)) if self._switches.timestamps else ""
+        if self._switches.tags:
             numbers = sorted(ranks)
             first = numbers[0]
             name = f"[{first}@{self.hosts.get(first, '?')}]" if len(numbers) == 1 else f"[{render_ranges(numbers)}]"

@@ -116,5 +116,5 @@ def _read_list(state: str) -> dict[str, EndedRun]:
 
 def _write_list(state: str, ended: Mapping[str, EndedRun]) -> None:
     with suppress(OSError):
-        rows = (f"{name} {run.time:.0f} {run.bytes}\n" for name, run in ended.items())
+        rows = (f"{name} {int(run.time)} {run.bytes}\n" for name, run in ended.items())
         write_private(f"{state}/{LIST}", rows)

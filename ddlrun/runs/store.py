@@ -18,6 +18,7 @@ from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.names import NAME, new_name
+from ddlrun.runs.run_output import error_lines
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.runs.binding_record import BindingRecord, BindingsRecord
@@ -221,7 +222,7 @@ MOST_MESSAGES = 1000
 
 
 def read_run_dir(path: str) -> dict[str, str]:
-    """Return the texts of a run folder's files by name; from stderr.log only the learners' messages.
+    """Return the texts of a run folder's files by name; from output.order only the learners' messages.
 
     Raises InputError where the folder holds no run or cannot be read.
     """
@@ -232,10 +233,12 @@ def read_run_dir(path: str) -> dict[str, str]:
         for name in names:
             with suppress(FileNotFoundError), open(name, encoding="utf-8", errors="replace") as file:
                 texts[os.path.basename(name)] = file.read()
-        with suppress(FileNotFoundError), open(files.stderr, "rb") as lines:
+        with suppress(ValueError, TypeError, KeyError):  # the plan is missing or malformed
+            lines = error_lines(path, len(json.loads(texts[os.path.basename(files.plan)])["ranks"]))
             messages = (line.partition(LEARNER_MARK)[2] for line in lines if LEARNER_MARK in line)
             text = b"".join(itertools.islice(messages, MOST_MESSAGES))
-            texts[os.path.basename(files.stderr)] = text.decode(errors="replace")
+            if os.path.exists(files.order):
+                texts[os.path.basename(files.order)] = text.decode(errors="replace")
     except OSError as error:
         raise InputError(f"run folder {path}: {error.filename}: {error.strerror}") from error
     if os.path.basename(files.plan) not in texts:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from ddlrun.managers.openmpi.messages import HARMLESS, MpirunMessages
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.runs.output_lines import tag_switches
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.output import RankOutput
-from ddlrun.supervise.rank_files import RankFiles
+from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.root_cause import EndReason
-from ddlrun.supervise.streams import OutputLog, OutputStream
+from ddlrun.supervise.run_log import RunLog
+from ddlrun.supervise.streams import OutputStream
 from ddlrun.units import render_clock
 
 STATUS_SECONDS = 1.0
@@ -32,23 +34,26 @@ class Console:
     def __init__(self, options: SupervisionOptions, ranks: int, files: RunDir) -> None:
         self._status = ""
         self._streams = (
-            OutputStream(1, Backlog(f"{files.stdout}.unread"), colour=options.colour and os.isatty(1)),
-            OutputStream(2, Backlog(f"{files.stderr}.unread"), colour=options.colour and os.isatty(2)),
+            OutputStream(1, Backlog(f"{files.path}/stdout.unread"), colour=options.colour and os.isatty(1)),
+            OutputStream(2, Backlog(f"{files.path}/stderr.unread"), colour=options.colour and os.isatty(2)),
         )
         if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
             self._streams[1].lines = self._streams[0].lines
-        self._logs = OutputLog(files.stdout, self.tell), OutputLog(files.stderr, self.tell)
+        style = options.style
+        self._open_files = OpenFiles(most_open_files(ranks), self.tell)
+        self._log = RunLog(files, tag_switches(style, ranks), ranks, self._open_files)
         self.output = RankOutput(
-            options.style,
-            tuple(zip(self._streams, self._logs, strict=True)),
+            style,
+            self._streams,
             ranks=ranks,
-            files=RankFiles(options.style.folder, files.path, ranks=ranks, complain=self.tell),
+            log=self._log,
+            files=None if style.folder is None else RankFiles(style.folder, ranks, self._open_files),
             before=self._clear_status,
         )
-        self._manager_log = OutputLog(files.manager_log, self.tell)
         self._messages = MpirunMessages()
         self._status_at = self._tick_at = 0.0
         self._ticking = False
+        self._log.open()
 
     @property
     def waiting(self) -> list[int]:
@@ -59,15 +64,15 @@ class Console:
         """Print a message of ddlrun's, in lines of its own."""
         self._clear_status()
         block = b"".join(f"ddlrun: {line}\n".encode() for line in text.splitlines())
-        for sink in (self._logs[1], self._streams[1]):
-            sink.write(sink.lines.end_line() + block)
+        self._log.tell(block)
+        self._streams[1].write(self._streams[1].lines.end_line() + block)
 
     def write_manager(self, stream: int, chunk: bytes, *, visible: bool) -> None:
         """Log the process manager's own output, and print it without its harmless lines.
 
         What is not `visible` is not printed, except for messages of the ranks' MPI, at the end.
         """
-        self._manager_log.write(chunk)
+        self._log.write_manager(chunk)
         self._messages.add(chunk, printed=visible)
         if visible:
             self._clear_status()
@@ -77,6 +82,7 @@ class Console:
     def tick(self, now: float, *, reading: bool) -> float:
         """Print parts of lines that have waited long enough for their end; return the time of the next call.
 
+        All that was logged before is visible then to who reads the logs.
         While the ranks' output is not read, the ends of lines cannot arrive.
         """
         if not reading or self.waiting:
@@ -88,6 +94,7 @@ class Console:
             self._ticking = delay is not None
         else:
             self._ticking = True  # output since the last tick may have to wait
+        self._log.flush()
         next_tick = self._tick_at if self._ticking else float("inf")
         return min(next_tick, now + FLUSH_SECONDS) if self.waiting else next_tick
 
@@ -133,8 +140,10 @@ class Console:
         while self.waiting and time.monotonic() < until and not interrupted():
             select.select([], self.waiting, [], 0.1)
             self.flush()
-        for sink in (*self._logs, self._manager_log, *self._streams):
-            sink.close()
+        self._log.flush()
+        self._open_files.close_all()
+        for stream in self._streams:
+            stream.close()
         return sum(stream.unwritten for stream in self._streams)
 
     def _clear_status(self) -> None:

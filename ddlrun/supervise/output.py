@@ -8,7 +8,8 @@ from ddlrun.plan.supervision import OutputStyle
 from ddlrun.runs.output_lines import RankTags
 from ddlrun.supervise.console_lines import ConsoleLines
 from ddlrun.supervise.rank_files import RankFiles
-from ddlrun.supervise.streams import MOST_WAITING, OutputLog, OutputStream
+from ddlrun.supervise.run_log import RunLog
+from ddlrun.supervise.streams import MOST_WAITING, OutputStream
 
 # A longer line is passed on in parts.
 LONGEST = 1 << 16
@@ -33,36 +34,37 @@ class RankOutput:
     def __init__(
         self,
         style: OutputStyle,
-        sinks: Sequence[tuple[OutputStream, OutputLog]],
+        streams: Sequence[OutputStream],
         *,
         ranks: int,
-        files: RankFiles,
+        log: RunLog,
+        files: RankFiles | None,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the logs; the sinks are console and log of standard output, and those of standard error.
+        """Print on the streams, those of standard output and standard error; call `before` before that.
 
-        `before` is called before anything is printed.
+        `log` stores whole lines, and `files` the bytes.
         """
-        self._style, self._files = style, files
-        self._streams, self._logs = zip(*sinks, strict=True)
+        self._style, self._streams, self._log, self._files = style, streams, log, files
         self._tags = RankTags(style, ranks)
         self._lines = ConsoleLines(style, self._tags, self._streams, before)
         self._parts: dict[tuple[int, int], bytes] = {}
         self._waiting_since: dict[tuple[int, int], float] = {}
-        for log in self._logs:
-            log.write(b"")
 
     def start(self, rank: int, host: str) -> None:
         """Set a rank's host, and create its files."""
         self._tags.hosts[rank] = host
-        self._files.start(rank)
+        self._log.start(rank, host)
+        if self._files is not None:
+            self._files.start(rank)
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Print and store a rank's output to standard output (0) or standard error (1)."""
         key = rank, stream
-        self._files.write(rank, stream, data)
+        if self._files is not None:
+            self._files.write(rank, stream, data)
         if rank == self._style.raw:
-            self._log(rank, stream, data)
+            self._log.write(rank, stream, data)
             self._lines.add_raw(rank, stream, data)
             return
         part = self._parts.get(key, b"")
@@ -83,7 +85,9 @@ class RankOutput:
             self._print_part((rank, stream))
         if not failed:
             self._lines.end(rank)
-        self._files.end(rank)
+        self._log.end(rank)
+        if self._files is not None:
+            self._files.end(rank)
 
     def conclude(self, outcome: Outcome) -> bool:
         """Print what was held back and no report covers; return True if the end of the first failure is in view."""
@@ -122,9 +126,5 @@ class RankOutput:
 
     def _print(self, rank: int, stream: int, lines: bytes) -> None:
         if lines:
-            self._log(rank, stream, lines)
+            self._log.write(rank, stream, lines)
             self._lines.add(rank, stream, lines)
-
-    def _log(self, rank: int, stream: int, lines: bytes) -> None:
-        log = self._logs[stream]
-        log.write(log.lines.join(rank, lines, self._tags.render((rank,))))

@@ -1,12 +1,11 @@
-"""Files with the output of each rank: those of --output dir=DIR, and the logs in the run folder."""
+"""Files with the output of each rank: those of --output dir=DIR, and the open ones among all."""
 
 import os
 import resource
 from collections.abc import Callable
 
-from ddlrun.plan.run_dir import rank_log
+from ddlrun.runs.store import open_private
 from ddlrun.supervise.listener import OTHER_FILES
-from ddlrun.supervise.streams import OutputLog
 
 # The files that are open at the same time: these are among OTHER_FILES.
 LEAST_OPEN_FILES = 8
@@ -14,67 +13,87 @@ MOST_OPEN_FILES = 8192
 STREAMS = ("stdout", "stderr")
 
 
+class OpenFiles:
+    """Files that are appended to, of which the latest used are open."""
+
+    def __init__(self, most: int, complain: Callable[[str], None]) -> None:
+        """Take the number of files that may be open, and what gets a message on files that are given up."""
+        self.complain = complain
+        self._most = most
+        self._begun: set[str] = set()
+        self._open: dict[str, int] = {}
+
+    def append(self, path: str, block: bytes) -> None:
+        """Append a block; the first one creates the file, or empties it. Raises OSError."""
+        file = self._use(path)
+        written = os.write(file, block)
+        while written < len(block):
+            written += os.write(file, block[written:])
+
+    def close(self, path: str) -> None:
+        """Close a file; the next block opens it again."""
+        file = self._open.pop(path, None)
+        if file is not None:
+            os.close(file)
+
+    def close_all(self) -> None:
+        """Close all files."""
+        for path in list(self._open):
+            self.close(path)
+
+    def _use(self, path: str) -> int:
+        """Return a file that is about to be written to, after closing the one that was not for the longest time."""
+        file = self._open.pop(path, None)
+        if file is None:
+            while len(self._open) >= self._most:
+                self.close(next(iter(self._open)))
+            how = os.O_APPEND if path in self._begun else os.O_TRUNC
+            file = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how)
+            self._begun.add(path)
+        self._open[path] = file
+        return file
+
+
 class RankFiles:
-    """The files of all ranks, of which the latest used are open."""
+    """The files of --output dir=DIR: one per rank and stream, with what the rank wrote."""
 
-    def __init__(self, folder: str | None, run_folder: str, *, ranks: int, complain: Callable[[str], None]) -> None:
-        """Make the folder of the logs in the run folder, with one per rank that prints.
-
-        `folder` is that of --output dir=DIR, with a file per rank and stream; None: none.
-        """
-        self._folder, self._run_folder, self._ranks, self._complain = folder, run_folder, ranks, complain
+    def __init__(self, folder: str, ranks: int, open_files: OpenFiles) -> None:
+        """Take the folder that has a folder per rank."""
+        self._folder, self._open_files = folder, open_files
         self._width = len(str(ranks - 1))
-        self._files: dict[str, OutputLog] = {}
-        self._open: dict[str, OutputLog] = {}
-        self._most_open = _most_open_files(ranks)
-        self._make_folder(os.path.dirname(rank_log(run_folder, 0, ranks)), "the logs of ranks")
+        self._failed = False
 
     def start(self, rank: int) -> None:
-        """Create a rank's files of --output dir=DIR."""
-        if self._folder is not None:
-            self._make_folder(os.path.dirname(self._path(rank, 0)), "`--output` dir")
-            for stream in range(len(STREAMS)):
-                self._use(self._path(rank, stream)).write(b"")
+        """Create a rank's files."""
+        self._attempt(lambda: os.makedirs(os.path.dirname(self._path(rank, 0)), mode=0o700, exist_ok=True))
+        for stream in range(len(STREAMS)):
+            self.write(rank, stream, b"")
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Store a rank's output to standard output (0) or standard error (1)."""
-        if self._folder is not None:
-            self._use(self._path(rank, stream)).write(data)
-        log = self._use(rank_log(self._run_folder, rank, self._ranks))
-        log.write(log.lines.join(stream, data, b""))
+        self._attempt(lambda: self._open_files.append(self._path(rank, stream), data))
 
     def end(self, rank: int) -> None:
         """Close the files of a rank."""
-        for path in self._paths(rank):
-            file = self._open.pop(path, None)
-            if file is not None:
-                file.close()
-
-    def _paths(self, rank: int) -> list[str]:
-        paths = [] if self._folder is None else [self._path(rank, stream) for stream in range(len(STREAMS))]
-        return [*paths, rank_log(self._run_folder, rank, self._ranks)]
+        for stream in range(len(STREAMS)):
+            self._open_files.close(self._path(rank, stream))
 
     def _path(self, rank: int, stream: int) -> str:
         return f"{self._folder}/rank.{rank:0{self._width}d}/{STREAMS[stream]}"
 
-    def _make_folder(self, folder: str, purpose: str) -> None:
+    def _attempt(self, write: Callable[[], None]) -> None:
+        """Write, unless that has failed before."""
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            if not self._failed:
+                write()
         except OSError as error:
-            self._complain(f"{purpose} {folder}: {error.strerror}")
-
-    def _use(self, path: str) -> OutputLog:
-        """Return a file that is about to be written to, after closing the one that was not for the longest time."""
-        if path not in self._files:
-            self._files[path] = OutputLog(path, self._complain)
-        self._open.pop(path, None)
-        while len(self._open) >= self._most_open:
-            self._open.pop(next(iter(self._open))).close()
-        self._open[path] = self._files[path]
-        return self._files[path]
+            self._failed = True
+            self._open_files.complain(
+                f"`--output` dir={self._folder}: {error.strerror}; no more output is stored there"
+            )
 
 
-def _most_open_files(ranks: int) -> int:
+def most_open_files(ranks: int) -> int:
     """Return the number of files that may be open beside the connections of the ranks."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     unused = MOST_OPEN_FILES if limit == resource.RLIM_INFINITY else limit - ranks - OTHER_FILES

@@ -1,14 +1,11 @@
-"""ddlrun's own output streams and log files, written without blocking and with bounded memory."""
+"""ddlrun's own output streams, written without blocking and with bounded memory."""
 
 import errno
 import os
 import select
 import stat
-from collections.abc import Callable
-from typing import IO
 
 from ddlrun.runs.output_lines import LineMerger
-from ddlrun.runs.store import open_private
 from ddlrun.supervise.backlog import Backlog
 
 # With more bytes than this waiting for a slow terminal or pipe, the ranks are not read any more.
@@ -79,33 +76,3 @@ class OutputStream:
     def _give_up(self) -> None:
         self.unwritten += self.waiting
         self._waiting.clear()
-
-
-class OutputLog:
-    """A log file. After a failure, as on a full disk, it is given up with a message, and the job goes on."""
-
-    def __init__(self, path: str, complain: Callable[[str], None]) -> None:
-        self._path, self._complain = path, complain
-        self._mode = "wb"
-        self.lines = LineMerger()
-        self._file: IO[bytes] | None = None
-        self._failed = False
-
-    def write(self, block: bytes) -> None:
-        """Append a block; an empty one creates the file."""
-        if self._failed:
-            return
-        try:
-            if self._file is None:
-                self._file = open(self._path, self._mode, buffering=0, opener=open_private)  # noqa: SIM115 - `close`
-                self._mode = "ab"
-            self._file.write(block)
-        except OSError as error:
-            self._failed = True
-            self._complain(f"no more log in {self._path}: {error.strerror}")
-
-    def close(self) -> None:
-        """Close the file; the next block opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None

@@ -812,7 +812,7 @@ def test_a_full_disk(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     finally:
         cluster.administer("h1", ["umount", str(small)])
     assert (code, len(out.splitlines())) == (0, 400_000), err
-    assert "no more log in" in err
+    assert "no more output is stored" in err
 
 
 @pytest.mark.extra

@@ -140,7 +140,7 @@ def test_results_errors_and_output_of_a_function(
     assert "api/call.py" not in str(raised.value)
     assert isinstance(raised.value.error, ValueError)
     assert (raised.value.rank, raised.value.outcome.exit_code) == (1, 1)
-    assert "rank 1" in Path(raised.value.run_dir, "stdout.log").read_text()
+    assert "rank 1" in Path(raised.value.run_dir, "ranks", "1.log").read_text()
     with pytest.raises(ddlrun.JobError, match=r"(?s)rank 0 on .* failed: exit code 1\n\nno factor\Z"):
         run(0)
     assert not [*tmp_path.glob("*/call-*")]

@@ -57,10 +57,10 @@ def test_ranks_wait_for_a_slow_reader(mpirun: str, tmp_path: Path, heartbeat: in
 def test_output_of_a_failed_job_waits_for_a_slow_reader(line: list[str], tmp_path: Path) -> None:
     """After rank 1 has failed, rank 0 writes more than ddlrun holds in memory, and the reader comes only then."""
     script = f"""
-        if test $OMPI_COMM_WORLD_RANK = 1; then until test -s {tmp_path}/run/stdout.log; do :; done; exit 7; fi
+        if test $OMPI_COMM_WORLD_RANK = 1; then until test -s {tmp_path}/run/ranks/0.log; do :; done; exit 7; fi
         trap '' TERM; yes 0123456789 | head -c 22000000; echo end"""
     argv = [*line, "--grace", "300", "-np", "2", "--output", "no-tag", "sh", "-c", script]
-    log = tmp_path / "run" / "stdout.log"
+    log = tmp_path / "run" / "ranks" / "0.log"
     with started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
         wait_for(lambda: log.exists() and log.stat().st_size == 22_000_004)
         out, err = job.communicate()
@@ -83,7 +83,7 @@ def test_output_that_is_not_printed_is_counted(line: list[str], tmp_path: Path) 
         out = pipe.read()
     count = re.search(r"ddlrun: exit code 143; (\d+) bytes of output were not printed; run \S+; logs: .*\n\Z", err)
     assert count, err
-    assert len(out) + int(count[1]) == (tmp_path / "run" / "stdout.log").stat().st_size
+    assert len(out) + int(count[1]) == (tmp_path / "run" / "ranks" / "0.log").stat().st_size
 
 
 @pytest.mark.openmpi(5)
@@ -137,7 +137,8 @@ def test_a_full_device_for_the_output_ends_the_job(line: list[str]) -> None:
 def test_closed_streams(line: list[str], tmp_path: Path, closed: str) -> None:
     job = ["sh", "-c", f'"$@" {closed}', "sh", *line, "-np", "2", "sh", "-c", "echo out; echo err >&2; cat"]
     assert subprocess.run(job, check=False, timeout=300, stdin=subprocess.DEVNULL).returncode == 0
-    assert (tmp_path / "run" / "stdout.log").read_text().count("out") == 2
+    logs = (tmp_path / "run" / "ranks").iterdir()
+    assert [sorted(log.read_text().split()) for log in logs] == [["err", "out"]] * 2
 
 
 def test_a_socket_as_standard_input(line: list[str]) -> None:

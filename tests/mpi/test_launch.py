@@ -389,8 +389,10 @@ def test_output_goes_to_our_streams_and_to_the_logs(line: list[str], tmp_path: P
     argv = [*line, "-np", "1", "--quiet", "sh", "-c", "printf 'no newline'; printf 'ü\\rx' >&2"]
     done = subprocess.run(argv, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"no newline", "ü\rx".encode())
-    assert (tmp_path / "run" / "stdout.log").read_text() == "no newline"
-    assert (tmp_path / "run" / "stderr.log").read_bytes() == "ü\rx".encode()
+    logged = subprocess.run(
+        [sys.executable, "-m", "ddlrun", "logs", str(tmp_path / "run")], capture_output=True, check=True
+    )
+    assert (logged.stdout, logged.stderr) == (done.stdout, done.stderr)
 
 
 def test_a_flood_of_output_arrives_whole(launch: Launch) -> None:

@@ -273,7 +273,7 @@ def test_incomplete_folders(failed: Path, tmp_path: Path) -> None:
     assert re.search(r"2 of \d+ lines of ddl.jsonl cannot be read", text)
     assert "The run has no recorded end: ddlrun was killed, runs on another host, or could not write" in text
     (old / "outcome.json").unlink()
-    (old / "stderr.log").unlink()
+    (old / "output.order").unlink()
     assert "The run was planned, and not started." in read(page_of(old, tmp_path))
     del plan["machines"]
     (old / "plan.json").write_text(json.dumps(plan))

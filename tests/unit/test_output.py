@@ -6,25 +6,29 @@ import re
 import resource
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.errors import InputError
 from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd, ProtocolError
-from ddlrun.runs.output_lines import LineMerger, RankTags, tag_lines
+from ddlrun.runs.output_lines import LineMerger, RankTags, tag_lines, tag_switches
+from ddlrun.runs.run_output import RunOutput
 from ddlrun.supervise import folding
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
 from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.output import RankOutput, split_lines
-from ddlrun.supervise.rank_files import RankFiles
-from ddlrun.supervise.streams import OutputLog, OutputStream
+from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
+from ddlrun.supervise.run_log import RunLog
+from ddlrun.supervise.streams import OutputStream
 
 TRACEBACK = b"Traceback (most recent call last):\n"
 TEXT = st.one_of(
@@ -35,41 +39,56 @@ PIECES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), TEXT), max_siz
 
 
 @contextmanager
-def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
-    """Yield the RankOutput of three ranks that writes to files `out` and `err` and to logs, and their folder."""
+def logging(style: OutputStyle) -> Iterator[tuple[RankOutput, Path, RunLog]]:
+    """Yield the RankOutput of three ranks that writes to files `out` and `err` and to a log, and their folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         fds = [os.open(folder / stream, os.O_WRONLY | os.O_CREAT) for stream in ("out", "err")]
-        logs = OutputLog(str(folder / "out.log"), print), OutputLog(str(folder / "err.log"), print)
         if style.folder is not None:
             style = style._replace(folder=str(folder / style.folder))
         streams = [OutputStream(fd, Backlog(str(folder / "unread"))) for fd in fds]
-        sinks = tuple(zip(streams, logs, strict=True))
-        files = RankFiles(style.folder, name, ranks=3, complain=print)
-        output = RankOutput(style, sinks, ranks=3, files=files)
+        pool = OpenFiles(100, print)
+        log = RunLog(RunDir(name), tag_switches(style, 3), 3, pool)
+        log.open()
+        files = None if style.folder is None else RankFiles(style.folder, 3, pool)
+        output = RankOutput(style, streams, ranks=3, log=log, files=files)
         for rank in range(3):
             output.start(rank, f"h{rank}")
-        yield output, folder
-        for rank in range(3):
-            files.end(rank)
-        for log in logs:
-            log.close()
+        yield output, folder, log
+        pool.close_all()
         for fd in fds:
             os.close(fd)
 
 
+@contextmanager
+def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
+    """Yield the RankOutput of three ranks that writes to files `out` and `err` and to a log, and their folder."""
+    with logging(style) as (output, folder, log):
+        yield output, folder
+        log.flush()
+
+
+def read_log(folder: Path) -> tuple[bytes, bytes]:
+    """Return what a run log has for standard output and standard error."""
+    with closing(RunOutput(str(folder), 3)) as logged:
+        blocks = [*logged.read(), *logged.read_rest()]
+    return b"".join(text for stream, text in blocks if stream == 0), b"".join(text for stream, text in blocks if stream)
+
+
 @given(PIECES)
 def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
-    with collecting(OutputStyle(folder="ranks")) as (output, folder):
+    with logging(OutputStyle(folder="files")) as (output, folder, log):
         for rank, stream, data in pieces:
             output.write(rank, stream, data)
         for rank in range(3):
             output.end(rank)
+        log.flush()
+        logged = read_log(folder)
         for stream, name in enumerate(("out", "err")):
             shown = (folder / name).read_bytes()
             for rank in range(3):
                 wrote = b"".join(data for source, target, data in pieces if (source, target) == (rank, stream))
-                path = folder / "ranks" / f"rank.{rank}" / ("stdout", "stderr")[stream]
+                path = folder / "files" / f"rank.{rank}" / ("stdout", "stderr")[stream]
                 assert path.read_bytes() == wrote
                 tag = f"[{rank}@h{rank}] ".encode()
                 assert all(tag + line in shown for line in wrote.split(b"\n")[:-1] if b"\r" not in line)
@@ -79,7 +98,7 @@ def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
             written = b"".join(data for _, target, data in pieces if target == stream)
             assert sorted(shown.replace(b"\n", b"")) == sorted(written.replace(b"\n", b""))
             if TRACEBACK not in written:  # those are printed later
-                assert (folder / f"{name}.log").read_bytes() == (folder / name).read_bytes()
+                assert logged[stream] == (folder / name).read_bytes()
 
 
 @given(PIECES)
@@ -92,27 +111,91 @@ def test_the_log_of_a_rank_has_both_streams(pieces: list[tuple[int, int, bytes]]
         for rank in range(3):
             path = folder / "ranks" / f"{rank}.log"
             logged = path.read_bytes() if path.exists() else b""
-            wrote = b"".join(data for source, _, data in pieces if source == rank)
-            assert logged.replace(b"\n", b"") == wrote.replace(b"\n", b"")
+            wrote = [b"".join(data for *key, data in pieces if key == [rank, stream]) for stream in range(2)]
+            assert sorted(logged.replace(b"\n", b"")) == sorted(b"".join(wrote).replace(b"\n", b""))
+            assert all(line in logged for text in wrote for line in text.split(b"\n") if b"\r" not in line)
+
+
+@given(PIECES, st.integers(0, 12))
+def test_the_last_lines_are_those_of_all_ranks(pieces: list[tuple[int, int, bytes]], count: int) -> None:
+    with logging(OutputStyle()) as (output, folder, log):
+        for rank, stream, data in pieces:
+            output.write(rank, stream, data)
+            log.flush()
+        with closing(RunOutput(str(folder), 3)) as reader:
+            lines = b"".join(text for _, text in reader.read()).splitlines(keepends=True)
+            assert [*reader.read()] == []
+        with closing(RunOutput(str(folder), 3)) as reader:
+            last = [text for _, text in reader.read_last(count)]
+            output.write(0, 0, b"more\n")
+            log.flush()
+            assert b"".join(text for _, text in reader.read()).endswith(b"more\n")
+    ends = [line for line in re.split(rb"(?<=\n)", b"".join(lines)) if line]
+    assert b"".join(last).endswith(b"".join(ends[-count:] if count else [])) or b"\r" in b"".join(lines)
 
 
 def test_few_files_are_open(tmp_path: Path) -> None:
     ranks, before = 100, resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (ranks + OTHER_FILES + 10, before[1]))
     try:
-        files = RankFiles(None, str(tmp_path), ranks=ranks, complain=print)
+        log = RunLog(
+            RunDir(str(tmp_path)), tag_switches(OutputStyle(), ranks), ranks, OpenFiles(most_open_files(ranks), print)
+        )
+        log.open()
         at_first = len(os.listdir("/proc/self/fd"))
         for number in (b"1\n", b"2\n"):
             for rank in range(ranks):
-                files.write(rank, 0, number)
+                log.write(rank, 0, number)
                 assert len(os.listdir("/proc/self/fd")) <= at_first + 10
         for rank in range(ranks):
-            files.end(rank)
+            log.end(rank)
+        log.flush()
         assert len(os.listdir("/proc/self/fd")) == at_first
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert [path.read_bytes() for path in (tmp_path / "ranks").iterdir()] == [b"1\n2\n"] * ranks
     assert (tmp_path / "ranks" / "07.log").exists()
+    with closing(RunOutput(str(tmp_path), ranks)) as reader:
+        assert b"".join(text for _, text in reader.read()).count(b"\n") == 2 * ranks
+
+
+def test_output_is_stored_once() -> None:
+    with logging(OutputStyle()) as (output, folder, log):
+        for _ in range(1000):
+            for rank in range(3):
+                output.write(rank, 0, b"step 12, loss 0.123456789\n" * 20)
+            log.flush()
+        stored = sum(
+            path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name not in ("out", "err")
+        )
+        assert stored < 1.03 * 3000 * 20 * 26
+
+
+def test_logs_of_a_killed_ddlrun_are_readable() -> None:
+    with logging(OutputStyle()) as (output, folder, log):
+        output.write(0, 0, b"first\n")
+        log.flush()
+        output.write(1, 1, b"then\n")
+        output.write(2, 0, b"last\n")
+        order = folder / "output.order"
+        order.write_bytes(order.read_bytes() + b"\1\2\3")  # half an entry
+        assert read_log(folder)[0] == b"[0@h0] first\n[1@h1] then\n[2@h2] last\n"
+
+
+def test_a_full_disk_is_reported_once() -> None:
+    said: list[str] = []
+    log = RunLog(RunDir("/proc/self/none"), tag_switches(OutputStyle(), 3), 3, OpenFiles(9, said.append))
+    log.open()
+    for rank in range(3):
+        log.write(rank, 0, b"x\n")
+    log.flush()
+    assert said == ["run folder /proc/self/none: No such file or directory; no more output is stored"]
+
+
+def test_another_version_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "output.order").write_bytes(b"ddlrun9\3")
+    with pytest.raises(InputError, match="another version of ddlrun wrote it"):
+        read_log(tmp_path)
 
 
 @given(PIECES)
@@ -262,16 +345,17 @@ def failure(rank: int, tail: str) -> RankEnd:
 )  # fmt: skip
 def test_the_console_has_no_traceback_that_the_report_shows(tails: list[str], printed: list[str]) -> None:
     ends = [failure(rank, tail) for rank, tail in enumerate(tails)]
-    with collecting(OutputStyle()) as (output, folder):
+    with logging(OutputStyle()) as (output, folder, log):
         for end in ends:
             output.write(end.rank, 1, end.tail.encode())
             output.end(end.rank, failed=True)
+        log.flush()
         in_view = output.conclude(Outcome(1, None, 1.0, root=ends[0], ends=tuple(ends)))
         assert (folder / "err").read_text().splitlines() == printed
         assert not in_view
         for end in ends:
             tagged = "".join(f"[{end.rank}@h{end.rank}] {line}\n" for line in end.tail.splitlines())
-            assert tagged in (folder / "err.log").read_text()
+            assert tagged in read_log(folder)[1].decode().replace("\r", "\n")
 
 
 @pytest.mark.parametrize(("later", "in_view"), [("", True), ("more\n", True), ("more\n" * 40, False)])
@@ -368,7 +452,7 @@ def test_a_folded_line_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_equal_lines_are_folded() -> None:
-    with collecting(OutputStyle(fold=True)) as (output, folder):
+    with logging(OutputStyle(fold=True)) as (output, folder, log):
         for rank in (2, 0, 1):
             output.write(rank, 0, b"epoch 1\n")
         for rank in (2, 0, 1):
@@ -377,7 +461,8 @@ def test_equal_lines_are_folded() -> None:
         assert (folder / "out").read_text().splitlines() == [
             "[0-2] epoch 1", "[0-1] loss 0", "[2@h2] loss 1", "[0-2] epoch 2",
         ]  # fmt: skip
-        assert (folder / "out.log").read_text().count("epoch 2") == 3
+        log.flush()
+        assert read_log(folder)[0].count(b"epoch 2") == 3
 
 
 def test_tags_have_colours_on_terminals_alone() -> None:

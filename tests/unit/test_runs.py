@@ -28,7 +28,7 @@ from ddlrun.rank.processes import kill_run
 from ddlrun.rank.run_mark import mark_of
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.runs.history import PastRunState, attempt_names, find_run, read_history
-from ddlrun.runs.log_files import Source, rank_sources, seek_last_lines
+from ddlrun.runs.log_files import read_logs, seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
 from ddlrun.runs.orphans import LIST, end_runs, orphans, parse_processes
 from ddlrun.runs.registry import born
@@ -325,9 +325,10 @@ def test_rerun_gets_every_word(words: list[str]) -> None:
 
 def test_a_run_that_is_starting_has_no_logs_yet(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"ranks": [{}]}')
-    assert rank_sources(str(tmp_path), [0]) == [Source(f"{tmp_path}/ranks/0.log", 0)]
+    assert [*read_logs(str(tmp_path), [0], None, follow=False)] == []
+    assert [*read_logs(str(tmp_path), None, 3, follow=False)] == []
     with pytest.raises(InputError, match="rank 1: the run has 1 rank, numbered from 0"):
-        rank_sources(str(tmp_path), [1])
+        [*read_logs(str(tmp_path), [1], None, follow=False)]
 
 
 def run_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,196 @@
+"""The output of all ranks of a run, as its launch printed it: rendered from the logs of ranks and their order."""
+
+from array import array
+from collections.abc import Collection, Iterator
+from contextlib import closing, suppress
+from typing import IO
+
+from ddlrun.errors import InputError
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.supervision import OutputStyle
+from ddlrun.runs.output_lines import LineMerger, RankTags
+from ddlrun.runs.output_order import (
+    CHUNK_BYTES,
+    ERR,
+    HEADER_BYTES,
+    HOST,
+    OUT,
+    TIME,
+    Entry,
+    OrderParser,
+    parse_header,
+    source_log,
+)
+
+MOST_OPEN_FILES = 256
+STREAMS = (OUT, ERR)
+
+
+class RunOutput:
+    """The lines of all ranks and of ddlrun with their tags, as they are added to the logs; none before the start."""
+
+    def __init__(self, folder: str, ranks: int, streams: Collection[int] = STREAMS) -> None:
+        """Take a run folder, the number of ranks, and the streams to read."""
+        self._files, self._ranks, self._streams = RunDir(folder), ranks, streams
+        self._logs = SourceLogs([source_log(self._files, source, ranks) for source in range(ranks + 1)])
+        self._lines = {stream: LineMerger() for stream in streams}
+        self._second = 0
+        self._order: IO[bytes] | None = None
+        self._parser = OrderParser()
+        self._tags = RankTags(OutputStyle(), ranks)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._logs.close()
+        if self._order is not None:
+            self._order.close()
+
+    def read(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines that were added since the last call, each block with its stream. Raises InputError."""
+        for entry in self._entries():
+            yield from self._render(entry)
+
+    def read_last(self, lines: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the last lines, in place of all that the first `read` would yield. Raises InputError."""
+        history = _Entries()
+        for entry in self._entries():
+            if entry.kind == HOST:
+                self._tags.hosts[entry.source] = entry.host
+            else:
+                history.append(entry)
+                self._logs.move(entry.source, entry.moved)
+        found = -1
+        while history.end and found < lines:
+            entry = history.step_back()
+            self._logs.move(entry.source, -entry.moved)
+            if entry.kind in self._streams:
+                found += self._logs.read(entry.source, entry.length).count(b"\n")
+                self._logs.move(entry.source, -entry.length)
+        self._second = history.time()
+        yield from _keep_last([block for entry in history.rest() for block in self._render(entry)], lines)
+
+    def read_rest(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what the logs have beyond their order, as after ddlrun was killed or the disk was full."""
+        for source in range(self._ranks + 1):
+            while length := min(self._logs.remaining(source), CHUNK_BYTES):
+                yield from self._render(Entry(OUT, source, length))
+
+    def _entries(self) -> Iterator[Entry]:
+        """Yield the entries that were added to the order since the last call. Raises InputError."""
+        if self._order is None:
+            with suppress(FileNotFoundError):
+                self._order = open(self._files.order, "rb", buffering=0)  # noqa: SIM115 - `close`
+                self._tags = self._read_tags(self._order)
+        while self._order is not None and (data := self._order.read(CHUNK_BYTES)):
+            yield from self._parser.feed(data)
+
+    def _read_tags(self, order: IO[bytes]) -> RankTags:
+        switches = parse_header(order.read(HEADER_BYTES))
+        if switches is None:
+            raise InputError(f"run folder {self._files.path}: another version of ddlrun wrote it; read its files")
+        return RankTags(OutputStyle(tag=switches.tags, timestamp=switches.timestamps), self._ranks)
+
+    def _render(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
+        if entry.kind == HOST:
+            self._tags.hosts[entry.source] = entry.host
+        elif entry.kind == TIME:
+            self._second = entry.length
+        elif entry.kind not in self._streams:
+            self._logs.move(entry.source, entry.length)
+        else:
+            block = self._logs.read(entry.source, entry.length)
+            tag = self._tags.render((entry.source,), at=self._second) if entry.source < self._ranks else b""
+            yield entry.kind, self._lines[entry.kind].join(entry.source, block, tag)
+
+
+def error_lines(folder: str, ranks: int) -> Iterator[bytes]:
+    """Yield the lines of standard error of all ranks. Raises InputError where another version wrote the folder."""
+    with closing(RunOutput(folder, ranks, (ERR,))) as output:
+        for _, block in output.read():
+            yield from block.splitlines(keepends=True)
+
+
+def _keep_last(blocks: list[tuple[int, bytes]], lines: int) -> Iterator[tuple[int, bytes]]:
+    """Yield blocks without all lines but the last; the end of a line may be missing."""
+    surplus = sum(text.count(b"\n") for _, text in blocks) - lines
+    if blocks and not blocks[-1][1].endswith(b"\n"):
+        surplus += 1
+    for stream, text in blocks:
+        kept = text.split(b"\n", surplus)[-1] if surplus > 0 else text
+        surplus -= text.count(b"\n") - kept.count(b"\n")
+        if kept and surplus <= 0:
+            yield stream, kept
+
+
+class _Entries:
+    """Many entries without names, and a place among them."""
+
+    def __init__(self) -> None:
+        self._kinds, self._sources, self._lengths = bytearray(), array("I"), array("I")
+        self.end = 0
+        """The number of entries before the place."""
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry before the place."""
+        self._kinds.append(entry.kind)
+        self._sources.append(entry.source)
+        self._lengths.append(entry.length)
+        self.end += 1
+
+    def step_back(self) -> Entry:
+        """Return the entry before the place, which moves there."""
+        self.end -= 1
+        return Entry(self._kinds[self.end], self._sources[self.end], self._lengths[self.end])
+
+    def time(self) -> int:
+        """Return the time at the place, in seconds since 1970; 0 where there is no entry."""
+        at = self._kinds.rfind(bytes([TIME]), 0, self.end)
+        return self._lengths[at] if at >= 0 else 0
+
+    def rest(self) -> Iterator[Entry]:
+        """Return the entries after the place."""
+        return map(Entry, self._kinds[self.end :], self._sources[self.end :], self._lengths[self.end :])
+
+
+class SourceLogs:
+    """The logs of sources, each with the place up to which it was read; the latest used are open."""
+
+    def __init__(self, paths: list[str]) -> None:
+        """Take the paths of the logs by the numbers of their sources."""
+        self._paths = paths
+        self._offsets = [0] * len(paths)
+        self._open: dict[int, IO[bytes]] = {}
+
+    def close(self) -> None:
+        """Close the logs."""
+        for log in self._open.values():
+            log.close()
+
+    def move(self, source: int, length: int) -> None:
+        """Pass over bytes, or go back."""
+        self._offsets[source] += length
+
+    def remaining(self, source: int) -> int:
+        """Return the number of bytes after the place."""
+        log = self._use(source)
+        return 0 if log is None else max(0, log.seek(0, 2) - self._offsets[source])
+
+    def read(self, source: int, length: int) -> bytes:
+        """Return the next bytes; fewer where the log has been cut."""
+        log = self._use(source)
+        self._offsets[source] += length
+        return b"" if log is None else log.read(length)
+
+    def _use(self, source: int) -> IO[bytes] | None:
+        """Return a log at its place; None where there is none."""
+        log = self._open.pop(source, None)
+        with suppress(FileNotFoundError):
+            log = log or open(self._paths[source], "rb")  # noqa: SIM115 - `close`
+        if log is None:
+            return None
+        while len(self._open) >= MOST_OPEN_FILES:
+            self._open.pop(next(iter(self._open))).close()
+        self._open[source] = log
+        if log.tell() != self._offsets[source]:
+            log.seek(self._offsets[source])
+        return log
