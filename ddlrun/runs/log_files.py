@@ -10,7 +10,7 @@ from typing import IO
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir, rank_log
 from ddlrun.runs.history import PastRunState, read_past_run, restart_folder
-from ddlrun.runs.run_output import RunOutput
+from ddlrun.runs.merged_output import MergedOutput
 from ddlrun.wording import counted
 
 BLOCK_BYTES = 1 << 20
@@ -54,7 +54,7 @@ def _read_run(
     folder: str, ranks: Iterable[int] | None, lines: int | None, *, follow: bool
 ) -> Iterator[tuple[int, bytes]]:
     count = count_ranks(folder)
-    reader = RunOutput(folder, count) if ranks is None else LogReader(rank_logs(folder, ranks, count))
+    reader = MergedOutput(folder, count) if ranks is None else LogReader(rank_logs(folder, ranks, count))
     with closing(reader):
         ended = _has_ended(folder)  # before reading: all that it wrote is read afterwards
         yield from reader.read() if lines is None else reader.read_last(lines)

@@ -78,7 +78,7 @@ class LineMerger:
 
 
 def tag_switches(style: OutputStyle, ranks: int) -> TagSwitches:
-    """Return what precedes the lines of ranks."""
+    """Return the parts of the tags of ranks."""
     return TagSwitches(ranks > 1 if style.tag is None else style.tag, style.timestamp)
 
 

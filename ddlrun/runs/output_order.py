@@ -21,7 +21,7 @@ HEADER_BYTES = len(_MAGIC) + 1
 CHUNK_BYTES = 1 << 18
 
 
-class Entry(NamedTuple):
+class OrderEntry(NamedTuple):
     """An entry of the order."""
 
     kind: int
@@ -76,7 +76,7 @@ class OrderParser:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[Entry]:
+    def feed(self, data: bytes) -> Iterator[OrderEntry]:
         """Yield the entries that are complete with more bytes of the file."""
         data, at = self._rest + data, 0
         while at + _ENTRY.size <= len(data):
@@ -85,6 +85,6 @@ class OrderParser:
             end = at + _ENTRY.size + (length if kind == HOST else 0)
             if end > len(data):
                 break
-            yield Entry(kind, source, length, data[at + _ENTRY.size : end].decode(errors="replace"))
+            yield OrderEntry(kind, source, length, data[at + _ENTRY.size : end].decode(errors="replace"))
             at = end
         self._rest = data[at:]

@@ -17,8 +17,8 @@ from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.runs.merged_output import error_lines
 from ddlrun.runs.names import NAME, new_name
-from ddlrun.runs.run_output import error_lines
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.runs.binding_record import BindingRecord, BindingsRecord

@@ -12,10 +12,10 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.output_lines import tag_switches
 from ddlrun.supervise.backlog import Backlog
+from ddlrun.supervise.job_log import JobLog
 from ddlrun.supervise.output import RankOutput
 from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.root_cause import EndReason
-from ddlrun.supervise.run_log import RunLog
 from ddlrun.supervise.streams import OutputStream
 from ddlrun.units import render_clock
 
@@ -41,7 +41,7 @@ class Console:
             self._streams[1].lines = self._streams[0].lines
         style = options.style
         self._open_files = OpenFiles(most_open_files(ranks), self.tell)
-        self._log = RunLog(files, tag_switches(style, ranks), ranks, self._open_files)
+        self._log = JobLog(files, tag_switches(style, ranks), ranks, self._open_files)
         self.output = RankOutput(
             style,
             self._streams,

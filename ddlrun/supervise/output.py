@@ -7,8 +7,8 @@ from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.runs.output_lines import RankTags
 from ddlrun.supervise.console_lines import ConsoleLines
+from ddlrun.supervise.job_log import JobLog
 from ddlrun.supervise.rank_files import RankFiles
-from ddlrun.supervise.run_log import RunLog
 from ddlrun.supervise.streams import MOST_WAITING, OutputStream
 
 # A longer line is passed on in parts.
@@ -37,7 +37,7 @@ class RankOutput:
         streams: Sequence[OutputStream],
         *,
         ranks: int,
-        log: RunLog,
+        log: JobLog,
         files: RankFiles | None,
         before: Callable[[], None] = lambda: None,
     ) -> None:

@@ -19,15 +19,15 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd, ProtocolError
+from ddlrun.runs.merged_output import MergedOutput
 from ddlrun.runs.output_lines import LineMerger, RankTags, tag_lines, tag_switches
-from ddlrun.runs.run_output import RunOutput
 from ddlrun.supervise import folding
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
+from ddlrun.supervise.job_log import JobLog
 from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.output import RankOutput, split_lines
 from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
-from ddlrun.supervise.run_log import RunLog
 from ddlrun.supervise.streams import OutputStream
 
 TRACEBACK = b"Traceback (most recent call last):\n"
@@ -39,7 +39,7 @@ PIECES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), TEXT), max_siz
 
 
 @contextmanager
-def logging(style: OutputStyle) -> Iterator[tuple[RankOutput, Path, RunLog]]:
+def logging(style: OutputStyle) -> Iterator[tuple[RankOutput, Path, JobLog]]:
     """Yield the RankOutput of three ranks that writes to files `out` and `err` and to a log, and their folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -48,7 +48,7 @@ def logging(style: OutputStyle) -> Iterator[tuple[RankOutput, Path, RunLog]]:
             style = style._replace(folder=str(folder / style.folder))
         streams = [OutputStream(fd, Backlog(str(folder / "unread"))) for fd in fds]
         pool = OpenFiles(100, print)
-        log = RunLog(RunDir(name), tag_switches(style, 3), 3, pool)
+        log = JobLog(RunDir(name), tag_switches(style, 3), 3, pool)
         log.open()
         files = None if style.folder is None else RankFiles(style.folder, 3, pool)
         output = RankOutput(style, streams, ranks=3, log=log, files=files)
@@ -70,7 +70,7 @@ def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
 
 def read_log(folder: Path) -> tuple[bytes, bytes]:
     """Return what a run log has for standard output and standard error."""
-    with closing(RunOutput(str(folder), 3)) as logged:
+    with closing(MergedOutput(str(folder), 3)) as logged:
         blocks = [*logged.read(), *logged.read_rest()]
     return b"".join(text for stream, text in blocks if stream == 0), b"".join(text for stream, text in blocks if stream)
 
@@ -122,10 +122,10 @@ def test_the_last_lines_are_those_of_all_ranks(pieces: list[tuple[int, int, byte
         for rank, stream, data in pieces:
             output.write(rank, stream, data)
             log.flush()
-        with closing(RunOutput(str(folder), 3)) as reader:
+        with closing(MergedOutput(str(folder), 3)) as reader:
             lines = b"".join(text for _, text in reader.read()).splitlines(keepends=True)
             assert [*reader.read()] == []
-        with closing(RunOutput(str(folder), 3)) as reader:
+        with closing(MergedOutput(str(folder), 3)) as reader:
             last = [text for _, text in reader.read_last(count)]
             output.write(0, 0, b"more\n")
             log.flush()
@@ -138,7 +138,7 @@ def test_few_files_are_open(tmp_path: Path) -> None:
     ranks, before = 100, resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (ranks + OTHER_FILES + 10, before[1]))
     try:
-        log = RunLog(
+        log = JobLog(
             RunDir(str(tmp_path)), tag_switches(OutputStyle(), ranks), ranks, OpenFiles(most_open_files(ranks), print)
         )
         log.open()
@@ -155,7 +155,7 @@ def test_few_files_are_open(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert [path.read_bytes() for path in (tmp_path / "ranks").iterdir()] == [b"1\n2\n"] * ranks
     assert (tmp_path / "ranks" / "07.log").exists()
-    with closing(RunOutput(str(tmp_path), ranks)) as reader:
+    with closing(MergedOutput(str(tmp_path), ranks)) as reader:
         assert b"".join(text for _, text in reader.read()).count(b"\n") == 2 * ranks
 
 
@@ -184,7 +184,7 @@ def test_logs_of_a_killed_ddlrun_are_readable() -> None:
 
 def test_a_full_disk_is_reported_once() -> None:
     said: list[str] = []
-    log = RunLog(RunDir("/proc/self/none"), tag_switches(OutputStyle(), 3), 3, OpenFiles(9, said.append))
+    log = JobLog(RunDir("/proc/self/none"), tag_switches(OutputStyle(), 3), 3, OpenFiles(9, said.append))
     log.open()
     for rank in range(3):
         log.write(rank, 0, b"x\n")

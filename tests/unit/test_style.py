@@ -32,7 +32,7 @@ NAMED_TUPLES = (
     "allreduce_algorithms.py", "application/", "cli/options/argv.py", "cli/options/translation.py", "doctor/",
     "environment/", "hosts.py", "machine/", "managers/", "mapping/", "network/addresses.py",
     "network/subnet_selection.py", "plan/", "remote/agent.py", "remote/probe.py", "remote/processes.py",
-    "runs/history.py", "runs/orphans.py", "runs/registry.py", "runs/retention.py", "schedulers/__init__.py",
+    "runs/history.py", "runs/orphans.py", "runs/output_order.py", "runs/registry.py", "runs/retention.py", "schedulers/__init__.py",
     "ship/request.py", "supervise/", "topology.py",
     "ddl/block_chunks.py", "ddl/flat.py", "ddl/hook.py", "ddl/lms/", "ddl/nccl_pipeline.py", "ddl/operation.py",
     "ddl/reduce_ops.py", "ddl/schedule.py", "ddl/schedule_cache.py", "ddl/torch_backend/works.py",

@@ -9,7 +9,7 @@ from ddlrun.runs.output_order import ERR, SEPARATOR, TIME, TagSwitches, pack_ent
 from ddlrun.supervise.rank_files import OpenFiles
 
 
-class RunLog:
+class JobLog:
     """The logs of a job. After a failure, as on a full disk, they are given up with a message, and the job goes on."""
 
     def __init__(self, files: RunDir, switches: TagSwitches, ranks: int, open_files: OpenFiles) -> None:

@@ -16,7 +16,7 @@ from ddlrun.runs.output_order import (
     HOST,
     OUT,
     TIME,
-    Entry,
+    OrderEntry,
     OrderParser,
     parse_header,
     source_log,
@@ -26,7 +26,7 @@ MOST_OPEN_FILES = 256
 STREAMS = (OUT, ERR)
 
 
-class RunOutput:
+class MergedOutput:
     """The lines of all ranks and of ddlrun with their tags, as they are added to the logs; none before the start."""
 
     def __init__(self, folder: str, ranks: int, streams: Collection[int] = STREAMS) -> None:
@@ -59,12 +59,12 @@ class RunOutput:
             else:
                 history.append(entry)
                 self._logs.move(entry.source, entry.moved)
-        found = -1
-        while history.end and found < lines:
+        newlines = -1
+        while history.end and newlines < lines:
             entry = history.step_back()
             self._logs.move(entry.source, -entry.moved)
             if entry.kind in self._streams:
-                found += self._logs.read(entry.source, entry.length).count(b"\n")
+                newlines += self._logs.read(entry.source, entry.length).count(b"\n")
                 self._logs.move(entry.source, -entry.length)
         self._second = history.time()
         yield from _keep_last([block for entry in history.rest() for block in self._render(entry)], lines)
@@ -73,9 +73,9 @@ class RunOutput:
         """Yield what the logs have beyond their order, as after ddlrun was killed or the disk was full."""
         for source in range(self._ranks + 1):
             while length := min(self._logs.remaining(source), CHUNK_BYTES):
-                yield from self._render(Entry(OUT, source, length))
+                yield from self._render(OrderEntry(OUT, source, length))
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[OrderEntry]:
         """Yield the entries that were added to the order since the last call. Raises InputError."""
         if self._order is None:
             with suppress(FileNotFoundError):
@@ -90,7 +90,7 @@ class RunOutput:
             raise InputError(f"run folder {self._files.path}: another version of ddlrun wrote it; read its files")
         return RankTags(OutputStyle(tag=switches.tags, timestamp=switches.timestamps), self._ranks)
 
-    def _render(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
+    def _render(self, entry: OrderEntry) -> Iterator[tuple[int, bytes]]:
         if entry.kind == HOST:
             self._tags.hosts[entry.source] = entry.host
         elif entry.kind == TIME:
@@ -105,7 +105,7 @@ class RunOutput:
 
 def error_lines(folder: str, ranks: int) -> Iterator[bytes]:
     """Yield the lines of standard error of all ranks. Raises InputError where another version wrote the folder."""
-    with closing(RunOutput(folder, ranks, (ERR,))) as output:
+    with closing(MergedOutput(folder, ranks, (ERR,))) as output:
         for _, block in output.read():
             yield from block.splitlines(keepends=True)
 
@@ -130,26 +130,26 @@ class _Entries:
         self.end = 0
         """The number of entries before the place."""
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: OrderEntry) -> None:
         """Add an entry before the place."""
         self._kinds.append(entry.kind)
         self._sources.append(entry.source)
         self._lengths.append(entry.length)
         self.end += 1
 
-    def step_back(self) -> Entry:
+    def step_back(self) -> OrderEntry:
         """Return the entry before the place, which moves there."""
         self.end -= 1
-        return Entry(self._kinds[self.end], self._sources[self.end], self._lengths[self.end])
+        return OrderEntry(self._kinds[self.end], self._sources[self.end], self._lengths[self.end])
 
     def time(self) -> int:
         """Return the time at the place, in seconds since 1970; 0 where there is no entry."""
         at = self._kinds.rfind(bytes([TIME]), 0, self.end)
         return self._lengths[at] if at >= 0 else 0
 
-    def rest(self) -> Iterator[Entry]:
+    def rest(self) -> Iterator[OrderEntry]:
         """Return the entries after the place."""
-        return map(Entry, self._kinds[self.end :], self._sources[self.end :], self._lengths[self.end :])
+        return map(OrderEntry, self._kinds[self.end :], self._sources[self.end :], self._lengths[self.end :])
 
 
 class SourceLogs:
