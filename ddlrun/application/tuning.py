@@ -62,7 +62,6 @@ def tune(expression: str | None, options: dict[str, Any], reporter: Reporter) ->
         hosts, options, measurement_job.shape_words(options), ["tune", json.dumps(plan)], reporter
     )
     record: TuneRecord = {
-        "schema": "urn:ddlrun:tune:1",
         **result,  # type: ignore[typeddict-item]  # mypy: it might have a key horovod
         "gradient": gradient,
         "profile": path,

@@ -53,7 +53,6 @@ def command(ctx: click.Context, /, what: str, *, show_all: bool, as_json: bool, 
     variables = [_redact_assignment(word) for word in configuration.assignments]
     profiles = list(_describe_profiles()) if ctx.params["profile"] == "auto" else []
     record: ConfigRecord = {
-        "schema": "urn:ddlrun:config-show:1",
         "files": list(configuration.files),
         "options": records,
         "profiles": profiles,

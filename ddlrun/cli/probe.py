@@ -56,7 +56,6 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if machines:
         groups = group(machines)
         record: ProbeRecord = {
-            "schema": "urn:ddlrun:probe:1",
             "machines": [machine_group_dict(names, machine) for machine, names in groups],
             "problems": problems,
         }

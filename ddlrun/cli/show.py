@@ -186,7 +186,7 @@ def _show_schema(name: str | None, more: Sequence[str], *, as_json: bool) -> Non
         click.echo(_read_schema(name), nl=False)
         return
     titles = {name: str(json.loads(_read_schema(name))["title"]) for name in _schema_names()}
-    record: SchemasRecord = {"schema": "urn:ddlrun:show-schema:1", "schemas": titles}
+    record: SchemasRecord = {"schemas": titles}
     width = max(map(len, titles))
     text = "".join(f"{name.ljust(width)}  {title}\n" for name, title in titles.items())
     print_result(record, text, as_json=as_json)

@@ -1,7 +1,7 @@
 """The diagnosis of a job: one look or several at its ranks, and the verdict; its record as JSON."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
 from ddlrun.doctor.position import Activity, Position, locate_rank
 from ddlrun.doctor.progress import has_progressed, is_computing, mark_stays
@@ -142,7 +142,6 @@ class ExaminedRankRecord(TypedDict):
 class DiagnosisRecord(TypedDict):
     """doctor.json of a run folder, and the output of `ddlrun doctor --json`."""
 
-    schema: Literal["urn:ddlrun:doctor:1"]
     request: str
     """The request of `ddlrun doctor` to which this is the reply; empty: ddlrun has examined the job by itself."""
     time: float
@@ -158,7 +157,6 @@ class DiagnosisRecord(TypedDict):
 def record_diagnosis(diagnosis: Diagnosis, request: str, time: float) -> DiagnosisRecord:
     """Return the record of a diagnosis."""
     return {
-        "schema": "urn:ddlrun:doctor:1",
         "request": request,
         "time": time,
         "verdict": record_verdict(diagnosis),

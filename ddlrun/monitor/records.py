@@ -1,6 +1,6 @@
 """Records of the monitor: the types of its JSON, from which its schemas are generated."""
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from ddlrun.monitor.findings import SlownessCause
 from ddlrun.monitor.samples import HostSample, RankSample
@@ -22,7 +22,6 @@ class SlownessRecord(TypedDict):
 class TopRecord(TypedDict):
     """The output of `ddlrun top --json`: the latest samples of a run, and what they show."""
 
-    schema: Literal["urn:ddlrun:top:1"]
     run_dir: str
     """The run folder."""
     time: float

@@ -52,7 +52,6 @@ def top_record(folder: str, history: History) -> "TopRecord":
     findings = diagnose(history)
     ranks = history.ranks()
     return {
-        "schema": "urn:ddlrun:top:1",
         "run_dir": folder,
         "time": history.time,
         "limit": summarize(history, findings),

@@ -1,7 +1,7 @@
 """Results of the measuring job, and the records of `ddlrun network bench` and `tune`: the source of their schemas."""
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 
 class MeasuredLevel(TypedDict):
@@ -98,12 +98,6 @@ class BenchResult(TypedDict):
     """Duration of the measurement."""
 
 
-class BenchRecord(BenchResult):
-    """The output of `ddlrun network bench --json`: links and collectives, in bytes, seconds and bytes per second."""
-
-    schema: Literal["urn:ddlrun:bench:1"]
-
-
 class BestSettings(TypedDict):
     """The fastest settings of ddlrun.ddl."""
 
@@ -178,7 +172,6 @@ class TuneHorovod(TypedDict, total=False):
 class TuneRecord(TuneResult, TuneHorovod):
     """The output of `ddlrun network tune --json`: the measured settings, the fastest first, in bytes and seconds."""
 
-    schema: Literal["urn:ddlrun:tune:1"]
     gradient: int
     """Bytes of gradients per step."""
     profile: str | None

@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
     def as_dict(self) -> "OutcomeRecord":
         """Return the outcome as JSON can carry it."""
         return {
-            "schema": "urn:ddlrun:run-outcome:1",
+            "schema": "urn:ddlrun:outcome:1",
             **self._asdict(),
             "reason": self.reason and spell_options(self.reason),
             "exit_code_of": "program" if self.code_of_program else "ddlrun",
@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
 class OutcomeSchema(TypedDict):
     """The keys that outcome.json has besides the fields of an outcome."""
 
-    schema: Literal["urn:ddlrun:run-outcome:1"]
+    schema: Literal["urn:ddlrun:outcome:1"]
     exit_code_of: Literal["program", "ddlrun"]
     """Whether the exit code is that of the ranks' program, or one of ddlrun's own."""
 

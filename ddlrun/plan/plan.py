@@ -112,7 +112,7 @@ class Plan(NamedTuple):
     def as_dict(self) -> "PlanRecord":
         """Return the plan as JSON can carry it, without secrets."""
         return {
-            "schema": "urn:ddlrun:run-plan:1",
+            "schema": "urn:ddlrun:plan:1",
             "version": __version__,
             **placement_dict(self.placement),
             "reasons": {

@@ -54,7 +54,6 @@ class MachineGroupRecord(MachineRecord):
 class ProbeRecord(TypedDict):
     """The output of `ddlrun probe --json`: the hardware of the hosts."""
 
-    schema: Literal["urn:ddlrun:probe:1"]
     machines: list[MachineGroupRecord]
     problems: list[str]
     """The problems of hosts that could not be probed."""
@@ -108,7 +107,7 @@ class PlacementRecord(TypedDict):
 class ShownPlacement(PlacementRecord):
     """The output of `ddlrun show placement --json`: the place of every rank."""
 
-    schema: Literal["urn:ddlrun:show-placement:1"]
+    schema: Literal["urn:ddlrun:placement:1"]
 
 
 class ReasonsRecord(TypedDict):
@@ -132,7 +131,7 @@ class ManagerRecord(TypedDict):
 class PlanRecord(PlacementRecord):
     """A plan: everything that a launch needs, without secrets."""
 
-    schema: Literal["urn:ddlrun:run-plan:1"]
+    schema: Literal["urn:ddlrun:plan:1"]
     version: str
     """The version of ddlrun."""
     reasons: ReasonsRecord

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.errors import InputError
@@ -58,7 +58,6 @@ class ProfileTopology(TypedDict):
 class ProfilesRecord(TypedDict):
     """Tuning profiles: the file that `ddlrun network tune` writes and `ddlrun launch --profile` reads."""
 
-    schema: Literal["urn:ddlrun:profile:1"]
     profiles: list[Annotated[dict[str, Any], Profile, ProfileTopology]]
 
 
@@ -124,7 +123,6 @@ def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:
 def render_profiles(profiles: Iterable[Profile]) -> str:
     """Render profiles as JSON."""
     records: ProfilesRecord = {
-        "schema": "urn:ddlrun:profile:1",
         "profiles": [{**profile._asdict(), "topology": str(profile.topology)} for profile in profiles],
     }
     return json.dumps(records, indent=1) + "\n"

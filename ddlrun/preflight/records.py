@@ -67,6 +67,5 @@ class FindingGroupRecord(TypedDict):
 class RunCheckRecord(TypedDict):
     """The check of the hosts before a run: check.json in its folder."""
 
-    schema: Literal["urn:ddlrun:run-check:1"]
     summary: str
     findings: list[FindingGroupRecord]

@@ -103,7 +103,6 @@ def check_json(report: PreflightReport) -> str:
     """Write the JSON of a report for the run folder: all findings, equal ones of several hosts as one."""
     rows = [row for name in NAMES for row in _rows(report, name, everything=True)]
     record: RunCheckRecord = {
-        "schema": "urn:ddlrun:run-check:1",
         "summary": _summary(report),
         "findings": [cast("FindingGroupRecord", asdict(row)) for row in rows],
     }

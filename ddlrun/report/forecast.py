@@ -149,7 +149,6 @@ def forecast_dict(report: ForecastReport) -> "ForecastRecord":
     """Return the JSON of --json: bytes and seconds; null where there is no limit or no value was given."""
     epoch = report.epoch
     return {
-        "schema": "urn:ddlrun:plan:1",
         "topology": str(report.topology),
         "reason": report.reason,
         "rank_order": RankOrder.HOST.value,

@@ -119,7 +119,6 @@ def hierarchy_dict(hierarchy: MeasuredHierarchy) -> "HierarchyRecord":
     y, z = hierarchy.shape()
     inside, across = result["latency"]
     return {
-        "schema": "urn:ddlrun:racks:1",
         "certain": hierarchy.certain,
         "racks": [list(rack) for rack in hierarchy.racks()] if hierarchy.certain else None,
         "topology": f"Xx{y}x{z}" if hierarchy.certain else None,

@@ -1,6 +1,6 @@
 """Records of `ddlrun network plan` and `racks`: the types of their JSON objects, the source of their schemas."""
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from ddlrun.network.fabric import Link
 from ddlrun.network.forecast import TrainingStep, UnevenData
@@ -60,7 +60,6 @@ class EpochImages(TypedDict):
 class ForecastRecord(TypedDict):
     """The output of `ddlrun network plan --json`: the forecast of every topology, the fastest first."""
 
-    schema: Literal["urn:ddlrun:plan:1"]
     topology: str
     """The topology that launch would use."""
     reason: str
@@ -115,7 +114,6 @@ class DeclaredRacksRecord(TypedDict):
 class HierarchyRecord(TypedDict):
     """The output of `ddlrun network racks --json`: the measured racks, and the rates that show them."""
 
-    schema: Literal["urn:ddlrun:racks:1"]
     certain: bool
     racks: list[list[str]] | None
     """The hosts of each rack; null if the racks are uncertain."""

@@ -1,12 +1,11 @@
 """Records of `ddlrun show` and `ddlrun config`: types of JSON objects, from which their schemas are generated."""
 
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 
 class RankfileRecord(TypedDict):
     """The output of `ddlrun show rankfile --json`: the rank file."""
 
-    schema: Literal["urn:ddlrun:show-rankfile:1"]
     rankfile: str
     """The text of the file."""
 
@@ -14,7 +13,6 @@ class RankfileRecord(TypedDict):
 class CommandRecord(TypedDict):
     """The output of `ddlrun show command --json`: the command that launch runs."""
 
-    schema: Literal["urn:ddlrun:show-command:1"]
     argv: list[str]
     """The words of the command."""
     variables: dict[str, str]
@@ -32,7 +30,6 @@ class RankVariablesRecord(TypedDict):
 class EnvironmentRecord(TypedDict):
     """The output of `ddlrun show env --json`: the variables of the ranks."""
 
-    schema: Literal["urn:ddlrun:show-env:1"]
     set: dict[str, str]
     """Variables that ddlrun sets; secret values are <redacted>."""
     set_by_rank: list[str]
@@ -61,7 +58,6 @@ class HostRanksRecord(TypedDict):
 class HostsRecord(TypedDict):
     """The output of `ddlrun show hosts --json`: the hosts with their ranks and racks."""
 
-    schema: Literal["urn:ddlrun:show-hosts:1"]
     source: str
     """The source of the list of hosts."""
     launcher: str
@@ -81,7 +77,6 @@ class RackRecord(TypedDict):
 class TopologyRecord(TypedDict):
     """The output of `ddlrun show topology --json`: XxYxZ, and the reason for it."""
 
-    schema: Literal["urn:ddlrun:show-topology:1"]
     topology: str
     """XxYxZ; for hosts with different numbers of ranks a sum, such as 4+2."""
     dims: list[int]
@@ -98,7 +93,6 @@ class TopologyRecord(TypedDict):
 class SchemasRecord(TypedDict):
     """The output of `ddlrun show schema --json`: the published schemas."""
 
-    schema: Literal["urn:ddlrun:show-schema:1"]
     schemas: dict[str, str]
     """The description of each schema, by its name."""
 
@@ -118,7 +112,6 @@ class OptionRecord(TypedDict):
 class ConfigRecord(TypedDict):
     """The output of `ddlrun config show --json`."""
 
-    schema: Literal["urn:ddlrun:config-show:1"]
     files: list[str]
     """The config files, each of which overrides those before it."""
     options: list[OptionRecord]

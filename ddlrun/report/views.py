@@ -46,7 +46,7 @@ class View:
 
 def show_placement(placement: Placement, reason: TopologyReason, canvas: Canvas) -> View:
     """Return the packages, cores, GPUs and NICs, with the ranks on them."""
-    record: ShownPlacement = {"schema": "urn:ddlrun:show-placement:1", **placement_dict(placement)}
+    record: ShownPlacement = {"schema": "urn:ddlrun:placement:1", **placement_dict(placement)}
     picture = render_placement(placement, canvas)
     return View(f"{placement.topology}: {reason}\n{picture}", record)
 
@@ -54,14 +54,13 @@ def show_placement(placement: Placement, reason: TopologyReason, canvas: Canvas)
 def show_rankfile(placement: Placement, majors: Sequence[int]) -> View:
     """Return the rank file for these major versions of Open MPI."""
     text = "".join(render(placement, f"by ddlrun: {placement.topology}", majors))
-    record: RankfileRecord = {"schema": "urn:ddlrun:show-rankfile:1", "rankfile": text}
+    record: RankfileRecord = {"rankfile": text}
     return View(text, record)
 
 
 def show_command(plan: Plan) -> View:
     """Return the command that launch runs."""
     record: CommandRecord = {
-        "schema": "urn:ddlrun:show-command:1",
         "argv": list(plan.printed_argv),
         "variables": plan.printed_variables,
     }
@@ -83,7 +82,6 @@ def show_topology(placement: Placement, reason: TopologyReason, settings: Settin
         name = rack if has_racks else f"rack {number}"
         lines.append(f"{name}: {fold(host.name for host in members)}\n")
     record: TopologyRecord = {
-        "schema": "urn:ddlrun:show-topology:1",
         "topology": str(topology),
         "dims": list(dims),
         "ranks_per_host": [topology.local_size(index) for index in range(topology.hosts)],
@@ -124,7 +122,6 @@ def show_hosts(placement: Placement, settings: Settings) -> View:
         values.append({"name": host.name, "slots": host.slots, "rack": rack, "coords": list(coords), "ranks": ranks})
     source, launcher = placement.hosts.source, settings.hosts.launcher.reason
     record: HostsRecord = {
-        "schema": "urn:ddlrun:show-hosts:1",
         "source": source,
         "launcher": launcher,
         "notes": list(settings.hosts.notes),
@@ -138,7 +135,6 @@ def show_variables(plan: Plan, environ: Mapping[str, str], chosen: frozenset[int
     ranks = _rank_records(plan, environ, frozenset(range(MOST_RANKS)) if chosen is None else chosen)
     variables = plan.printed_variables
     record: EnvironmentRecord = {
-        "schema": "urn:ddlrun:show-env:1",
         "set": variables,
         "set_by_rank": [word.partition("=")[0] for word in variables.get(OWN, "").split()],
         "passed_on": sorted(set(plan.exports) - set(variables)),

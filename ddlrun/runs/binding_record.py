@@ -1,6 +1,6 @@
 """Record of binding.json: the type of its JSON, from which its schema is generated."""
 
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 
 class BindingRecord(TypedDict):
@@ -21,7 +21,6 @@ class BindingRecord(TypedDict):
 class BindingsRecord(TypedDict):
     """The bindings of a run's ranks: binding.json in its folder."""
 
-    schema: Literal["urn:ddlrun:run-binding:1"]
     ranks: int
     """Number of ranks of the job."""
     reported: int

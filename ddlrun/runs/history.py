@@ -68,7 +68,6 @@ def write_start(plan: Plan, arguments: Sequence[str], state: str) -> None:
     """
     with suppress(OSError):
         record = {
-            "schema": "urn:ddlrun:run-start:1",
             **describe_run(plan),
             "arguments": list(arguments),
             "working_folder": os.getcwd(),

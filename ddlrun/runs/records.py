@@ -16,7 +16,6 @@ class ProcessRole(TypedDict):
 class StartSchema(TypedDict):
     """The keys that run.json has besides those of the run's record."""
 
-    schema: Literal["urn:ddlrun:run-start:1"]
     arguments: list[str]
     """The words after `ddlrun launch`; secret values are <redacted>."""
     working_folder: str
@@ -66,5 +65,4 @@ class SearchedProcesses(TypedDict, total=False):
 class RunsRecord(SearchedProcesses):
     """The output of `ddlrun runs --json`: runs, the running ones first."""
 
-    schema: Literal["urn:ddlrun:runs:1"]
     runs: list[PastRunRecord]

@@ -109,7 +109,7 @@ def _shorten(text: str, longest: int) -> str:
 
 def runs_record(runs: Sequence[ListedRun], processes: ProcessesByHost | None) -> "RunsRecord":
     """Return runs as JSON can carry them, and all processes if hosts were searched."""
-    record: RunsRecord = {"schema": "urn:ddlrun:runs:1", "runs": [_run_record(run.past) for run in runs if run.past]}
+    record: RunsRecord = {"runs": [_run_record(run.past) for run in runs if run.past]}
     if processes is not None:
         record["processes"] = {
             host: [{**process._asdict(), "keeper": process.keeper} for process in on_host]

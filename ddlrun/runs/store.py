@@ -208,7 +208,6 @@ def bindings(reports: Iterable[str], ranks: int) -> "BindingsRecord":
     records.sort(key=lambda record: int(record["rank"]))
     different = [int(record["rank"]) for record in records if record["problem"]]
     return {
-        "schema": "urn:ddlrun:run-binding:1",
         "ranks": ranks,
         "reported": len(records),
         "different": different,

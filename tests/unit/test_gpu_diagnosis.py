@@ -265,4 +265,4 @@ def test_a_line_with_gpus_is_valid_and_read_again() -> None:
     sample = replace(HOST, gpus=(replace(GPU, **HOT), replace(GPU, utilization=None)))
     line = render_line(sample)
     assert parse_line(line.encode()) == sample
-    validate(json.loads(line), "run-metrics")
+    validate(json.loads(line), "metrics")

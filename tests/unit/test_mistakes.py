@@ -23,7 +23,6 @@ from ddlrun.cli.options.types import SECONDS, Choice, Kilobytes, Number, WholeNu
 from ddlrun.cli.options.usual import USUAL_OPTIONS
 from ddlrun.errors import DdlrunError, spell_options
 from docs.reference.contexts import command_contexts
-from docs.reference.contexts import command_contexts
 from docs.reference.tables import read_table
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]

@@ -168,7 +168,7 @@ def test_lines_are_valid_json_of_the_schema() -> None:
         line = render_line(sample)
         assert parse_line(line.encode()) == sample
         assert line.startswith('{"time": 5.0,')
-        validate(json.loads(line), "run-metrics")
+        validate(json.loads(line), "metrics")
 
 
 def test_a_large_file_is_thinned_out_and_still_read(tmp_path: Path) -> None:

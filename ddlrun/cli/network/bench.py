@@ -20,7 +20,7 @@ from ddlrun.report.plots import draw_bench
 from ddlrun.units import parse_bytes
 
 if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.network.measurements import BenchRecord, BenchResult
+    from ddlrun.network.measurements import BenchResult
 
 # Seconds.
 LEAST_BUDGET = 5.0
@@ -66,8 +66,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan], ConsoleReporter())
     if result["note"]:
         print_note(result["note"])
-    record: BenchRecord = {"schema": "urn:ddlrun:bench:1", **result}
-    print_result(record, render_bench(result), as_json=options["as_json"])
+    print_result(result, render_bench(result), as_json=options["as_json"])
     if options["save_links"]:
         write_atomically(options["save_links"], [result["network"]], "--save-links")
     if options["plot"]:
