@@ -112,7 +112,7 @@ def _cluster(options: Mapping[str, Any], per_rack: int | None, reporter: Reporte
         reporter.line(f"note: {note}")
     stated = request.ranks_per_host or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
     launcher = read_launcher(options, job, arranged.hosts)
-    machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], launcher)
+    machines = {} if stated else read_machines(arranged.hosts, options["machine"], launcher)
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)
     topology, topology_reason = choose_topology(arranged.request, arranged.hosts, machines)
     reason = str(topology_reason)

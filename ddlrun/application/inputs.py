@@ -150,13 +150,16 @@ def _read_saved(folder: str, names: Iterable[str]) -> tuple[dict[str, str], bool
     return texts, manifest is not None
 
 
+def has_hosts(machine: str | None) -> bool:
+    """Return True if --machine names a folder of `ddlrun probe --save`, which has a folder per host."""
+    return machine is not None and os.path.isdir(machine) and any(entry.is_dir() for entry in os.scandir(machine))
+
+
 def load_hosts(folder: str) -> list[str]:
     """Return the hosts of a folder that `ddlrun probe --save` wrote, in the order in which they were probed."""
     saved, _ = _read_saved(folder, ["hosts"])
     if "hosts" in saved:
         return list(parse_hostfile(saved["hosts"], f"{folder}/hosts").names)
-    if not os.path.isdir(folder):
-        raise InputError(f"`--load` {folder}: no such folder; ddlrun probe HOSTS --save {folder} writes it")
     return sorted(name for name in os.listdir(folder) if os.path.isdir(f"{folder}/{name}"))
 
 
@@ -165,7 +168,7 @@ def load_machines(folder: str, hosts: HostList) -> dict[str, Machine]:
     saved = dict.fromkeys(load_hosts(folder))
     missing = [name for name in hosts.names if name not in saved]
     if missing:
-        raise InputError(f"`--load` {folder}: nothing saved of {fold(missing)}; saved: {fold(saved) or 'nothing'}")
+        raise InputError(f"{folder}: nothing saved of {fold(missing)}; saved: {fold(saved) or 'nothing'}")
     kinds: dict[Machine, Machine] = {}
     return {
         name: kinds.setdefault(machine, machine)
@@ -218,15 +221,12 @@ def reach(
 def read_machines(
     hosts: HostList,
     machine: str | None,
-    load: str | None,
     launcher: AgentLauncher = SSH,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Machine]:
-    """Return the machine of each host: described (--machine), saved (--load), or probed."""
-    if machine and load:
-        raise InputError(f"`--machine` {machine} and `--load` {load} exclude each other; give one of them")
-    if load:
-        return load_machines(load, hosts)
+    """Return the machine of each host: described or saved (--machine), or probed."""
+    if machine is not None and has_hosts(machine):
+        return load_machines(machine, hosts)
     described = read_preset(machine) if machine else None
     if machine and described is None and not all(is_local(name) for name in hosts.names):
         described = probe(read_hosts(None, None), reach(SSH))["localhost"]

@@ -119,15 +119,14 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
     Raises InputError, UnreachableError or PreflightError.
     """
     settings = attempt.settings
-    if settings.hosts.all_local or (settings.machines.described and settings.run.dry_run):
+    if settings.hosts.all_local or (settings.machine and settings.run.dry_run):
         return Surveyed(attempt, survey_machines(settings, attempt.manager, attempt.probe), None)
     report = _check_hosts(settings, attempt.manager.result(), attempt.reporter)
     if report.bad_hosts:
         if not settings.hosts.replaceable:
             report.raise_failures()
         return survey_hosts(attempt.without_hosts(report.bad_hosts))
-    described = settings.machines.described
-    machines = read_machine_source(settings) if described else report.machines()
+    machines = read_machine_source(settings) if settings.machine else report.machines()
     check_named_gpus(machines, settings.hosts.launcher)
     survey = Survey(
         machines=count_as(attempt.manager.result(), machines),
@@ -143,7 +142,7 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
 def start_probe(attempt: Attempt) -> Attempt:
     """Start the probe of a job on this machine alone, so that it runs while modules are imported."""
     hosts = attempt.settings.hosts
-    if not hosts.all_local or attempt.settings.machines.described:
+    if not hosts.all_local or attempt.settings.machine:
         return attempt
     target = reach(hosts.launcher, variables=attempt.settings.environment.variables)
     return attempt._replace(probe=PendingProbe(hosts.hosts, target))
@@ -167,10 +166,8 @@ def count_as(manager: ProcessManager, machines: Mapping[str, Machine]) -> Mappin
 
 def read_machine_source(settings: Settings) -> dict[str, Machine]:
     """Return the machine of each host, as it is described or else probed."""
-    source, hosts = settings.machines, settings.hosts
-    return read_machines(
-        hosts.hosts, source.preset, source.folder, hosts.launcher, variables=settings.environment.variables
-    )
+    hosts = settings.hosts
+    return read_machines(hosts.hosts, settings.machine, hosts.launcher, variables=settings.environment.variables)
 
 
 def inspect_installation(settings: Settings, manager: ProcessManager) -> Installation:

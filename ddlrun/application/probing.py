@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddlrun.application.inputs import load_hosts, reach, read_hosts, read_job_hosts, read_machines
+from ddlrun.application.inputs import has_hosts, load_hosts, reach, read_hosts, read_job_hosts, read_machines
 from ddlrun.application.output_files import write_atomically
 from ddlrun.errors import InputError, spell_options
 from ddlrun.hosts import Host, HostList, render_hostfile
@@ -33,15 +33,15 @@ def probe_hosts(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str
 
 
 def described_machines(hosts: str | None, options: Mapping[str, Any]) -> dict[str, Machine]:
-    """Return the machines of the hosts by --machine or --load; without hosts, those of the folder of --load."""
-    machine, folder, hostfile = options["machine"], options["load"], options["hostfile"]
+    """Return the machines of the hosts by --machine; without hosts, those of its folder."""
+    machine, hostfile = options["machine"], options["hostfile"]
     if options["save"]:
-        raise InputError("--save writes what a probe finds; leave `--machine` and `--load` out")
-    if folder and hosts is None and hostfile is None:
-        listed = HostList(tuple(map(Host, load_hosts(folder))), f"--load {folder}")
+        raise InputError("--save writes what a probe finds; leave `--machine` out")
+    if has_hosts(machine) and hosts is None and hostfile is None:
+        listed = HostList(tuple(map(Host, load_hosts(machine))), f"--machine {machine}")
     else:
         listed = read_hosts(hosts, hostfile)
-    return read_machines(listed, machine, folder)
+    return read_machines(listed, machine)
 
 
 def _save(folder: str, hosts: HostList, probed: Mapping[str, ProbedHost]) -> None:

@@ -21,7 +21,7 @@ from ddlrun.topology import RankOrder, Topology
 
 ASSUMED_PRESET = "s822lc"
 # Options that state the machine.
-SOURCES = ("machine", "packages", "probe", "load")
+SOURCES = ("machine", "packages", "probe")
 
 
 def generate_rankfile(
@@ -83,11 +83,10 @@ def _notes(placement: Placement) -> Iterator[str]:
 def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]:
     """Return the machine of each host. Raises InputError where the options contradict each other."""
     packages, cores = options["packages"], options["cores_per_package"]
-    sources = [options["machine"], packages is not None or cores is not None, options["probe"], options["load"]]
+    sources = [options["machine"], packages is not None or cores is not None, options["probe"]]
     if len([source for source in sources if source]) > 1:
         raise InputError(
-            "`--machine`, --packages with --cores-per-package, --probe and `--load` exclude each other; give one of "
-            "them"
+            "`--machine`, --packages with --cores-per-package, and --probe exclude each other; give one of them"
         )
     if (packages is None) != (cores is None):
         raise InputError("--packages and --cores-per-package go together; give both, or use `--machine`")
@@ -97,4 +96,4 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
         return dict.fromkeys(hosts.names, simple_machine(packages, cores))
     if options["probe"]:
         return probe(hosts, reach(ssh_launcher(options)))
-    return read_machines(hosts, options["machine"] or (None if options["load"] else ASSUMED_PRESET), options["load"])
+    return read_machines(hosts, options["machine"] or ASSUMED_PRESET)

@@ -13,7 +13,6 @@ from ddlrun.cli.options.shared import (
     ORDER_HELP,
     hostfile_option,
     hosts_argument,
-    load_option,
     machine_option,
     placement_options,
     probe_option,
@@ -30,7 +29,6 @@ from ddlrun.topology import RankOrder, parse_topology
 @hostfile_option
 @machine_option(f"probe if HOSTS is this host, otherwise {ASSUMED_PRESET}")
 @probe_option
-@load_option
 @option(
     "Hosts", "--packages", type=WholeNumber(1, 256), metavar="N", help="Packages per host; needs --cores-per-package.",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from ddlrun.application.inputs import reach, read_machines, read_rankfile, ssh_l
 from ddlrun.application.output_files import write_atomically
 from ddlrun.cli.console import print_note
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.options.shared import load_option, machine_option, probe_option, ssh_options
+from ddlrun.cli.options.shared import machine_option, probe_option, ssh_options
 from ddlrun.cli.options.types import COUNT, Choice
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
@@ -24,7 +24,6 @@ from ddlrun.remote.probe import probe
 @click.command("lint", cls=Sections)
 @argument("rankfile")
 @machine_option()
-@load_option
 @probe_option
 @ssh_options
 @option("Checks", "-np", "--num-proc", "ranks", type=COUNT, metavar="N", help="Total number of ranks of the launch.")
@@ -35,8 +34,8 @@ from ddlrun.remote.probe import probe
 def command(rankfile: str, **options: Any) -> int:  # noqa: ANN401 - click's own
     """Check RANKFILE against Open MPI 4.1 and 5.0.
 
-    Reports every line that either version would not follow. RANKFILE may be - for standard input. With --machine,
-    --load or --probe, cores are checked against those of the hosts. The exit code is 2 if there are errors.
+    Reports every line that either version would not follow. RANKFILE may be - for standard input. With --machine
+    or --probe, cores are checked against those of the hosts. The exit code is 2 if there are errors.
     """
     if options["output"] and not options["fixing"]:
         raise InputError("-o: needs --fix; give both")
@@ -63,25 +62,25 @@ def _print_findings(rankfile: str, findings: Sequence[LintFinding], options: Map
     if report:
         click.echo(report, err=options["fixing"])
     elif not options["fixing"]:
-        hint = "" if _has_machines(options) else "; cores were not checked: give --machine, --load or --probe"
+        hint = "" if _has_machines(options) else "; cores were not checked: give --machine or --probe"
         print_note(f"{rankfile}: no findings{hint}")
 
 
 def _has_machines(options: Mapping[str, Any]) -> bool:
-    return any(options[name] for name in ("machine", "load", "probe"))
+    return any(options[name] for name in ("machine", "probe"))
 
 
 def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
     """Return a function from a host's name to its machine, None where it is not known."""
-    if len([name for name in ("machine", "load", "probe") if options[name]]) > 1:
-        raise InputError("--machine, --load and --probe exclude each other; give one of them")
+    if len([name for name in ("machine", "probe") if options[name]]) > 1:
+        raise InputError("--machine and --probe exclude each other; give one of them")
     names = parse_host_names(text)
     if not names or not _has_machines(options):
         return lambda _: None
     hosts = HostList(tuple(map(Host, names)), "the rank file")
     if options["probe"]:
         return probe(hosts, reach(ssh_launcher(options))).get
-    machines = read_machines(hosts, options["machine"], options["load"])
+    machines = read_machines(hosts, options["machine"])
     for note in unchecked_notes(machines):
         print_note(note)
     return machines.get

@@ -10,7 +10,6 @@ from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.shared import (
     hostfile_option,
     hosts_argument,
-    load_option,
     machine_option,
     probe_timeout_option,
     scheduler_options,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 @probe_timeout_option
 @option("Hosts", "--refresh", is_flag=True, help="Ignore cached results.")
 @machine_option("probe")
-@load_option
 @option("Output", "--save", metavar="DIR", help="Write the output of each tool to DIR/HOST/.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print every core, GPU and NIC as JSON.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
@@ -44,12 +42,12 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     that differ with the differences. Results are cached for an hour; a host that has rebooted or changed since is
     probed again.
 
-    With --machine or --load, no host is contacted: the hardware is that of a preset, a file, or an earlier --save.
+    With --machine, no host is contacted: the hardware is that of a preset, a file, or an earlier --save.
 
     HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """
     problems: list[str] = []
-    if options["machine"] or options["load"]:
+    if options["machine"]:
         machines = described_machines(hosts, options)
     else:
         machines, problems = probe_hosts(hosts, options)

@@ -114,7 +114,7 @@ def command(ctx: click.Context, /, view: str, script: str | None, args: tuple[st
 
     The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted
     (ddlrun launch --help-all).
-    With --machine or --load, no host need be reachable.
+    With --machine, no host need be reachable.
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with \b
     if options["svg"] and view != "placement":
         raise InputError(f"--svg draws a placement: ddlrun show placement --svg {options['svg']}")

@@ -29,7 +29,6 @@ LAUNCH_OPTIONS = tuple(
 UNSUPPORTED = {
     "hosts": "the hosts come from the scheduler; leave the option out",
     "hostfile": "the hosts come from the scheduler; leave the option out",
-    "load": "it names hosts, which come from the scheduler; describe them with --machine",
     "rankfile": "it names hosts, which come from the scheduler; leave the option out",
     "topology": "the topology is submit's first argument; leave the option out",
     "spare_hosts": "the job gets only the hosts of its topology; leave the option out",

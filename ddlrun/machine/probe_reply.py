@@ -1,7 +1,7 @@
 """The full probe of a host: its script, the parser of the reply, and the machine that the reply describes.
 
 Each section of a reply, between markers, is the output of one tool; the same texts are the files of a folder
-that `ddlrun probe --save` writes and `--load` reads.
+that `ddlrun probe --save` writes and `--machine` reads.
 """
 
 from collections.abc import Callable, Iterator, Mapping

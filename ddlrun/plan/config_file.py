@@ -11,7 +11,7 @@ from ddlrun.wording import did_you_mean
 # Keys in the YAML file, by section.
 KEYS = (
     "hosts", "hostfile", "machine", "topology", "ranks_per_host", "nodes", "racks", "aisles", "rank_order", "framework",
-    "load", "scheduler", "launcher", "rankfile",
+    "scheduler", "launcher", "rankfile",
     "placement.cores_per_rank", "placement.reserve_cores", "placement.bind", "placement.packing",
     "placement.threads_per_core", "placement.gpu_order", "placement.share_gpus",
     "placement.core_kinds", "placement.membind", "placement.visible_gpus", "placement.bind_threads",

@@ -69,7 +69,7 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
 def _chosen_devices(job: PlacedJob) -> list[str]:
     """Return the variables that choose devices and stay as the user set them: no probe has read them."""
     settings = job.settings
-    described = settings.machines.described and settings.placement.visible_gpus is None
+    described = settings.machine is not None and settings.placement.visible_gpus is None
     names = settings.environment.names | (job.inherited.keys() if described else frozenset())
     return [name for name in CHOOSING if name in names and name != OF_CONTAINER]
 

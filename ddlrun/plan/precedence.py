@@ -90,8 +90,8 @@ EXCLUSIVE_GROUPS = (
 HOST_SOURCES = (
     "--hosts or --hostfile",
     "the hosts of --rankfile",
-    "the hosts of --load",
     "the scheduler's job",
+    "the hosts of --machine DIR",
     "this machine",
 )
 

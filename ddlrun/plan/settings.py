@@ -78,20 +78,6 @@ class JobHosts(NamedTuple):
         return self.local.issuperset(self.hosts.names)
 
 
-class MachineSource(NamedTuple):
-    """Where machines are described; without either, hosts are probed."""
-
-    preset: str | None
-    """--machine: a preset or a file."""
-    folder: str | None
-    """--load: a folder of saved probe replies."""
-
-    @property
-    def described(self) -> bool:
-        """Whether no host need be probed."""
-        return bool(self.preset or self.folder)
-
-
 class UserRankfile(NamedTuple):
     """The user's own rank file."""
 
@@ -219,7 +205,8 @@ class Settings(NamedTuple):
 
     job: JobRequest
     hosts: JobHosts
-    machines: MachineSource
+    machine: str | None
+    """--machine: a preset, a file or a folder; None: hosts are probed."""
     placement: PlacementOptions
     environment: EnvironmentOptions
     mpi: MpiOptions

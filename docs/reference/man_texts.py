@@ -45,7 +45,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "probe": (
         Example("Show the hardware of this machine.", "ddlrun probe"),
-        Example("Save the hardware of 64 hosts, for --load of other commands.", "ddlrun probe 'n[01-64]' --save saved"),
+        Example("Save the hardware of 64 hosts, for --machine DIR.", "ddlrun probe 'n[01-64]' --save saved"),
     ),
     "show": (
         Example("Draw the ranks of a job on 2 DGX-1.", "ddlrun show placement --machine dgx1 -H n1,n2 train.py"),

@@ -88,7 +88,7 @@ def test_what_a_rank_sees(
 def test_saved_gpus_are_not_taken_beside_those_of_the_user(pretend: Pretend, tmp_path: Path) -> None:
     saved = str(tmp_path / "saved")
     assert pretend("nvidia", NVIDIA, "probe", "--save", saved).returncode == 0
-    options = ["launch", "--output", "no-tag", "-np", "1", "--load", saved]
+    options = ["launch", "--output", "no-tag", "-np", "1", "--machine", saved]
     done = pretend("nvidia", NVIDIA, *options, *SHOW, CUDA_VISIBLE_DEVICES="1")
     assert seen(done) == [["1", None, None]]
 
@@ -120,7 +120,7 @@ def test_gpus_that_may_not_be_used_are_told_of(pretend: Pretend) -> None:
 def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, tmp_path: Path) -> None:
     saved = str(tmp_path / "saved")
     assert pretend("nvidia", NVIDIA, "probe", "--save", saved).returncode == 0
-    options = ["launch", "--output", "no-tag", "--load", saved, "--run-dir", str(tmp_path / "run")]
+    options = ["launch", "--output", "no-tag", "--machine", saved, "--run-dir", str(tmp_path / "run")]
     done = pretend("nvidia", "0000:17:00.0", *options, *SHOW)
     assert [rank[0] for rank in seen(done)] == [None, None]
     lines = [line for line in done.stderr.splitlines() if "of the plan is not there" in line]
@@ -130,7 +130,7 @@ def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, t
     ]
     assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == [0, 1]
     strict = pretend(
-        "nvidia", "0000:17:00.0", "launch", "--output", "no-tag", "--load", saved, "--strict-binding", *SHOW
+        "nvidia", "0000:17:00.0", "launch", "--output", "no-tag", "--machine", saved, "--strict-binding", *SHOW
     )
     assert (strict.returncode, strict.stdout) == (5, "")
 

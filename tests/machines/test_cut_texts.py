@@ -187,7 +187,7 @@ def test_files_that_changed_are_reported_together(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["launch --dry-run --load . -H n1 -np 2 true", "lint ranks --load .", "probe n1 --load ."]
+    "command", ["launch --dry-run --machine . -H n1 -np 2 true", "lint ranks --machine .", "probe n1 --machine ."]
 )
 def test_commands_print_the_note(saved: Path, command: str) -> None:
     (saved / "n1" / MANIFEST).unlink()

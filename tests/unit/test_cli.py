@@ -294,7 +294,7 @@ def test_a_dry_run_of_hosts_that_cannot_be_reached_names_the_option_that_describ
     needs.program("ssh", "openssh-client")
     done = ddlrun("launch", "--dry-run", "-H", "no-such-host.invalid", "true")
     assert done.returncode == 3
-    assert "ddlrun: note: with --machine PRESET|FILE or --load FOLDER, no host need be reachable\n" in done.stderr
+    assert "ddlrun: note: with --machine PRESET|FILE|DIR, no host need be reachable\n" in done.stderr
 
 
 def test_a_dry_run_writes_only_to_run_dir(tmp_path: Path) -> None:

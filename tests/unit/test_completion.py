@@ -163,7 +163,7 @@ def test_values(answer: Answer, words: list[str], expected: set[str]) -> None:
         (["launch", "tr"], ["file,tr"]),
         (["launch", "train.py", "--da"], ["file,--da"]),
         (["launch", "--rankfile", ""], ["file,"]),
-        (["launch", "--load", ""], ["dir,"]),
+        (["launch", "--run-dir", ""], ["dir,"]),
         (["lint", "r"], ["file,r"]),
     ],
 )

@@ -206,20 +206,20 @@ def test_saved_replies_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
     probed = ddlrun("probe", "localhost", "--save", folder)
     assert probed.returncode == 0
     assert {path.name for path in (tmp_path / "saved" / "localhost").iterdir()} >= {SYSFS, "lscpu.txt"}
-    assert ddlrun("probe", "--load", folder).stdout == probed.stdout
-    assert ddlrun("show", "placement", "--load", folder, "--ranks-per-host", "core").returncode == 0
-    assert "\nrank 0=localhost slot=" in ddlrun("gen-rankfile", "1", "localhost", "--load", folder).stdout
+    assert ddlrun("probe", "--machine", folder).stdout == probed.stdout
+    assert ddlrun("show", "placement", "--machine", folder, "--ranks-per-host", "core").returncode == 0
+    assert "\nrank 0=localhost slot=" in ddlrun("gen-rankfile", "1", "localhost", "--machine", folder).stdout
     assert ddlrun("probe", "--machine", f"{folder}/localhost").returncode == 0
-    wrong = ddlrun("probe", "other", "--load", folder)
+    wrong = ddlrun("probe", "other", "--machine", folder)
     assert (wrong.returncode, wrong.stderr) == (
-        2, f"ddlrun: error: --load {folder}: nothing saved of other; saved: localhost\n",
+        2, f"ddlrun: error: {folder}: nothing saved of other; saved: localhost\n",
     )  # fmt: skip
     (tmp_path / "saved" / "localhost" / "lscpu.txt").write_text("CPU")
-    assert "localhost/lscpu.txt: 0 lines of 3 characters, but " in ddlrun("probe", "--load", folder).stderr
+    assert "localhost/lscpu.txt: 0 lines of 3 characters, but " in ddlrun("probe", "--machine", folder).stderr
     (tmp_path / "saved" / "localhost" / "lstopo.xml").write_text("<topology>")
     (tmp_path / "saved" / "localhost" / "manifest.txt").unlink()
-    assert "localhost: lstopo, line 1" in ddlrun("probe", "--load", folder).stderr
-    assert "no such folder" in ddlrun("probe", "--load", f"{folder}/nowhere").stderr
+    assert "localhost: lstopo, line 1" in ddlrun("probe", "--machine", folder).stderr
+    assert "No such file or directory" in ddlrun("probe", "--machine", f"{folder}/nowhere").stderr
 
 
 def test_machines_side_by_side(ddlrun: Ddlrun, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_machines_side_by_side(ddlrun: Ddlrun, tmp_path: Path) -> None:
         (tmp_path / "saved" / name).mkdir(parents=True)
         described = load("power9-lassen" if name == "n2" else "ac922-22-cores")
         (tmp_path / "saved" / name / "lstopo.xml").write_text(render_hwloc(described))
-    done = ddlrun("probe", "--load", str(tmp_path / "saved"))
+    done = ddlrun("probe", "--machine", str(tmp_path / "saved"))
     assert [line for line in done.stdout.splitlines() if ": " in line] == [
         "n[1,3]: 2 packages x 22 cores, SMT4, 4 GPUs, 6 NICs (4 RDMA), 320 GiB (hwloc)",
         "n2: 2 packages x 20 cores, SMT4, 4 GPUs, 6 NICs (4 RDMA), 256 GiB (hwloc)",
@@ -237,14 +237,15 @@ def test_machines_side_by_side(ddlrun: Ddlrun, tmp_path: Path) -> None:
         ),
     ]
     # Each rank is placed by its own host's machine, and lint checks against it.
-    ranks = ddlrun("gen-rankfile", "4x3", "n[1-3]", "--load", str(tmp_path / "saved"))
+    ranks = ddlrun("gen-rankfile", "4x3", "n[1-3]", "--machine", str(tmp_path / "saved"))
     assert "rank 0=n1 slot=0:0-10\n" in ranks.stdout
     assert "rank 1=n2 slot=0:0-9\n" in ranks.stdout
     (tmp_path / "ranks").write_text(ranks.stdout)
-    assert ddlrun("lint", str(tmp_path / "ranks"), "--load", str(tmp_path / "saved")).stdout == ""
+    assert ddlrun("lint", str(tmp_path / "ranks"), "--machine", str(tmp_path / "saved")).stdout == ""
     (tmp_path / "ranks").write_text(ranks.stdout.replace("n2 slot=0:0-9", "n2 slot=0:0-20"))
     assert (
-        "package 0 has cores 0-19" in ddlrun("lint", str(tmp_path / "ranks"), "--load", str(tmp_path / "saved")).stdout
+        "package 0 has cores 0-19"
+        in ddlrun("lint", str(tmp_path / "ranks"), "--machine", str(tmp_path / "saved")).stdout
     )
 
 
@@ -270,7 +271,7 @@ def test_a_description_is_shown_without_a_probe(ddlrun: Ddlrun, tmp_path: Path) 
     assert first.startswith("no-such-host-1.invalid,no-such-host-2.invalid: 2 packages x 10 cores, SMT8, 4 GPUs")
     assert any("GPU 0" in line and "GPU 2" in line for line in drawing)
     kept = ddlrun("probe", "--machine", "s822lc", "--save", str(tmp_path / "saved"))
-    assert kept.stderr == "ddlrun: error: --save writes what a probe finds; leave --machine and --load out\n"
+    assert kept.stderr == "ddlrun: error: --save writes what a probe finds; leave --machine out\n"
 
 
 def test_equal_drawings_stand_once() -> None:

@@ -359,7 +359,6 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
         (["4", "no.py"], "script 'no.py' does not exist"),
         (["4", "-H", "a,b", "train.py"], "-H: the hosts come from the scheduler"),
         (["4", "--hostfile=f", "train.py"], "--hostfile=f: the hosts come from the scheduler"),
-        (["4", "--load", "d", "train.py"], "--load: it names hosts"),
         (["4", "--rankfile", "f", "train.py"], "--rankfile: it names hosts"),
         (["4", "--dry-run", "train.py"], "--dry-run: submit prints its script with --print"),
         (["4", "--topology", "4", "train.py"], "--topology: the topology is submit's first argument"),

@@ -23,7 +23,6 @@ from ddlrun.plan.settings import (
     CheckOptions,
     EnvironmentOptions,
     JobRequest,
-    MachineSource,
     MpiOptions,
     PlacementOptions,
     Retention,
@@ -68,7 +67,7 @@ def read_settings(given: LaunchOptions, program: tuple[str, ...], reporter: Repo
     return Settings(
         job=_read_job(options, layout, program),
         hosts=assign_job_hosts(options, layout, allocation),
-        machines=MachineSource(options["machine"], options["load"]),
+        machine=options["machine"],
         placement=_read_placement(options),
         environment=environment,
         mpi=MpiOptions(

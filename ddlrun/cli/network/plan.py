@@ -12,7 +12,6 @@ from ddlrun.cli.options.shared import (
     TOPOLOGY_HELP,
     hostfile_option,
     hosts_argument,
-    load_option,
     machine_option,
     scheduler_options,
     ssh_options,
@@ -42,7 +41,6 @@ gradient_options = option_group(
 @hostfile_option
 @option("Hosts", "--host-count", "count", type=COUNT, metavar="N", help="Number of hosts of a planned cluster.")
 @machine_option("probe")
-@load_option
 @ssh_options
 @scheduler_options
 @option("Topology", "--topology", metavar="XxYxZ[xA]", help=TOPOLOGY_HELP)

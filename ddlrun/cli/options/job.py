@@ -68,10 +68,6 @@ job_options = option_group(
     ),
     hostfile_option,
     machine_option("probe"),
-    option(
-        "Hosts", "--load", metavar="DIR",
-        help="Read the hosts and their machines from DIR, where ddlrun probe --save wrote them.",
-    ),
     ssh_options,
     scheduler_options,
     option("Topology", "--topology", metavar="XxYxZ[xA]", help=TOPOLOGY_HELP),

@@ -65,7 +65,7 @@ def note_on_descriptions() -> Iterator[None]:
     try:
         yield
     except UnreachableError:
-        print_note("with --machine PRESET|FILE or --load FOLDER, no host need be reachable")
+        print_note("with --machine PRESET|FILE|DIR, no host need be reachable")
         raise
 
 

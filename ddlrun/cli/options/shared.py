@@ -69,14 +69,12 @@ scheduler_options = option_group(
 def machine_option(default: str | None = None) -> Callable[[Any], Any]:
     """Declare --machine; `default` describes the machine that a command uses without it."""
     return option(
-        "Hosts", "--machine", metavar="PRESET|FILE", show_default=default,
-        help="Machine of every host: a preset, YAML, lstopo XML, DIR/HOST of probe --save, or local for this host.",
+        "Hosts", "--machine", metavar="PRESET|FILE|DIR", show_default=default,
+        help="Machine of every host: a preset, a file of YAML or lstopo XML, local for this host, or DIR/HOST of probe "
+        "--save. DIR: the hosts and machines that probe --save wrote there.",
     )  # fmt: skip
 
 
-load_option = option(
-    "Hosts", "--load", metavar="DIR", help="Read the machines from DIR, where ddlrun probe --save wrote them."
-)
 probe_option = option("Hosts", "--probe", is_flag=True, help="Probe the machine of each host over ssh.")
 UNREACHABLE_HELP = "Give up on hosts that do not answer within this time."
 probe_timeout_option = option(
