@@ -135,6 +135,7 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
         network=report.network,
         own_address=report.here[1],
         busy_ports=_busy_ports(report),
+        announced_cpus={host: facts.announced_cpus for host, facts in report.facts.items()},
     )
     return Surveyed(attempt, survey, report)
 
@@ -154,7 +155,12 @@ def survey_machines(settings: Settings, manager: PendingManager, probe: PendingP
         probe.result() if probe is not None else read_machine_source(settings)
     )  # while the process manager prints its version
     installation = inspect_installation(settings, manager.result())
-    return Survey(count_as(installation.manager, machines), installation, dict(os.environ))
+    return Survey(
+        machines=count_as(installation.manager, machines),
+        installation=installation,
+        environ=dict(os.environ),
+        announced_cpus={} if probe is None else probe.announced_cpus,
+    )
 
 
 def count_as(manager: ProcessManager, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
@@ -206,13 +212,14 @@ def _busy_ports(report: "PreflightReport") -> frozenset[int]:
 def place_ranks(surveyed: Surveyed) -> Placed:
     """Place every rank, if possible apart from other runs. Raises InputError, PlacementError or PreflightError."""
     survey = surveyed.survey
-    surveyed = surveyed._replace(survey=survey._replace(machines=_mark_in_use(survey.machines)))
+    surveyed = surveyed._replace(survey=survey._replace(machines=_mark_in_use(survey)))
     return Placed(surveyed, place_surveyed(surveyed.attempt.settings, surveyed.survey))
 
 
-def _mark_in_use(machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+def _mark_in_use(survey: Survey) -> Mapping[str, Machine]:
     """Return the machines with the CPUs and GPUs that other runs use; equal machines are one object."""
-    in_use = find_in_use(state_folder(os.environ), machines)
+    machines, in_use = survey.machines, find_in_use(state_folder(os.environ), survey.machines)
+    in_use = {host: used | survey.announced_cpus.get(host, frozenset()) for host, used in in_use.items()}
     kinds: dict[tuple[int, frozenset[int | str]], Machine] = {}
     return {
         name: kinds.setdefault((id(machine), in_use[name]), machine._replace(in_use=in_use[name]))

@@ -140,7 +140,7 @@ def command(
     attempt = check_settings(settings, reporter)
     if settings.run.dry_run:
         with note_on_descriptions():
-            _print_plan(plan_attempt(attempt))
+            _print_plan(plan_attempt(start_probe(attempt)))
         return 0
     return run_until_done(start_probe(attempt)).exit_code
 

@@ -4,6 +4,7 @@ import re
 
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine, MachineNote, MachineNoteCode, machine_note
+from ddlrun.machine.announced_cpus import LINES as ANNOUNCED
 from ddlrun.machine.locality import distance_rows, with_locality
 from ddlrun.machine.pci import installed_memory
 from ddlrun.machine.sysfs_cores import described_cpus, read_cores
@@ -65,6 +66,7 @@ def _memory_note(output: ProbeOutput, kib: int) -> tuple[MachineNote, ...]:
 
 def machine_kind(text: str) -> str:
     """Return the output that equal hosts share: memory in GiB, UUIDs only if a variable restricts GPUs."""
+    text = re.sub(ANNOUNCED, "", text)
     if "@env" in text:
         return text
     text = re.sub(r"MemTotal: *(\d+)", lambda size: f"MemTotal:{_gib(int(size[1]))}", text)

@@ -1,6 +1,7 @@
 """The survey: everything that planning has to know about hosts and software."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.machine import Machine
@@ -21,3 +22,5 @@ class Survey(NamedTuple):
     """This machine's address on that network."""
     busy_ports: frozenset[int] | None = None
     """TCP ports in use on the hosts where ranks meet; None: the hosts were not asked."""
+    announced_cpus: Mapping[str, frozenset[int]] = MappingProxyType({})
+    """Host -> the CPUs that the ranks of other users have there."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ddlrun.environment.rendezvous_ports import parse_ports
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine
+from ddlrun.machine.announced_cpus import parse_announced_cpus
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.network.addresses import Address, parse_addresses
 from ddlrun.plan.container import ContainerRequest
@@ -118,6 +119,8 @@ class HostFacts:
     """The MPI libraries for which mpi4py is built; its wheel is built for several."""
     container: str = ""
     """"image" if it has the runtime and the image of the container, "runtime" if it has the runtime alone."""
+    announced_cpus: frozenset[int] = frozenset()
+    """The CPUs of other users' ranks."""
     agent_python: str = ""
     """The version of the Python that would run ddlrun's agent; empty if there is none."""
 
@@ -160,6 +163,7 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         ports=parse_ports(first.get("ports", "")),
         kernel=_kernel(first.get("kernel", "").split()),
         container=first.get("container", ""),
+        announced_cpus=parse_announced_cpus(machine_text),
         encryption="encryption" in records,
         mpi_libraries=tuple(first.get("libraries", "").split()),
     )

@@ -9,6 +9,7 @@ import os
 
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.rank import program, protocol
+from ddlrun.rank.announcement import announce_cpus
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.connection import LauncherSocket, connect
 from ddlrun.rank.execution import complain
@@ -33,6 +34,7 @@ def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Call
     connected = _connect(channel, settings)
     os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
     mark_process(os.environ.get("DDLRUN_RUN", ""))
+    announce_cpus()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()

@@ -23,12 +23,14 @@ from ddlrun.managers.installation import allows_root
 from ddlrun.managers.openmpi import OVERRULING
 from ddlrun.ranges import render_ranges
 from ddlrun.wording import counted
+from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import launch_line
 from tests.support import needs
 from tests.support.cpus import CORES, USABLE, node_of, package_of
 from tests.support.processes import listed, mark, mpirun_of, running, started, wait_for
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "digits.py"
 # What a rank says of itself, in one write.
 TELL = (
     "import json, os, sys; e = os.environ; os.write(1, (json.dumps(dict("
@@ -101,6 +103,45 @@ def test_launches_at_the_same_time_take_different_cores(tmp_path: Path) -> None:
     assert (sorted(cpu for own in bound for cpu in own), loose) == (USABLE, USABLE)
     assert sum("they share CPUs" in path.read_text() for path in outputs) == 1
     assert os.listdir(tmp_path / "state" / "ddlrun" / "active") == []
+
+
+# A process of another user with a rank's announcement, on a CPU.
+OTHER_USER = (
+    "import os, sys; sys.path.insert(0, sys.argv[2]); from ddlrun.rank.announcement import announce_cpus; "
+    "os.setuid(65534); os.sched_setaffinity(0, {int(sys.argv[1])}); announce_cpus(); print('up', flush=True); input()"
+)
+
+
+@pytest.mark.openmpi(5)
+@pytest.mark.parametrize("host", ["h1", "h2"])
+def test_cores_of_another_users_ranks_are_left_to_them(hosts: TwoHosts, host: str, tmp_path: Path) -> None:
+    needs.root()
+    if len(CORES) < 2:
+        needs.skip("one core, and none that is free")
+    taken = min(CORES[0])
+    line = [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "--json", "-np", "1", "--cores-per-rank", "1"]
+    line += ["-H", host, "--checks", "ssh", "true"]
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    with started(
+        hosts.argv(host, [sys.executable, "-c", OTHER_USER, str(taken), str(ROOT)]),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        assert other.stdout.readline() == b"up\n"
+        done = subprocess.run(hosts.argv("h1", line), env=environ, capture_output=True, text=True, check=False)
+        other.stdin.close()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["variables"]["DDLRUN_SEATS"].split("@")[1] == render_ranges(CORES[1])
+
+
+@pytest.mark.parametrize(("option", "value", "announced"), [("--cores-per-rank", "1", True), ("--bind", "none", False)])
+def test_ranks_announce_their_cpus_to_other_users(launch: Launch, option: str, value: str, *, announced: bool) -> None:
+    names = ["sh", "-c", f"grep -a '@ddlrun-cpus/{os.getuid()}/.*/' /proc/net/unix || true"]
+    if len(USABLE) < 2:
+        needs.skip("one CPU, which all have")
+    done = launch("-np", "1", option, value, *names)
+    assert done.returncode == 0, done.stderr
+    lines = (line.rpartition("/")[2] for line in done.stdout.splitlines())
+    assert any(line != render_ranges(USABLE) for line in lines) == announced
 
 
 def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: Path) -> None:
