@@ -89,11 +89,27 @@ def _fields_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: values[field.name] for field in fields(kind)}
 
 
-class MetricsReader:
-    """The samples of a file, from near its end, and then as it grows."""
+def choose_lines(lines: Sequence[bytes], most: int) -> list[bytes]:
+    r"""Return up to about `most` of the lines: those of every n-th time, and of the last times.
 
-    def __init__(self, path: str, tail: int = TAIL_BYTES) -> None:
-        self._path, self._tail = path, tail
+    >>> choose_lines([b"1,\n", b"2,\n", b"3,\n", b"4,\n", b"5,\n"], 3)
+    [b'1,\n', b'3,\n', b'5,\n']
+    """
+    if len(lines) <= most:
+        return list(lines)
+    times = list(dict.fromkeys(line.partition(b",")[0] for line in lines))
+    count = max(2, most * len(times) // len(lines))
+    recent = len(times) - count // 2
+    chosen = {*times[recent:], *times[: recent : -(-recent // (count - count // 2))]}
+    return [line for line in lines if line.partition(b",")[0] in chosen]
+
+
+class MetricsReader:
+    """The samples of a file, and then new ones as it grows: those near its end, or a choice from all."""
+
+    def __init__(self, path: str, tail: int = TAIL_BYTES, most: int | None = None) -> None:
+        """Take the path, and the size of the end that is read at first; `most`: that many samples of all instead."""
+        self._path, self._tail, self._most = path, tail, most
         self._file: IO[bytes] | None = None
         self._rest = b""
 
@@ -105,6 +121,8 @@ class MetricsReader:
             return
         lines = (self._rest + self._file.read()).split(b"\n")
         self._rest = lines.pop()
+        if self._most is not None:
+            lines = choose_lines(lines, self._most)
         for line in lines:
             with suppress(ValueError, TypeError, KeyError):  # a line of another version
                 yield parse_line(line)
@@ -129,7 +147,7 @@ class MetricsReader:
             self._file = open(self._path, "rb")  # noqa: SIM115 - `close`
         except OSError:
             return
-        start = max(0, self._file.seek(0, os.SEEK_END) - self._tail)
+        start = max(0, self._file.seek(0, os.SEEK_END) - self._tail) if self._most is None else 0
         self._file.seek(start)
         if start:
             self._file.readline()

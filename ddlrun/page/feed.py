@@ -1,4 +1,4 @@
-"""The messages of which a page draws a run: its state, placement, samples and diagnosis."""
+"""The messages of which a page draws a run: its state, content, samples and diagnosis."""
 
 import os
 from collections.abc import Container, Iterator
@@ -11,40 +11,65 @@ from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader, Sample
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.monitor.table import sort_by_trouble
-from ddlrun.page.run_files import RunEvent, read_events, read_ranks, read_verdict
+from ddlrun.page.content import PageContent, make_content, script_name
+from ddlrun.page.record import RunRecord, read_record, stat_record
+from ddlrun.page.run_files import RunEvent, read_events, read_verdict
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.ranges import parse_ranges
-from ddlrun.runs.history import read_past_run
+from ddlrun.runs.history import PastRun, PastRunState, read_past_run
+from ddlrun.units import render_duration
 from ddlrun.wording import kernel_wait
 
-RANK_FIELDS = ("time", "ranks", "size", "host", "cpu", "rss", "read", "written", "queue", "state", "function")
+# The fields of samples as they are, and those that are made of others: the GPUs of a rank (None: it has none).
+RANK_FIELDS = ("time", "ranks", "host", "cpu", "rss", "read", "written", "queue", "state")
+HOST_FIELDS = ("time", "host", "cores", "cpu", "memory", "available")
+# The samples that a page gets of the past of a run.
+MOST_SAMPLES = 40_000
+STARTING = "starting"
+PREDICATES = {
+    PastRunState.LOST: "lost: its ddlrun was killed, or its host failed",
+    PastRunState.UNKNOWN: "started on another host, which has recorded no end so far",
+}
 
 
-class FeedMessage(TypedDict):
+class PageFinding(TypedDict):
+    """A cause of slowness."""
+
+    samples: list[str]
+    """The names of samples; empty for a host."""
+    cause: str
+    text: str
+
+
+class PageMessage(TypedDict):
     """What is new in a run."""
 
     first: bool
     """Whether the page forgets what it has had before."""
     run: str
+    script: str
     state: str
-    seconds: float
-    """The time from the start to the latest sample or to the end; 0 if unknown."""
+    status: str
+    """The state in words."""
+    started: float
+    """Seconds since the epoch; 0 if unknown."""
     limit: str
-    """What limits the job, in words."""
-    findings: list[tuple[list[str], str]]
-    """Each cause of slowness: names of samples, which are empty for a host, and words."""
+    """What limits the job, in words; empty without samples of running ranks."""
+    findings: list[PageFinding]
     doctor: str
     """The verdict of the last examination; empty without one."""
     events: list[RunEvent]
     """The last stalls, failures, lost hosts and restarts."""
     order: list[str]
     """The names of the samples, the ranks in trouble first."""
-    ranks: list[dict[str, Any]]
-    """The ranks of the plan, in the first message."""
-    samples: list[dict[str, Any]]
-    """The new samples of ranks, with the utilization of their GPUs (None: they have none)."""
-    hosts: list[dict[str, Any]]
-    """The new samples of hosts."""
+    content: PageContent | None
+    """The content besides samples; None: as before."""
+    rank_fields: tuple[str, ...]
+    samples: list[list[Any]]
+    """The new samples of ranks: the values of these fields."""
+    host_fields: tuple[str, ...]
+    hosts: list[list[Any]]
+    """The new samples of hosts: the values of these fields."""
 
 
 class RunFeed:
@@ -54,23 +79,26 @@ class RunFeed:
         """Begin before the first message on the run of a folder."""
         self.folder = folder
         self._files = RunDir(folder)
-        self._reader = MetricsReader(self._files.metrics)
+        self._reader = MetricsReader(self._files.metrics, most=MOST_SAMPLES)
         self._history = History()
         self._times: dict[str, float] = {}
         self._gpus: dict[str, dict[int, float]] = {}
-        self._last: FeedMessage | None = None
+        self._changes: object = None
+        self._record = RunRecord(folder)
+        self._last: PageMessage | None = None
 
     def close(self) -> None:
         """Close the file of the samples."""
         self._reader.close()
 
-    def read(self) -> FeedMessage | None:
+    def read(self) -> PageMessage | None:
         """Return the news since the last call; None if there is none."""
         new = list(self._read_new())
         self._history.add(new)
         message = self._make_message(new)
         last, self._last = self._last, message
-        if last is None or new or any(last[key] != message[key] for key in ("state", "doctor", "events")):
+        news = new or message["content"]
+        if last is None or news or any(last[key] != message[key] for key in ("state", "doctor", "events")):
             return message
         return None
 
@@ -82,28 +110,39 @@ class RunFeed:
                 self._times[name] = sample.time
                 yield sample
 
-    def _make_message(self, new: list[Sample]) -> FeedMessage:
-        history, past = self._history, read_past_run(self.folder)
+    def _make_message(self, new: list[Sample]) -> PageMessage:
+        history, past, content = self._history, read_past_run(self.folder), self._read_content()
         findings, ranks = diagnose(history), history.ranks()
-        seconds = 0.0
-        if past is not None:
-            seconds = past.seconds or max(0.0, history.time - past.run.started)
         return {
             "first": self._last is None,
             "run": os.path.basename(self.folder) if past is None else past.run.run,
-            "state": "starting" if past is None else past.state.value,
-            "seconds": seconds,
-            "limit": summarize(history, findings),
-            "findings": [(_split(finding.ranks, ranks), finding.text) for finding in findings],
+            "script": script_name(() if past is None else past.run.program),
+            "state": STARTING if past is None else past.state.value,
+            "status": STARTING if past is None else _describe(past, self._record, history.time),
+            "started": 0.0 if past is None else past.run.started,
+            "limit": summarize(history, findings) if ranks else "",
+            "findings": [
+                {"samples": _split(it.ranks, ranks), "cause": it.cause.value, "text": it.text} for it in findings
+            ],
             "doctor": read_verdict(self._files.diagnosis),
             "events": read_events(self._files.events),
             "order": sort_by_trouble(ranks, findings),
-            "ranks": read_ranks(self._files.plan) if self._last is None else [],
+            "content": content,
+            "rank_fields": (*RANK_FIELDS, "function", "gpu"),
             "samples": list(self._pick(new)),
+            "host_fields": (*HOST_FIELDS, "received", "sent", "temperature"),
             "hosts": [_sum_up(sample) for sample in new if isinstance(sample, HostSample)],
         }
 
-    def _pick(self, new: list[Sample]) -> Iterator[dict[str, Any]]:
+    def _read_content(self) -> PageContent | None:
+        """Return the content if a file of it has changed."""
+        changes = stat_record(self.folder)
+        if changes == self._changes:
+            return None
+        self._changes, self._record = changes, read_record(self.folder)
+        return make_content(self._record)
+
+    def _pick(self, new: list[Sample]) -> Iterator[list[Any]]:
         """Yield what the page shows of ranks; the samples of a time, first ranks and then hosts, belong together."""
         for _, group in groupby(new, key=lambda sample: sample.time):
             samples = list(group)
@@ -113,11 +152,21 @@ class RunFeed:
             for rank in samples:
                 if isinstance(rank, RankSample):
                     gpu = mean_utilization(rank.ranks, self._gpus.get(rank.host, {}))
-                    yield {
-                        **{name: getattr(rank, name) for name in RANK_FIELDS},
-                        "function": kernel_wait(rank.function),
-                        "gpu": gpu,
-                    }
+                    yield [*(getattr(rank, name) for name in RANK_FIELDS), kernel_wait(rank.function), gpu]
+
+
+def _describe(past: PastRun, record: RunRecord, now: float) -> str:
+    """Return the state of a run in words; `now` is the time of the latest sample."""
+    state = past.state
+    if past.seconds is None or past.exit_code is None:
+        after = f", {render_duration(now - past.run.started)} after its start" if now > past.run.started else ""
+        return PREDICATES.get(state, state.value) + (after if state is PastRunState.RUNNING else "")
+    duration = f"after {render_duration(past.seconds)}"
+    if not past.exit_code:
+        return f"{state.value} {duration}"
+    root, reason = record.outcome.get("root"), record.outcome.get("reason")
+    cause = f": rank {root['rank']} on {root['host']}" if root else f": {reason}" if reason else ""
+    return f"{state.value} with exit code {past.exit_code} {duration}{cause}"
 
 
 def _split(ranks: str, names: Container[str]) -> list[str]:
@@ -129,15 +178,7 @@ def _split(ranks: str, names: Container[str]) -> list[str]:
     return [ranks] if ranks in names else [str(rank) for rank in sorted(parse_ranges(ranks))]
 
 
-def _sum_up(sample: HostSample) -> dict[str, Any]:
-    return {
-        "time": sample.time,
-        "host": sample.host,
-        "cores": sample.cores,
-        "cpu": sample.cpu,
-        "memory": sample.memory,
-        "available": sample.available,
-        "received": sum(nic.received for nic in sample.nics),
-        "sent": sum(nic.sent for nic in sample.nics),
-        "temperature": max((gpu.temperature for gpu in sample.gpus if gpu.temperature is not None), default=None),
-    }
+def _sum_up(sample: HostSample) -> list[Any]:
+    traffic = (sum(nic.received for nic in sample.nics), sum(nic.sent for nic in sample.nics))
+    temperature = max((gpu.temperature for gpu in sample.gpus if gpu.temperature is not None), default=None)
+    return [*(getattr(sample, name) for name in HOST_FIELDS), *traffic, temperature]

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import rank_log
@@ -13,9 +13,6 @@ from ddlrun.runs.log_files import count_ranks
 
 # The part of a log that is shown.
 LOG_BYTES = 1 << 16
-PLACE_FIELDS = ("rank", "host", "local_rank", "packages", "cores", "gpu")
-# The page draws no cell for a rank beyond these.
-MOST_RANKS = 1000
 MOST_EVENTS = 20
 RESTART = r"/restart-([0-9]+)$"
 
@@ -26,13 +23,6 @@ class RunEvent(TypedDict):
     time: float
     """Seconds since the epoch."""
     text: str
-
-
-def read_ranks(path: str) -> list[dict[str, Any]]:
-    """Return the places of the ranks of a plan, up to a number; none where the plan cannot be read."""
-    with suppress(OSError, ValueError, KeyError, TypeError), open(path, encoding="utf-8") as file:
-        return [{name: rank[name] for name in PLACE_FIELDS} for rank in json.load(file)["ranks"][:MOST_RANKS]]
-    return []
 
 
 def read_verdict(path: str) -> str:
@@ -72,13 +62,13 @@ def describe_event(record: EventRecord) -> str:
     return f"failed: {record['reason'] or 'exit code ' + str(record['exit_code'])}"
 
 
-def read_log(folder: str, rank: int) -> str:
-    """Return the end of a rank's log, as whole lines if possible; empty where it has printed nothing."""
+def read_log(folder: str, rank: int, most: int = LOG_BYTES) -> str:
+    """Return up to `most` bytes of the end of a rank's log, as whole lines if possible; empty if there are none."""
     with suppress(OSError, InputError):
         with open(rank_log(folder, rank, count_ranks(folder)), "rb") as log:
-            start = max(0, log.seek(0, os.SEEK_END) - LOG_BYTES)
+            start = max(0, log.seek(0, os.SEEK_END) - most)
             log.seek(start)
-            text = log.read(LOG_BYTES)
+            text = log.read(most)
         if start:
             text = text.partition(b"\n")[2] or text
         return text.decode(errors="replace")

@@ -2,7 +2,6 @@
 
 import hmac
 import json
-import os
 import secrets
 import signal
 import threading
@@ -13,20 +12,17 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 
 from ddlrun.monitor.server import LOOPBACK, REQUEST_SECONDS, LocalServer
+from ddlrun.page import html
 from ddlrun.page.feed import RunFeed
 from ddlrun.page.run_files import read_log
 
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "parts")
 # Pages that are open at the same time.
 MOST_STREAMS = 16
 POLL_SECONDS = 1.0
 LONGEST_RANK = 9
 # At the end, open pages have this time for the last message.
 LAST_SECONDS = 2.0
-POLICY = (
-    "default-src 'none'; connect-src 'self'; img-src data:; style-src 'nonce-{0}'; script-src 'nonce-{0}'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+POLICY = f"{html.POLICY}; connect-src 'self'; frame-ancestors 'none'"
 
 
 class DashboardServer(LocalServer):
@@ -97,7 +93,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
             self._send_log(urllib.parse.parse_qs(url.query).get("rank", [""])[0])
         elif rest[0] == "" and url.path.endswith("/"):
             nonce = secrets.token_urlsafe(16)
-            self._send_text(render_page(nonce), "text/html", {"Content-Security-Policy": POLICY.format(nonce)})
+            self._send_text(html.render_page(nonce), "text/html", {"Content-Security-Policy": POLICY.format(nonce)})
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -143,14 +139,3 @@ class DashboardHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Log nothing."""
-
-
-def render_page(nonce: str) -> str:
-    """Return the page; its style and script carry a nonce, without which the browser runs nothing."""
-    page, style, script = map(_read, ("page.html", "page.css", "page.js"))
-    return page.replace("NONCE", nonce).replace("/* STYLE */", style).replace("/* SCRIPT */", script)
-
-
-def _read(name: str) -> str:
-    with open(f"{FOLDER}/{name}", encoding="utf-8") as file:
-        return file.read()

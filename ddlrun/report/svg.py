@@ -1,6 +1,6 @@
 """Placement as an SVG picture: machines as boxes, one occupancy for hosts that are alike."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlrun.hosts import fold
@@ -8,7 +8,6 @@ from ddlrun.machine import Core, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 from ddlrun.report.boxes import ROW, MachineBoxes, PackageBox, boxes_of, gpu_label, nic_label, sign
-from ddlrun.report.record import HostGroup
 
 # Pixels.
 _CELL, _GAP, _TEXT = 14, 3, 13
@@ -33,30 +32,19 @@ class _Part:
 
 def render_svg(placement: Placement) -> str:
     """Draw the local ranks on their cores as one SVG picture, machines one below the other."""
-    names = placement.hosts.names
-    return render_groups(
-        HostGroup(fold(names[index] for index in indexes), machine, tuple(local_ranks))
-        for indexes, machine, local_ranks in placement.groups()
-    )
-
-
-def render_groups(groups: Iterable[HostGroup]) -> str:
-    """Draw groups of equal hosts as one SVG picture.
-
-    Elements that a page may recolour or fade have a class; a core has its local ranks in `data-local`.
-    """
     elements: list[str] = []
     top, width = 0.0, 0.0
-    for group in groups:
-        title = f"{group.names}: {group.machine} ({group.machine.source})"
-        drawn = _machine(group.machine, group.local_ranks, top + 30)
+    for indexes, machine, local_ranks in placement.groups():
+        names = fold(placement.hosts.names[index] for index in indexes)
+        title = f"{names}: {machine} ({machine.source})"
+        drawn = _machine(machine, local_ranks, top + 30)
         elements += ["<g>", _text(10, top + 20, title, bold=True), *drawn.elements, "</g>"]
         top += 30 + drawn.height + 20
         width = max(width, drawn.width, 10.0 + 8 * len(title))
     label = 'role="img" aria-label="Packages, cores and devices of each host, and the local ranks on them"'
     extent = f'width="{width:.0f}" height="{top:.0f}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="placement" {label} {extent} font-family="sans-serif">'
-    return "\n".join([head, '<rect class="paper" width="100%" height="100%" fill="white"/>', *elements, "</svg>", ""])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {label} {extent} font-family="sans-serif">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *elements, "</svg>", ""])
 
 
 def _machine(machine: Machine, local_ranks: Sequence[LocalRankPlacement], top: float) -> _Part:
@@ -93,7 +81,7 @@ def _box(box: PackageBox, boxes: MachineBoxes, left: float, top: float) -> _Part
         y += 17
     width, height = max(columns * _STEP + 14.0, 150.0), y - top + 4
     extent = f'x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    frame = f'<rect class="frame" {extent} rx="4" fill="none" stroke="#555"/>'
+    frame = f'<rect {extent} rx="4" fill="none" stroke="#555"/>'
     title = _text(left + 8, top + 16, f"package {box.package}", bold=True)
     return _Part([frame, title, *elements], width, height)
 
@@ -120,8 +108,7 @@ def _core(core: Core, owners: Mapping[int, list[int]], x: float, y: float) -> st
         colour = _UNUSABLE
     mark = _text(x + _CELL / 2, y + 11, sign(core, owners), ink=COLOURS.get(colour, "#000000"))
     return (
-        f'<g class="core" data-local="{" ".join(map(str, ranks))}">'
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{_CELL}" height="{_CELL}" fill="{colour}" stroke="#999">'
+        f'<g><rect x="{x:.0f}" y="{y:.0f}" width="{_CELL}" height="{_CELL}" fill="{colour}" stroke="#999">'
         f"<title>{title}</title></rect>{mark}</g>"
     )
 
@@ -130,5 +117,5 @@ def _text(x: float, y: float, text: str, *, bold: bool = False, ink: str = "") -
     """Render a text; with `ink` the mark of a core, centred at x in that colour."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     weight = ' font-weight="bold"' if bold else ""
-    look = f' font-size="10" text-anchor="middle" fill="{ink}"' if ink else f' class="word" font-size="{_TEXT - 2}"'
+    look = f' font-size="10" text-anchor="middle" fill="{ink}"' if ink else f' font-size="{_TEXT - 2}"'
     return f'<text x="{x:.0f}" y="{y:.0f}"{look}{weight}>{escaped}</text>'

@@ -103,13 +103,6 @@ class MergedOutput:
             yield entry.kind, self._lines[entry.kind].join(entry.source, block, tag)
 
 
-def error_lines(folder: str, ranks: int) -> Iterator[bytes]:
-    """Yield the lines of standard error of all ranks. Raises InputError where another version wrote the folder."""
-    with closing(MergedOutput(folder, ranks, (ERR,))) as output:
-        for _, block in output.read():
-            yield from block.splitlines(keepends=True)
-
-
 def _keep_last(blocks: list[tuple[int, bytes]], lines: int) -> Iterator[tuple[int, bytes]]:
     """Yield blocks without all lines but the last; the end of a line may be missing."""
     surplus = sum(text.count(b"\n") for _, text in blocks) - lines

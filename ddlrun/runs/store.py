@@ -1,7 +1,6 @@
 """The folder of a run: its plan is written before the start, its outcome at the end."""
 
 import errno
-import itertools
 import json
 import os
 import re
@@ -17,7 +16,6 @@ from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
-from ddlrun.runs.merged_output import error_lines
 from ddlrun.runs.names import NAME, new_name
 
 if TYPE_CHECKING:  # for the annotations alone
@@ -213,37 +211,6 @@ def bindings(reports: Iterable[str], ranks: int) -> "BindingsRecord":
         "different": different,
         "bindings": [cast("BindingRecord", {**record, "rank": int(record["rank"])}) for record in records],
     }
-
-
-# What precedes a learner's message about a slow rank, or about its move to other cores, in a line of standard error.
-LEARNER_MARK = b"ddlrun.ddl.monitor: "
-MOST_MESSAGES = 1000
-
-
-def read_run_dir(path: str) -> dict[str, str]:
-    """Return the texts of a run folder's files by name; from output.order only the learners' messages.
-
-    Raises InputError where the folder holds no run or cannot be read.
-    """
-    files = RunDir(path)
-    names = (files.plan, files.environment, files.check, files.binding, files.ddl, files.outcome, files.report)
-    texts: dict[str, str] = {}
-    try:
-        for name in names:
-            with suppress(FileNotFoundError), open(name, encoding="utf-8", errors="replace") as file:
-                texts[os.path.basename(name)] = file.read()
-        with suppress(ValueError, TypeError, KeyError):  # the plan is missing or malformed
-            lines = error_lines(path, len(json.loads(texts[os.path.basename(files.plan)])["ranks"]))
-            messages = (line.partition(LEARNER_MARK)[2] for line in lines if LEARNER_MARK in line)
-            text = b"".join(itertools.islice(messages, MOST_MESSAGES))
-            if os.path.exists(files.order):
-                texts[os.path.basename(files.order)] = text.decode(errors="replace")
-    except OSError as error:
-        raise InputError(f"run folder {path}: {error.filename}: {error.strerror}") from error
-    if os.path.basename(files.plan) not in texts:
-        problem = "there is no plan.json in it" if os.path.isdir(path) else "it is no folder"
-        raise InputError(f"run folder {path}: {problem}; name a run's folder, which launch prints")
-    return texts
 
 
 def link_last_run(plan: Plan, environ: Mapping[str, str]) -> None:

@@ -25,6 +25,7 @@ from tests.conftest import OWN, launch_line
 from tests.support import needs
 from tests.support.browser import Browser, find_browser
 from tests.support.nvidia_smi import busy
+from tests.support.page_scripts import STYLES
 from tests.support.processes import started, wait_for
 from tests.support.run_folders import make_run
 from tests.support.seeded_runs import SAMPLES, read_samples
@@ -40,7 +41,10 @@ ROWS = "[...document.querySelectorAll('#rows tr')].map((row) => row.dataset.rank
 CELLS = "[...document.querySelectorAll('.cell')].map((cell) => cell.dataset.rank)"
 LINES = "[...document.querySelectorAll('polyline')].map((line) => line.points.length)"
 POINTS = f"{LINES}.length ? Math.min(...{LINES}) : 0"
-MARKS = "[...document.querySelectorAll('#rank-chart .mark title')].map((title) => title.textContent.split(':')[0])"
+TIME = "Math.max(...[...hosts.values()].map((samples) => samples.at(-1).time))"
+MARKS = (
+    "[...document.querySelectorAll('figure:first-child .mark title')].map((title) => title.textContent.split(':')[0])"
+)
 TROUBLE = "[...document.querySelectorAll('.cell.trouble')].map((cell) => cell.dataset.rank)"
 
 
@@ -84,8 +88,8 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
             points = page.evaluate(POINTS)
             wait_for(lambda: page.evaluate(POINTS) > points)
             leave_early(url)
-            seconds = page.evaluate("latest.seconds")
-            wait_for(lambda: page.evaluate("latest.seconds") > seconds + 4)  # the lost page was written to
+            time = page.evaluate(TIME)
+            wait_for(lambda: page.evaluate(TIME) > time + 4)  # the lost page was written to
             filter_by(page, "1-2")
             assert (sorted(page.evaluate(ROWS)), page.evaluate(CELLS)) == (["1", "2"], ["1", "2"])
             page.click(".cell[data-rank='2']")
@@ -117,9 +121,11 @@ def hostile(tmp_path: Path) -> Iterator[DashboardServer]:
     samples = (SAMPLES / "storage.jsonl").read_text()
     (run / "metrics.jsonl").write_text(samples.replace('"host": "', f'"host": "{HOSTILE}</script>'))
     (run / "doctor.json").write_text(json.dumps({"sentence": HOSTILE}))
-    ranks = [{"rank": rank, "host": HOSTILE, "local_rank": rank, "packages": [HOSTILE], "cores": [], "gpu": None}
-             for rank in range(2)]  # fmt: skip
-    (run / "plan.json").write_text(json.dumps({"ranks": ranks}))
+    ranks = [{"rank": rank, "host": HOSTILE, "local_rank": rank, "packages": [0], "cores": [0], "gpu": None,
+              "threads": HOSTILE} for rank in range(2)]  # fmt: skip
+    plan = {"ranks": ranks, "hosts": [{"name": HOSTILE}], "topology": HOSTILE}
+    (run / "plan.json").write_text(json.dumps(plan))
+    (run / "report.txt").write_text(HOSTILE)
     (run / "ranks").mkdir()
     (run / "ranks/1.log").write_bytes(b"\xff\x1b[31m" + HOSTILE.encode())
     with DashboardServer(0, str(run)) as server:
@@ -135,7 +141,8 @@ def test_what_hosts_have_said_is_text(hostile: DashboardServer) -> None:
     with Browser(hostile.url) as page:
         wait_for(lambda: page.evaluate(ROWS) == ["1", "0"])
         assert page.evaluate(TROUBLE) == ["1"]
-        assert text_of(page, "limit").startswith(f"rank 1 on {HOSTILE}")
+        assert text_of(page, "limit").startswith(f"Limit: rank 1 on {HOSTILE}")
+        assert text_of(page, "reason") == HOSTILE
         assert text_of(page, "doctor") == HOSTILE
         page.click("#rows button")
         wait_for(lambda: text_of(page, "log") == f"\N{REPLACEMENT CHARACTER}{HOSTILE}")
@@ -149,15 +156,14 @@ def test_axes_are_round_colours_stay_and_rows_are_low(hostile: DashboardServer) 
         needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
     with Browser(hostile.url) as page:
         wait_for(lambda: page.evaluate(ROWS) == ["1", "0"])
-        assert page.evaluate("[100, 103.2, 1000, 1234, 790].map(roundUp)") == [100, 120, 1000, 1600, 800]
-        keys = "[...document.querySelectorAll('#rank-chart li')].map((key) => [key.textContent, key.className])"
-        colours = f"Object.fromEntries({keys})"
-        before = page.evaluate(colours)
-        assert before == {"rank 0": "s0", "rank 1": "s1"}
+        assert page.evaluate("[100, 103.2, 400, 790].map((most) => axisEnd('%', [most]))") == [100, 100, 400, 800]
+        assert page.evaluate("[12, 1234, 2e9].map((most) => axisEnd('B', [most]))") == [1000, 1600, 2e9]
+        before = page.evaluate(STYLES)
+        assert before == {"rank 0": ["s0 d0"], "rank 1": ["s1 d0"]}
         page.evaluate("latest.order.reverse(); show()")
-        assert page.evaluate(colours) == before
+        assert page.evaluate(STYLES) == before
         page.set_view(390)
-        page.evaluate("latest.findings[0][1] = 'word '.repeat(40); show()")
+        page.evaluate("latest.findings[0].cause = 'word '.repeat(40); show()")
         lines = "getComputedStyle(document.querySelector('#rows td')).lineHeight"
         height = page.evaluate("document.querySelector('#rows [data-rank=\"1\"]').offsetHeight")
         assert height < 2 * float(page.evaluate(lines)[:-2])
@@ -185,7 +191,8 @@ def test_a_page_gets_only_what_is_new(hostile: DashboardServer) -> None:
     feed = RunFeed(hostile.folder)
     first = feed.read()
     assert first is not None
-    assert (first["first"], len(first["ranks"])) == (True, 2)
+    assert first["content"] is not None
+    assert (first["first"], len(first["content"]["places"])) == (True, 2)
     assert feed.read() is None
     path = Path(hostile.folder) / "metrics.jsonl"
     text = path.read_text()
@@ -196,7 +203,7 @@ def test_a_page_gets_only_what_is_new(hostile: DashboardServer) -> None:
     second = feed.read()
     feed.close()
     assert second is not None
-    assert (second["first"], len(second["samples"]) + len(second["hosts"]), second["ranks"]) == (False, 1, [])
+    assert (second["first"], len(second["samples"]) + len(second["hosts"]), second["content"]) == (False, 1, None)
 
 
 def test_failures_lost_hosts_and_restarts_are_marked(tmp_path: Path) -> None:
@@ -224,9 +231,12 @@ def test_the_command_prints_the_address_until_it_is_interrupted(hostile: Dashboa
     )
 
 
-GPU_CELLS = "[...document.querySelectorAll('#rows td.gpu')].map((cell) => cell.textContent)"
-SHOWN = "[...document.querySelectorAll('.gpu')].some((part) => getComputedStyle(part).display !== 'none')"
-HEIGHTS = "[...document.querySelectorAll('#rank-chart polyline')].map((line) => [...line.points].map(({y}) => y))"
+GPU_TITLE = "[...document.querySelectorAll('#titles th')].findIndex((head) => head.textContent === 'GPU %')"
+GPU_CELLS = f"[...document.querySelectorAll('#rows tr')].map((row) => row.children[{GPU_TITLE}]?.textContent)"
+SHOWN = f"{GPU_TITLE} >= 0 || !document.querySelector('option[value=gpu]').hidden"
+HEIGHTS = (
+    "[...document.querySelectorAll('figure:first-child polyline')].map((line) => [...line.points].map(({y}) => y))"
+)
 
 
 @pytest.mark.extra
@@ -249,11 +259,13 @@ def test_the_page_shows_gpus_where_there_are_any(tmp_path: Path) -> None:
                     later = replace(later, gpus=(replace(gpu, utilization=0.25 + 0.5 * (number % 2)),))
                 file.write(render_line(later))
             file.flush()
-            wait_for(lambda: page.evaluate(GPU_CELLS)[0] == "" and page.evaluate(GPU_CELLS)[1] in ("25", "75"))
+            wait_for(lambda: page.evaluate(GPU_CELLS) in (["", "25"], ["", "75"]))
+            assert page.evaluate(SHOWN)
             page.evaluate("document.getElementById('metric').value = 'gpu'")
             page.evaluate("document.getElementById('metric').dispatchEvent(new Event('change'))")
-            assert page.evaluate("document.querySelectorAll('#gpu-chart polyline').length") == 1
-            assert [len(set(heights)) for heights in page.evaluate(HEIGHTS)] == [1, 3]
+            charts = "[...document.querySelectorAll('figure h3')].map((head) => head.textContent)"
+            assert "Hosts: temperature of the hottest GPU" in page.evaluate(charts)
+            assert [len(set(heights)) for heights in page.evaluate(HEIGHTS)] == [2]
             page.set_view(375)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert page.console == []

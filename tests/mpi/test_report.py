@@ -8,8 +8,8 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.conftest import MPIRUNS, launch_line
 from tests.support import needs
 from tests.support.browser import Browser, find_browser
 from tests.support.json_schemas import validate_run_folder
+from tests.support.page_scripts import CONTRASTS, EMPTY, STYLES
 from tests.support.processes import started
 
 ROOT = Path(__file__).parents[2]
@@ -39,35 +40,8 @@ if ddl.rank() == int(sys.argv[2]):
     raise ValueError("no such <b>batch</b> & so on")
 """
 OPTIONS = "-mode r -dump_iter 6 -rebind_iter 5"
-VOID = {"meta", "link", "br"}
-CONTRASTS = """
-(() => {
-  const light = (colour) => {
-    const [r, g, b] = colour.match(/[0-9.]+/g).slice(0, 3).map((v) => v / 255).map(
-      (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const style = (e) => getComputedStyle(e);
-  const behind = (e) => {
-    const core = e.closest(".core");
-    if (core) return style(core.querySelector("rect")).fill;
-    while (/, 0\\)$/.test(style(e).backgroundColor)) e = e.parentElement;
-    return style(e).backgroundColor;
-  };
-  const contrast = (ink, e) => {
-    const [low, high] = [light(ink), light(behind(e))].sort((a, b) => a - b);
-    return (high + 0.05) / (low + 0.05);
-  };
-  const seen = [...document.body.querySelectorAll("*")].filter((e) => e.getClientRects().length);
-  const texts = seen.filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()));
-  const inks = texts.map((e) => contrast(e instanceof SVGElement ? style(e).fill : style(e).color, e));
-  const lines = seen.filter((e) => e.matches("polyline")).map((e) => contrast(style(e).stroke, e));
-  return [inks.length, Math.min(...inks), lines.length, Math.min(...lines)];
-})()
-"""
-SHOWN = "[...document.querySelectorAll('tr[data-local]')].filter((r) => r.offsetParent).map((r) => r.dataset.rank)"
-BRIGHT = "[...document.querySelectorAll('polyline[data-rank]:not(.off)')].map((l) => l.dataset.rank)"
-LIT = "[...document.querySelectorAll('.core:not(.off)')].map((c) => c.dataset.local)"
+LINES = "[...document.querySelectorAll('polyline:not(.back) title')].map((title) => title.textContent)"
+ROWS = "[...document.querySelectorAll('#rows tr')].map((row) => row.dataset.rank)"
 
 
 def report(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -83,40 +57,21 @@ def page_of(run: Path, folder: Path, *words: object) -> str:
     return path.read_text()
 
 
-class Strict(HTMLParser):
-    """A parser that rejects unclosed tags and references to other files."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.open += [] if tag in VOID else [tag]
-        self.text += " "
-        values = dict(attrs)
-        assert "src" not in values
-        assert (values.get("href") or "#").startswith(("#", "data:"))
-        assert tag != "th" or values["scope"] in ("row", "col")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.handle_endtag(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data if self.open and self.open[-1] not in ("script", "style") else ""
+def data_of(page: str) -> dict[str, Any]:
+    """Return the data in a page, which refers to nothing outside it."""
+    assert re.findall(r'(?:src|href)="[^"]*|url[(]|@import', page) == ['href="data:,', 'href="#rank']
+    data: dict[str, Any] = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    return data
 
 
-def read(page: str) -> str:
-    """Return the text of a page, with white space folded."""
-    parser = Strict()
-    parser.feed(page)
-    assert parser.open == []
-    return re.sub(r"\s+", " ", parser.text)
+def section(data: dict[str, Any], title: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(part for part in data["content"]["sections"] if part["title"] == title)
+    return found
+
+
+def texts_of(data: dict[str, Any], title: str) -> list[str]:
+    found: list[str] = next(column["texts"] for column in data["content"]["columns"] if column["title"] == title)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -140,20 +95,24 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_of_a_failed_run_has_the_contents_of_its_folder(failed: Path, tmp_path: Path) -> None:
     page = page_of(failed, tmp_path)
-    text = read(page)
-    assert "4x1x1: 4 ranks on localhost" in text
-    assert 'id="check"' not in page
-    assert re.search(r"The run failed with exit code 1 after [\d.]+ s: rank 1 on \S+\.", text)
-    assert "ValueError: no such <b>batch</b> & so on" in text
-    assert "MY_TOKEN <redacted>" in text
+    data = data_of(page)
+    assert (data["script"], data["state"]) == ("train.py", "failed")
+    assert data["content"]["job"] == "4 ranks on localhost (4x1x1)"
+    assert re.fullmatch(r"failed with exit code 1 after \S+ s: rank 1 on \S+", data["status"])
+    assert "ValueError: no such <b>batch</b> & so on" in data["content"]["failure"]
+    assert "ValueError: no such <b>batch</b>" in data["logs"]["1"]
+    assert ["MY_TOKEN", "<redacted>"] in section(data, "Environment")["facts"]
     assert "geheim" not in page
-    assert re.search(r"The last report: iterations 26 to 31, mode r, [\d.]+ ms each dimension .* X 4 ring 0\.18 ", text)
-    assert page.count("<polyline") == 1 + 2 + 4 + 4
+    assert "<b>" not in page
+    learners = section(data, "Learners")
+    assert [len(chart["lines"]) for chart in learners["charts"]] == [4, 2, 4, 1]
+    dimensions, slow = learners["tables"]
+    assert re.fullmatch(r"The last report: iterations 26 to 31, mode r, [\d.]+ ms each", dimensions["caption"])
+    assert dimensions["rows"][0][:4] == ["X", "4", "ring", "0.18"]
+    assert ("2", "slow") in [(row[1], row[3]) for row in slow["rows"]]
+    assert [part["title"] for part in data["content"]["sections"]] == ["Learners", "Plan", "Environment"]
+    assert [len(texts_of(data, title)) for title in ("cores", "computing, ms", "most memory")] == [4, 4, 4]
     validate_run_folder(failed)
-    events = [json.loads(line) for line in (failed / "ddl.jsonl").read_text().splitlines()]
-    assert (2, "slow") in [(event.get("rank"), event["event"]) for event in events]
-    assert re.search(r"2 \S+ slow [\d.]+ ", text)
-    assert re.search(r"Their own messages .*: rank 2 on \S+ is slow, [\d.]+ times the median in 3 checks: ", text)
 
 
 def test_the_page_names_the_ranks_that_ddlrun_ended(failed: Path, tmp_path: Path) -> None:
@@ -162,7 +121,8 @@ def test_the_page_names_the_ranks_that_ddlrun_ended(failed: Path, tmp_path: Path
     # A program may handle SIGTERM and exit with 0.
     ends = [end | {"exit_code": 0, "signal": None, "ordered": end["rank"] == 3} for end in outcome["ends"]]
     (run / "outcome.json").write_text(json.dumps(outcome | {"ends": ends}))
-    assert read(page_of(run, tmp_path)).count(" exit code 0, ended by ddlrun") == 1
+    ends = texts_of(data_of(page_of(run, tmp_path)), "end")
+    assert ends == [*["exit code 0"] * 3, "exit code 0, ended by ddlrun"]
 
 
 def test_a_trace_has_each_phase_of_each_rank(failed: Path, tmp_path: Path) -> None:
@@ -194,32 +154,27 @@ def test_in_a_browser(failed: Path, tmp_path: Path) -> None:
         needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
     page_of(failed, tmp_path)
     with Browser(f"file://{tmp_path}/page.html") as page:
-        for width in (1280, 360):
+        assert page.evaluate(EMPTY) == []
+        for width in (1280, 390):
             for scheme in ("light", "dark"):
                 page.set_view(width, scheme)
-                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                for part in ("document.documentElement", "document.querySelector('#ranks .scroll')"):
+                    assert page.evaluate(f"{part}.scrollWidth <= {part}.clientWidth"), (width, part)
                 texts, ink, lines, line = page.evaluate(CONTRASTS)
-                assert (texts > 100, lines) == (True, 11)
+                assert (texts > 80, lines >= 11) == (True, True)
                 assert (ink >= 4.5, line >= 3) == (True, True), (width, scheme, ink, line)
-        everything = page.evaluate(SHOWN), page.evaluate(BRIGHT), page.evaluate(LIT)
-        assert everything[2]
-        assert everything[:2] == (["0", "1", "2", "3"], ["0", "1", "2", "3"] * 2)
+        styles = {"rank 0": ["s0 d0"], "rank 1": ["s1 d0"], "rank 2": ["s2 d0"], "rank 3": ["s3 d0"]}
+        assert page.evaluate(STYLES) == styles
+        assert page.evaluate(ROWS) == ["1", "0", "2", "3"]
         page.click('tr[data-rank="3"] button')
-        assert (page.evaluate(SHOWN), page.evaluate(BRIGHT)) == (["3"], ["3", "3"])
-        lit = page.evaluate(LIT)
-        assert lit
-        assert all("3" in ranks.split() for ranks in lit)
-        assert "rank 3 on localhost: local rank 3" in page.evaluate(
-            "document.querySelector('#filter output').textContent"
-        )
-        page.click("#filter button")
-        assert (page.evaluate(SHOWN), page.evaluate(BRIGHT), page.evaluate(LIT)) == everything
+        assert set(page.evaluate(LINES)) & styles.keys() == {"rank 3"}
+        assert "package" in page.evaluate("document.getElementById('facts').textContent")
+        assert page.evaluate(EMPTY) == []
+        page.click("#all")
+        assert set(page.evaluate(LINES)) >= styles.keys()
+        page.evaluate("byId('filter').value = '2'; show()")
+        assert (page.evaluate(ROWS), page.evaluate(STYLES)["rank 2"]) == (["2"], ["s2 d0"])
         assert page.console == []
-        page.set_view(1280, script=False)
-        page.open(f"file://{tmp_path}/page.html")
-        page.set_view(1280)
-        assert page.evaluate("document.getElementById('filter').hidden")
-        assert page.evaluate(SHOWN) == ["0", "1", "2", "3"]
 
 
 def test_runs_under_way_and_runs_without_reports(tmp_path: Path) -> None:
@@ -235,18 +190,17 @@ def test_runs_under_way_and_runs_without_reports(tmp_path: Path) -> None:
         job.communicate(b"\n", timeout=300)
     assert job.returncode == 0
     page = Path(going.stdout.strip())
-    assert "The run is under way." in read(page.read_text())
+    assert data_of(page.read_text())["status"].startswith("running")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     run = page.parent
     identity = json.loads((run / "plan.json").read_text())["run_id"]
     for name in (identity, identity[:-2], identity.partition("-")[2], "last", str(run)):
         assert (report(name, **state).stdout, job.returncode) == (f"{page}\n", 0)
-    text = read(page.read_text())
-    assert "The run succeeded after" in text
-    assert "computing, ms" not in text
-    sections = ["placement", "ranks", "plan", "environment"]  # none without content
-    assert re.findall(r'<h2 id="(\w+)"', page.read_text()) == sections
-    assert re.findall(r'<li><a href="#(\w+)"', page.read_text()) == sections
+    data = data_of(page.read_text())
+    assert data["status"].startswith("succeeded after ")
+    assert [part["title"] for part in data["content"]["sections"]] == ["Plan", "Environment"]  # none without content
+    titles = [column["title"] for column in data["content"]["columns"]]
+    assert titles == ["package", "cores", "threads", "actual CPUs", "most memory", "end"]
     page.unlink()
     traced = report(run, "--trace", tmp_path / "t.json")
     assert (traced.returncode, page.exists(), (tmp_path / "t.json").exists()) == (2, True, False)
@@ -259,27 +213,26 @@ def test_runs_under_way_and_runs_without_reports(tmp_path: Path) -> None:
 
 def test_incomplete_folders(failed: Path, tmp_path: Path) -> None:
     assert "run 'x9': no run of this name was started here" in report("x9").stderr
-    assert "there is no plan.json in it; name a run's folder" in report(tmp_path).stderr
-    assert "nowhere: it is no folder" in report(f"{tmp_path}/nowhere").stderr
+    for folder in (tmp_path, f"{tmp_path}/nowhere"):
+        assert "there is no plan.json in it; ddlrun runs lists the runs" in report(folder).stderr
     old = tmp_path / "run"
     shutil.copytree(failed, old)
-    plan = json.loads((old / "plan.json").read_text())
-    (old / "plan.json").write_text(json.dumps({key: plan[key] for key in plan if key not in ("version", "written")}))
     (old / "outcome.json").write_text('{"exit_code": 1, "sig')
     (old / "ddl.jsonl").write_text('{"event": "new", "time": 1}\n' + (failed / "ddl.jsonl").read_text()[:-30])
-    text = read(page_of(old, tmp_path))
-    assert "an older ddlrun wrote this folder: it has no time of start and no check" in text
-    assert "outcome.json was not written to its end" in text
-    assert re.search(r"2 of \d+ lines of ddl.jsonl cannot be read", text)
-    assert "The run has no recorded end: ddlrun was killed, runs on another host, or could not write" in text
+    data = data_of(page_of(old, tmp_path))
+    assert data["content"]["notes"][0] == "outcome.json was not written to its end"
+    assert re.fullmatch(r"2 of \d+ lines of ddl.jsonl cannot be read", data["content"]["notes"][1])
     (old / "outcome.json").unlink()
-    (old / "output.order").unlink()
-    assert "The run was planned, and not started." in read(page_of(old, tmp_path))
-    del plan["machines"]
+    assert data_of(page_of(old, tmp_path))["status"] == "lost: its ddlrun was killed, or its host failed"
+    (old / "run.json").unlink()
+    assert data_of(page_of(old, tmp_path))["status"] == "starting"
+    plan = json.loads((old / "plan.json").read_text())
+    del plan["machines"][0]["packages"]
     (old / "plan.json").write_text(json.dumps(plan))
-    strange = report(old)
-    assert (strange.returncode, len(strange.stderr.splitlines())) == (2, 1)
-    assert "its plan or outcome is not as this ddlrun writes it: KeyError 'machines'; report with the" in strange.stderr
+    data = data_of(page_of(old, tmp_path))
+    assert len(data["content"]["places"]) == 4
+    problem = f"the records of this run are not as this ddlrun ({plan['version']}) writes them: KeyError 'packages'"
+    assert problem in data["content"]["notes"]
     assert "-o /nowhere/page.html: No such file" in report(failed, "-o", "/nowhere/page.html").stderr
 
 
@@ -297,11 +250,12 @@ def test_the_page_of_hosts_has_their_check_and_all_dimensions(cluster: Cluster, 
     argv += [f"DDL_OPTIONS={OPTIONS}", "--env", "OMPI_MCA_mpi_yield_when_idle=1", str(tmp_path / "train.py"), "3", "-1"]
     done = cluster.run("h1", argv, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
-    text = read(page_of(tmp_path / "run", tmp_path, "--trace", tmp_path / "trace.json"))
-    assert "1x2x2: 4 ranks on h[1-4] The run succeeded after" in text
-    assert re.search(r"tcp h\[1-4\] ok Environment Set by ddlrun", text)
-    assert re.search(r"Y 2 ring 0\.\d+ [\d.]+ [\d.]+ Z 2 ring 0\.", text)
-    assert re.search(r"3 h4 slow [\d.]+ ", text)
+    data = data_of(page_of(tmp_path / "run", tmp_path, "--trace", tmp_path / "trace.json"))
+    assert data["content"]["job"] == "4 ranks on h[1-4] (1x2x2)"
+    assert ["tcp", "h[1-4]", "ok"] in [row[:3] for row in section(data, "Check of the hosts")["tables"][0]["rows"]]
+    dimensions, slow = section(data, "Learners")["tables"]
+    assert [row[:3] for row in dimensions["rows"]] == [["Y", "2", "ring"], ["Z", "2", "ring"]]
+    assert ["3", "h4", "slow"] in [row[1:4] for row in slow["rows"]]
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     phases = {f"{axis} {phase}" for axis in "YZ" for phase in ("reduce-scatter", "allgather")}
     assert {event["name"] for event in trace if event["ph"] == "X"} == {"iteration", *phases}

@@ -58,7 +58,7 @@ ALLOWED = {
         "report", "units", "wording",
     },
     "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
-    "page": {"errors", "monitor", "plan", "ranges", "runs", "wording"},
+    "page": {"errors", "hosts", "monitor", "plan", "ranges", "report", "runs", "units", "wording"},
     "supervise": {
         "agent", "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "rank", "remote",
         "runs", "schedulers", "units", "wording",
@@ -72,7 +72,7 @@ ALLOWED = {
     },
     "cli": {
         "allreduce_algorithms", "application", "doctor", "environment", "errors", "hosts",
-        "mapping", "monitor", "network", "plan", "plugins", "preflight", "managers", "remote", "report", "runs",
+        "mapping", "monitor", "network", "page", "plan", "plugins", "preflight", "managers", "remote", "report", "runs",
         "schedulers", "ship", "topology", "units", "wording",
     },
     "api": {"cli", "environment", "errors", "plan", "remote", "runs", "wording"},
@@ -101,7 +101,7 @@ ALONE = {
     "torch": {"ddl", "measure"},
     "keras": {"ddl"},
     "rich": {"report"},
-    "jinja2": {"schedulers", "report"},
+    "jinja2": {"schedulers"},
     "cryptography": {"rank", "supervise"},
     "matplotlib": {"report"},
 }

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddlrun.errors import InputError
-from ddlrun.report.record import Fields, RecordedRun
+from ddlrun.page.record import Fields, RunRecord
 
 ROWS = 64  # thread ids per rank, more than a rank has phases, so that the ids of all ranks differ
 
 
-def chrome_trace(record: RecordedRun) -> dict[str, Any]:
+def chrome_trace(record: RunRecord) -> dict[str, Any]:
     """Return the trace of all reports with phases. Raises InputError where none has any."""
     dumps = [dump for dump in record.dumps if "phases" in dump]
     if not dumps:
         raise InputError(
-            f"--trace: run folder {record.path} has no phases of an allreduce: scripts that use ddlrun.ddl write them "
-            "with DDL_OPTIONS='-dump_iter N', if rank 0's host can write to the run folder"
+            f"--trace: run folder {record.folder} has no phases of an allreduce: scripts that use ddlrun.ddl write "
+            "them with DDL_OPTIONS='-dump_iter N', if rank 0's host can write to the run folder"
         )
     start = min(dump["start"] for dump in dumps)
     names = list(dict.fromkeys(_name(phase) for dump in dumps for phase in dump["phases"]))
@@ -35,12 +35,13 @@ def _name(phase: Fields) -> str:
     return f"{phase['dimension']} {phase['phase']}"
 
 
-def _metadata(record: RecordedRun, names: list[str]) -> Iterator[dict[str, Any]]:
-    for rank in record.ranks:
-        process = rank.number + 1  # Perfetto takes process 0 for the idle one
-        title = f"rank {rank.number} on {rank.planned['host']}"
+def _metadata(record: RunRecord, names: list[str]) -> Iterator[dict[str, Any]]:
+    for rank in sorted(record.plan["ranks"], key=lambda rank: int(rank["rank"])):
+        number = rank["rank"]
+        process = number + 1  # Perfetto takes process 0 for the idle one
+        title = f"rank {number} on {rank['host']}"
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": title}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": rank.number}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": number}}
         for row, name in enumerate(["iteration", *names]):
             place = {"pid": process, "tid": process * ROWS + row}
             yield {"ph": "M", "name": "thread_name", **place, "args": {"name": name}}

@@ -1,0 +1,79 @@
+"use strict";
+// The page of a run, live or as a file. What hosts and ranks have said reaches the document only as text, never as HTML.
+const COLOURS = 5, DASHES = 4;
+const byId = (id) => document.getElementById(id);
+
+function make(tag, words = "", name = "") {
+  const element = document.createElement(tag);
+  element.textContent = words;
+  element.className = name;
+  return element;
+}
+
+function draw(tag, attributes, words = "") {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.textContent = words;
+  return element;
+}
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+// Elements stay where they are as long as their order does, so that a click, a focus or a selection is not lost.
+function arrange(parent, children) {
+  if (children.length === parent.children.length && children.every((child, index) => child === parent.children[index])) return;
+  const focus = document.activeElement;
+  parent.replaceChildren(...children);
+  if (parent.contains(focus)) focus.focus({preventScroll: true});
+}
+
+function kept(elements, name, create) {
+  if (!elements.has(name)) elements.set(name, create(name));
+  return elements.get(name);
+}
+
+function render(number, unit) {
+  if (!unit.startsWith("B")) return `${Number(number.toPrecision(3))}${unit && " "}${unit}`;
+  const power = Math.min(5, Math.max(0, Math.floor(Math.log10(Math.max(1, number)) / 3)));
+  const value = number / 1000 ** power;
+  return `${value.toFixed(power && value < 10 ? 1 : 0)} ${["", "k", "M", "G", "T", "P"][power]}${unit}`;
+}
+
+function elapsed(seconds) {
+  const whole = Math.round(seconds), pad = (number) => String(number).padStart(2, "0");
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}m${pad(whole % 60)}s`;
+  return `${Math.floor(whole / 3600)}h${pad(Math.floor(whole / 60) % 60)}m`;
+}
+
+// The colour and dashes of a rank or host: the same in each chart, box and row.
+const styleOf = (number) => `s${number % COLOURS} d${Math.floor(number / COLOURS) % DASHES}`;
+
+function swatch(style) {
+  const svg = draw("svg", {class: "swatch", viewBox: "0 0 20 10", "aria-hidden": "true"});
+  svg.append(style === "band" ? draw("rect", {class: style, width: 20, height: 10}) : draw("line", {class: style, x1: 1, x2: 19, y1: 5, y2: 5}));
+  return svg;
+}
+
+function table(caption, titles, rows) {
+  const scroll = make("div", "", "scroll"), grid = make("table"), head = make("tr"), body = make("tbody"), top = make("thead");
+  const number = titles.map((_, column) => rows.every((row) => /^[\d.]*$/.test(row[column])) ? "number" : "words");
+  titles.forEach((title, column) => { head.append(make("th", title, number[column])); head.lastChild.scope = "col"; });
+  for (const row of rows) {
+    body.append(make("tr"));
+    body.lastChild.append(...row.map((text, column) => make("td", text, `${number[column]} ${["warning", "failure"].includes(text) ? text : ""}`)));
+  }
+  top.append(head);
+  grid.append(make("caption", caption), top, body);
+  scroll.append(grid);
+  scroll.tabIndex = 0;
+  return scroll;
+}
+
+function facts(pairs) {
+  const list = make("dl");
+  for (const [name, text] of pairs) list.append(make("dt", name), make("dd", text));
+  return list;
+}
