@@ -6,7 +6,7 @@ import secrets
 from contextlib import closing
 
 from ddlrun.page.feed import RunFeed
-from ddlrun.page.run_files import LOG_BYTES, read_log
+from ddlrun.page.run_files import LOG_BYTES, read_logs
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "parts")
 SCRIPTS = ("elements.js", "charts.js", "ranks.js", "page.js")
@@ -38,7 +38,7 @@ def render_file(folder: str) -> str:
         message = feed.read()
     places = message["content"]["places"] if message and message["content"] else []
     most = min(LOG_BYTES, ALL_LOG_BYTES // max(1, len(places)))
-    logs = {place["rank"]: read_log(folder, place["rank"], most) for place in places}
+    logs = read_logs(folder, [place["rank"] for place in places], most)
     data = json.dumps({**(message or {}), "logs": logs}).replace("<", "\\u003c")
     nonce = secrets.token_urlsafe(16)
     return render_page(nonce, POLICY.format(nonce), data)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TypedDict
 
@@ -62,10 +63,17 @@ def describe_event(record: EventRecord) -> str:
     return f"failed: {record['reason'] or 'exit code ' + str(record['exit_code'])}"
 
 
-def read_log(folder: str, rank: int, most: int = LOG_BYTES) -> str:
-    """Return up to `most` bytes of the end of a rank's log, as whole lines if possible; empty if there are none."""
-    with suppress(OSError, InputError):
-        with open(rank_log(folder, rank, count_ranks(folder)), "rb") as log:
+def read_logs(folder: str, ranks: Iterable[int], most: int = LOG_BYTES) -> dict[int, str]:
+    """Return up to `most` bytes of the end of the log of each rank, in whole lines if possible; or an empty text."""
+    with suppress(InputError):
+        count = count_ranks(folder)
+        return {rank: _read_end(rank_log(folder, rank, count), most) for rank in ranks}
+    return dict.fromkeys(ranks, "")
+
+
+def _read_end(path: str, most: int) -> str:
+    with suppress(OSError):
+        with open(path, "rb") as log:
             start = max(0, log.seek(0, os.SEEK_END) - most)
             log.seek(start)
             text = log.read(most)

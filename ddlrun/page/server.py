@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from ddlrun.monitor.server import LOOPBACK, REQUEST_SECONDS, LocalServer
 from ddlrun.page import html
 from ddlrun.page.feed import RunFeed
-from ddlrun.page.run_files import read_log
+from ddlrun.page.run_files import read_logs
 
 # Pages that are open at the same time.
 MOST_STREAMS = 16
@@ -101,7 +101,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
         if not (rank.isascii() and rank.isdigit() and len(rank) <= LONGEST_RANK):
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
-        self._send_text(read_log(self.server.folder, int(rank)), "text/plain", {})
+        self._send_text(read_logs(self.server.folder, [int(rank)])[int(rank)], "text/plain", {})
 
     def _send_text(self, text: str, kind: str, headers: dict[str, str]) -> None:
         content = text.encode()

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Collection, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import IO
 
 from ddlrun.errors import InputError

@@ -41,6 +41,7 @@ if ddl.rank() == int(sys.argv[2]):
 """
 OPTIONS = "-mode r -dump_iter 6 -rebind_iter 5"
 LINES = "[...document.querySelectorAll('polyline:not(.back) title')].map((title) => title.textContent)"
+SECTIONS = "[...document.querySelectorAll('section:not([hidden])')].map((part) => part.id)"
 ROWS = "[...document.querySelectorAll('#rows tr')].map((row) => row.dataset.rank)"
 
 
@@ -201,6 +202,15 @@ def test_runs_under_way_and_runs_without_reports(tmp_path: Path) -> None:
     assert [part["title"] for part in data["content"]["sections"]] == ["Plan", "Environment"]  # none without content
     titles = [column["title"] for column in data["content"]["columns"]]
     assert titles == ["package", "cores", "threads", "actual CPUs", "most memory", "end"]
+    assert data["samples"] == []
+    if find_browser():
+        with Browser(f"file://{page}") as shown:
+            assert shown.evaluate(EMPTY) == []
+            assert shown.evaluate("[...document.querySelectorAll('section:not([hidden])')].map((part) => part.id)") == [
+                "ranks",
+                "cores",
+            ]
+            assert shown.evaluate("document.title").startswith("sh, ")
     page.unlink()
     traced = report(run, "--trace", tmp_path / "t.json")
     assert (traced.returncode, page.exists(), (tmp_path / "t.json").exists()) == (2, True, False)
