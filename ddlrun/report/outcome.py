@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 from collections.abc import Iterator
 
@@ -17,6 +18,8 @@ from ddlrun.wording import printable, signal_name
 # Lines on ranks that failed later, and the characters of an exception in them.
 MOST_KINDS = 4
 MOST_CHARACTERS = 200
+# Where in C++ an error was raised, as PyTorch writes it.
+CPP_LOCATION = re.compile(r"\[[^\s\]]+\.\w+:\d+\] ")
 # The colour of errors in Okabe and Ito's palette, which is not mistaken for green, and the nearest of eight colours.
 VERMILION, RED = "1;38;5;166", "1;31"
 TOO_LONG = os.strerror(errno.E2BIG)
@@ -140,7 +143,9 @@ def _later_failures(ends: list[RankEnd], root: RankEnd | None) -> Iterator[str]:
 
 def _failure(end: RankEnd) -> str:
     """Return the end of a rank in words, with its exception, of which the log has the traceback."""
-    exception = exception_line(end.tail)
+    exception = CPP_LOCATION.sub("", exception_line(end.tail), count=1)
+    if is_collateral(end):
+        exception = exception.partition(". ")[0]
     if len(exception) > MOST_CHARACTERS:
         exception = f"{exception[:MOST_CHARACTERS]}..."
     code = "" if end.ended_by_order else f", exit code {end.exit_code}"

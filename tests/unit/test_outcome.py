@@ -373,8 +373,8 @@ def test_the_process_manager_has_its_own_name(name: str) -> None:
 
 
 def test_later_failures_are_folded() -> None:
-    root = end(1, 1, f"{TRACEBACK}ValueError: no\n")
-    lost = [end(rank, 1, f"{TRACEBACK}RuntimeError: Connection closed by peer [{rank}]\n") for rank in (0, 2, 3, 4)]
+    root, closed = end(1, 1, f"{TRACEBACK}ValueError: no\n"), "[/gloo/pair.cc:553] Connection closed by peer"
+    lost = [end(rank, 1, f"{TRACEBACK}RuntimeError: {closed} [{rank}]. Check the logs.\n") for rank in (0, 2, 3, 4)]
     others = [end(5, 139, signal=11), *(end(rank, 1, f"{TRACEBACK}OSError: {rank}\n") for rank in (6, 7))]
     outcome = Outcome(1, None, 1.0, root=root, ends=(root, *lost, *others))
     assert list(render_others(outcome)) == [
