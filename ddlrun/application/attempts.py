@@ -2,7 +2,7 @@
 
 import os
 
-from ddlrun.application.dashboard import LaunchDashboard
+from ddlrun.application.page import LaunchPage
 from ddlrun.application.planning import Attempt, Planned, place_ranks, plan_job, survey_hosts
 from ddlrun.environment.frameworks import NAMES
 from ddlrun.environment.open_mpi import SINGLETON
@@ -21,11 +21,11 @@ def run_until_done(attempt: Attempt) -> Outcome:
     from ddlrun.application import running  # noqa: PLC0415 - 30 ms, while this machine is probed
 
     finished, request = None, None
-    with LaunchDashboard(attempt.settings.run.web, attempt.reporter) as dashboard:
+    with LaunchPage(attempt.settings.run.web, attempt.reporter) as page:
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished, request)
-                planned = running.prepare_run(survey_hosts(attempt), dashboard.show)
+                planned = running.prepare_run(survey_hosts(attempt), page.show)
             except DdlrunError as error:
                 if finished is None:
                     raise

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import click
 
-from ddlrun.application.dashboard import open_dashboard
+from ddlrun.application.page import open_page
 from ddlrun.errors import InputError
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
@@ -19,7 +19,7 @@ PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 
 def serve_page(folder: str, port: int) -> None:
     """Serve the web page of a run until Ctrl-C. Raises InputError where the port cannot be used."""
-    server = open_dashboard(port, folder, "--web")
+    server = open_page(port, folder, "--web")
     click.echo(f"page of {run_name(folder)}: {server.url}", err=True)
     with server:
         try:

@@ -25,7 +25,7 @@ LAST_SECONDS = 2.0
 POLICY = f"{html.POLICY}; connect-src 'self'; frame-ancestors 'none'"
 
 
-class DashboardServer(LocalServer):
+class PageServer(LocalServer):
     """A server of the page of one run at a time."""
 
     def __init__(self, port: int, folder: str) -> None:
@@ -35,7 +35,7 @@ class DashboardServer(LocalServer):
         self.over = threading.Event()
         self._streams = 0
         self._changed = threading.Condition()
-        super().__init__(port, DashboardHandler)
+        super().__init__(port, PageHandler)
 
     @property
     def url(self) -> str:
@@ -73,10 +73,10 @@ class DashboardServer(LocalServer):
                 self._changed.notify_all()
 
 
-class DashboardHandler(BaseHTTPRequestHandler):
+class PageHandler(BaseHTTPRequestHandler):
     """The handler of a request."""
 
-    server: DashboardServer
+    server: PageServer
     timeout = REQUEST_SECONDS
 
     def do_GET(self) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from ddlrun.monitor.server import MetricsServer
-from ddlrun.page.server import DashboardServer
+from ddlrun.page.server import PageServer
 from ddlrun.preflight import peer
 from ddlrun.rank import protocol
 from ddlrun.ship.host.link import connect, prove, reach, receive_message
@@ -53,8 +53,8 @@ class Guarded(NamedTuple):
 
 
 @contextmanager
-def dashboard(folder: Path) -> Iterator[Guarded]:
-    server = DashboardServer(0, str(folder))
+def page(folder: Path) -> Iterator[Guarded]:
+    server = PageServer(0, str(folder))
     server.start()
     yield Guarded(server.server_port, os.getpid(), lambda: get(server.server_port, f"/{server.token}/"))
     server.stop()
@@ -157,7 +157,7 @@ def keepers(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
 
 
 SERVERS: list[Callable[[Path], AbstractContextManager[Guarded]]] = [
-    dashboard, metrics, results, transfer, successors, tcp_check, keepers,
+    page, metrics, results, transfer, successors, tcp_check, keepers,
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from ddlrun.monitor.metrics_file import render_line
 from ddlrun.monitor.samples import HostSample
 from ddlrun.page.feed import RunFeed
 from ddlrun.page.run_files import read_events
-from ddlrun.page.server import DashboardServer
+from ddlrun.page.server import PageServer
 from tests.conftest import OWN, launch_line
 from tests.support import needs
 from tests.support.browser import Browser, find_browser
@@ -104,7 +104,7 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
             job.communicate(timeout=300)
             wait_for(lambda: text_of(page, "link").startswith("no connection"))
             address = urllib.parse.urlsplit(url)
-            with DashboardServer(address.port or 0, str(tmp_path / "run")) as server:
+            with PageServer(address.port or 0, str(tmp_path / "run")) as server:
                 server.token = address.path.strip("/")
                 server.start()
                 wait_for(lambda: text_of(page, "link") == "connected")
@@ -115,7 +115,7 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Iterator[DashboardServer]:
+def hostile(tmp_path: Path) -> Iterator[PageServer]:
     """Provide the page of a run whose hosts, verdict and log are hostile."""
     run = make_run(tmp_path, "20261122-tokarumi", exit_code=None, pid=os.getpid())
     samples = (SAMPLES / "storage.jsonl").read_text()
@@ -128,14 +128,14 @@ def hostile(tmp_path: Path) -> Iterator[DashboardServer]:
     (run / "report.txt").write_text(HOSTILE)
     (run / "ranks").mkdir()
     (run / "ranks/1.log").write_bytes(b"\xff\x1b[31m" + HOSTILE.encode())
-    with DashboardServer(0, str(run)) as server:
+    with PageServer(0, str(run)) as server:
         server.start()
         yield server
         server.stop()
 
 
 @pytest.mark.extra
-def test_what_hosts_have_said_is_text(hostile: DashboardServer) -> None:
+def test_what_hosts_have_said_is_text(hostile: PageServer) -> None:
     if not find_browser():
         needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
     with Browser(hostile.url) as page:
@@ -151,7 +151,7 @@ def test_what_hosts_have_said_is_text(hostile: DashboardServer) -> None:
 
 
 @pytest.mark.extra
-def test_axes_are_round_colours_stay_and_rows_are_low(hostile: DashboardServer) -> None:
+def test_axes_are_round_colours_stay_and_rows_are_low(hostile: PageServer) -> None:
     if not find_browser():
         needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
     with Browser(hostile.url) as page:
@@ -177,7 +177,7 @@ def fetch(url: str) -> tuple[int, str]:
         return error.code, ""
 
 
-def test_only_the_token_opens_the_page(hostile: DashboardServer) -> None:
+def test_only_the_token_opens_the_page(hostile: PageServer) -> None:
     assert "<title>ddlrun</title>" in fetch(hostile.url)[1]
     root = hostile.url.removesuffix(f"{hostile.token}/")
     others = ("", "events", "x" * len(hostile.token) + "/", f"{hostile.token[:-1]}/", f"\xe4/{hostile.token}/")
@@ -187,7 +187,7 @@ def test_only_the_token_opens_the_page(hostile: DashboardServer) -> None:
     assert fetch(f"{hostile.url}log?rank=7") == (200, "")
 
 
-def test_a_page_gets_only_what_is_new(hostile: DashboardServer) -> None:
+def test_a_page_gets_only_what_is_new(hostile: PageServer) -> None:
     feed = RunFeed(hostile.folder)
     first = feed.read()
     assert first is not None
@@ -216,7 +216,7 @@ def test_failures_lost_hosts_and_restarts_are_marked(tmp_path: Path) -> None:
     assert texts == ["restart 2", "rank 3 failed, exit code 7", "lost n2"]
 
 
-def test_the_command_prints_the_address_until_it_is_interrupted(hostile: DashboardServer) -> None:
+def test_the_command_prints_the_address_until_it_is_interrupted(hostile: PageServer) -> None:
     argv = [sys.executable, "-m", "ddlrun", "top", hostile.folder, "--web"]
     with started(argv, stderr=subprocess.PIPE, text=True) as command:
         url = command.stderr.readline().split()[-1]
@@ -246,7 +246,7 @@ def test_the_page_shows_gpus_where_there_are_any(tmp_path: Path) -> None:
     run = make_run(tmp_path, "20261122-tokarumi", exit_code=None, pid=os.getpid())
     samples = read_samples(str(SAMPLES / "storage.jsonl"))
     gpu = parse_gpu_sample(f"0, {busy(0)}")
-    with DashboardServer(0, str(run)) as server, (run / "metrics.jsonl").open("a") as file:
+    with PageServer(0, str(run)) as server, (run / "metrics.jsonl").open("a") as file:
         server.start()
         file.write("".join(map(render_line, samples)))
         file.flush()
