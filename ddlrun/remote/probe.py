@@ -139,7 +139,7 @@ def describe_failure(answer: FinishedProcess) -> str:
 def render_failures(reasons: Mapping[str, str], ssh: str, remedy: str = "") -> list[str]:
     """Return one line per host that failed, ending with a remedy; more than four with the same failure share a line.
 
-    `ssh` is the command to try.
+    `ssh` is the command to try; this machine is reached without it.
     """
     alike: dict[str, list[str]] = {}
     for name, reason in reasons.items():
@@ -148,7 +148,8 @@ def render_failures(reasons: Mapping[str, str], ssh: str, remedy: str = "") -> l
     for names in alike.values():
         for hosts in [names] if len(names) > MOST_LINES else [[name] for name in names]:
             noun = "hosts" if len(hosts) > 1 else "host"
-            lines.append(f"{noun} {fold(hosts)}: {reasons[hosts[0]]}; try: {ssh} {hosts[0]} true{remedy}")
+            command = "sh -c true" if is_local(hosts[0]) else f"{ssh} {hosts[0]} true"
+            lines.append(f"{noun} {fold(hosts)}: {reasons[hosts[0]]}; try: {command}{remedy}")
     return lines
 
 

@@ -258,6 +258,12 @@ def test_hosts_that_fail_alike_are_one_line() -> None:
     assert len(render_failures(dict(list(many.items())[:3]), "ssh")) == 3
 
 
+def test_no_ssh_is_tried_for_this_machine() -> None:
+    assert render_failures({"localhost": "sh: not on PATH"}, "ssh") == [
+        "host localhost: sh: not on PATH; try: sh -c true"
+    ]
+
+
 def test_nothing_is_saved_of_hosts_that_fail(ddlrun: Ddlrun, tmp_path: Path) -> None:
     done = ddlrun("probe", "nowhere.invalid", "--save", str(tmp_path / "saved"), "--start-timeout", "20")
     assert done.returncode == 3
