@@ -29,6 +29,9 @@ LAUNCHERS = frozenset(
     "torch.distributed.launch accelerate.commands.launch".split()
 )
 LAUNCHER_COMMANDS = frozenset((("accelerate", "launch"), ("ddlrun", "launch"), ("flux", "run")))
+# Interpreters, and those of their options with which they read a script, or what a person types, from standard input.
+INTERPRETERS = r"i?python[0-9.]*|ipdb3?|bash|dash|fish|ksh|sh|zsh|julia|R"
+INPUT_OPTIONS = frozenset(("-", "-s", "-u", "-i", "-l", "-x", "-e", "-q"))
 
 
 def place_surveyed(settings: Settings, survey: Survey) -> JobPlacement:
@@ -97,6 +100,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
             *([manager.spawn_warning] if spawns and manager.spawn_warning else []),
             *_nested_launchers(settings, placed.placement),
             *_terminal_note(settings),
+            *_script_of_one_rank(settings, placed.placement),
         ),
         rankfile=rankfile.text if rankfile else None,
         network=environment.network,
@@ -146,6 +150,24 @@ def _terminal_note(settings: Settings) -> tuple[str, ...]:
     if stdin is None or not stdin.terminal:
         return ()
     return (f"rank {stdin.rank} has this terminal; Ctrl-C is its own, Ctrl-\\ ends the job",)
+
+
+def reads_script(program: Sequence[str]) -> bool:
+    """Return True for an interpreter that reads its script, or what a person types, from standard input.
+
+    >>> reads_script(("bash", "-s")), reads_script(("python3", "-V")), reads_script(("python3", "a.py"))
+    (True, False, False)
+    """
+    return bool(re.fullmatch(INTERPRETERS, os.path.basename(program[0]))) and INPUT_OPTIONS.issuperset(program[1:])
+
+
+def _script_of_one_rank(settings: Settings, placement: Placement) -> tuple[str, ...]:
+    """Return a warning where every rank would read a script from standard input, which one rank has."""
+    stdin, program = settings.supervision.input, settings.job.program
+    if placement.topology.size == 1 or not reads_script(program) or (stdin is not None and stdin.terminal):
+        return ()
+    name, rank = os.path.basename(program[0]), 0 if stdin is None else stdin.rank
+    return (f"{name} reads its script from standard input, which rank {rank} alone has; for all ranks, name a file",)
 
 
 def _choose_transport(job: PlacedJob) -> TransportChoice:

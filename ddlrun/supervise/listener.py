@@ -10,9 +10,12 @@ from ddlrun.listening import bind_free_port
 from ddlrun.rank.authentication import RunSecret
 from ddlrun.rank.protocol import VERSION
 from ddlrun.supervise.encryption import load_suite
+from ddlrun.wording import counted
 
 # The files that are open beside the keepers' connections: logs, pipes, unauthenticated connections.
 OTHER_FILES = 64
+# Those of a job without unauthenticated connections, with a reserve.
+FEWEST_FILES = 48
 BACKLOG = 4096
 # A connection without data is handed to this process after about this time at the earliest.
 DEFER_SECONDS = 10
@@ -21,10 +24,11 @@ DEFER_SECONDS = 10
 def check_files(ranks: int) -> None:
     """Raise PreflightError if this process may not open one connection per rank."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most != resource.RLIM_INFINITY and most < ranks + OTHER_FILES:
+    needed = ranks + FEWEST_FILES
+    if most != resource.RLIM_INFINITY and most < needed:
         raise PreflightError(
-            f"{ranks} ranks are as many connections to this machine, where only {most} files may be open "
-            f"(ulimit -Hn); '* - nofile {ranks + OTHER_FILES}' in /etc/security/limits.conf"
+            f"a job of {counted(ranks, 'rank')} opens up to {needed} files on this machine, which allows {most} "
+            f"(ulimit -Hn); '* - nofile {needed}' in /etc/security/limits.conf"
         )
 
 

@@ -30,7 +30,7 @@ from ddlrun.rank import protocol
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
-from ddlrun.supervise.listener import OTHER_FILES, allow_files
+from ddlrun.supervise.listener import FEWEST_FILES, OTHER_FILES, allow_files
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.keepers import SimulatedKeeper, serving
 from tests.support.shapes import machine, placement
@@ -202,10 +202,19 @@ def test_the_limit_of_open_files_is_raised_to_the_ranks() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize(("ranks", "problem"), [(256 - OTHER_FILES, ""), (257 - OTHER_FILES, "only 256 files may be")])
+@pytest.mark.parametrize(
+    ("ranks", "problem"), [(256 - FEWEST_FILES, ""), (257 - FEWEST_FILES, "opens up to 257 files")]
+)
 def test_more_ranks_than_files_may_be_open_are_an_error(ranks: int, problem: str) -> None:
     code = f"from ddlrun.supervise.listener import check_files; check_files({ranks})"
     argv = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == (1 if problem else 0)
     assert problem in done.stderr if problem else done.stderr == ""
+
+
+def test_few_open_files_are_enough_for_a_small_job(mpirun: str, tmp_path: Path) -> None:
+    line = launch_line(mpirun, tmp_path, "--quiet", "-np", "2", "echo", "done")
+    argv = ["sh", "-c", f'ulimit -n {2 + FEWEST_FILES} && exec "$@"', "sh", *line]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout.count("done")) == (0, 2), done.stderr

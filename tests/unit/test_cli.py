@@ -509,6 +509,16 @@ def test_several_launchers_per_host_give_a_note(tmp_path: Path) -> None:
         assert (done.returncode, note in done.stderr) == (0, ranks == "2"), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("program", "noted"), [("sh", True), ("sh -s", True), ("python3 -", True), ("python3 -V", False), ("cat", False)]
+)
+def test_a_script_that_one_rank_reads_gives_a_note(program: str, *, noted: bool) -> None:
+    for ranks in ("1", "2"):
+        done = ddlrun("launch", "--process-manager", "ddlrun", "-np", ranks, *program.split())
+        note = "reads its script from standard input, which rank 0 alone has; for all ranks, name a file"
+        assert (done.returncode, note in done.stderr) == (0, noted and ranks == "2"), done.stderr
+
+
 def test_an_exported_ddl_options_is_replaced_by_mode_with_a_note() -> None:
     replaced = "DDL_OPTIONS: --mode r replaces the exported '-mode b -dump_iter 9' with '-mode r:1x1x1'"
     arguments = ["show", "env", "-np", "1", "--mode", "r"]

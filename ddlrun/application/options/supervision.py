@@ -1,13 +1,13 @@
 """The options for supervision, debugging, wrappers and standard input, read from the options of a launch."""
 
 import os
-import re
 import shlex
 import signal
 from collections.abc import Mapping
 from typing import Any
 
 from ddlrun.errors import InputError
+from ddlrun.plan.planner import reads_script
 from ddlrun.plan.supervision import InputMode, OutputStyle, RankInput, StallAction, SupervisionOptions
 from ddlrun.plan.wrappers import Wrapper, make_debugger
 from ddlrun.ranges import parse_ranges
@@ -18,8 +18,6 @@ from ddlrun.wording import did_you_mean
 OUTPUT_WORDS = ("tag", "no-tag", "timestamp", "fold", "dir")
 # These end the job, or cannot be caught.
 UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
-# Programs that are interactive if they have no arguments.
-INTERACTIVE = r"i?python[0-9.]*|ipdb3?|bash|dash|fish|ksh|sh|zsh|julia|R"
 
 
 def read_supervision(
@@ -127,8 +125,7 @@ def read_input(options: Mapping[str, Any], program: tuple[str, ...]) -> RankInpu
 
 def _is_interactive(program: tuple[str, ...]) -> bool:
     """Return True for an interpreter without a script that would be started at a terminal."""
-    named = len(program) == 1 and re.fullmatch(INTERACTIVE, os.path.basename(program[0]))
-    return bool(named) and os.isatty(0) and os.isatty(1)
+    return reads_script(program) and os.isatty(0) and os.isatty(1)
 
 
 def read_wrappers(options: Mapping[str, Any], program: tuple[str, ...]) -> tuple[Wrapper, ...]:
