@@ -4,6 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 from ddlrun.hosts import HostList
@@ -118,6 +119,8 @@ class ProcessManager(ABC):
     """Whether root cannot start it unless somebody allows that."""
     spawns: ClassVar[bool] = False
     """Whether a job may start more processes with MPI_Comm_spawn."""
+    overload_variables: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """The variables of ranks that share cores because there are too few."""
     places_spawned: ClassVar[bool] = False
     """Whether further lines of the rank file place the processes of MPI_Comm_spawn."""
     spawn_warning: ClassVar[str] = ""

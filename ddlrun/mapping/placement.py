@@ -68,6 +68,14 @@ class Placement(NamedTuple):
         """Whether two ranks may run on the same core."""
         return any(_shares_cores(bindings) for _, _, bindings in self.groups())
 
+    @property
+    def overloads(self) -> bool:
+        """Whether a host has more ranks than cores for them."""
+        return any(
+            len({core.logical_index for binding in bindings for core in binding.cores}) < len(bindings)
+            for _, _, bindings in self.groups()
+        )
+
     def groups(self) -> list[tuple[list[int], Machine, tuple[LocalRankPlacement, ...]]]:
         """Return the groups of equal hosts: their indexes, their machine, and their local ranks."""
         groups: dict[int, tuple[list[int], Machine, tuple[LocalRankPlacement, ...]]] = {}

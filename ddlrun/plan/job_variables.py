@@ -103,6 +103,8 @@ def _replaced_options(job: PlacedJob, variables: Mapping[str, str]) -> Iterator[
 def plan_default_variables(job: PlacedJob, mode: str) -> Contribution:
     """Return the variables of the layer "defaults". Raises InputError where DDL_OPTIONS has another topology."""
     variables = {"PYTHONUNBUFFERED": "1"}
+    if job.placement.overloads:
+        variables |= job.manager.overload_variables
     if job.settings.job.mode is not None:
         return Contribution(variables)
     variables["DDL_OPTIONS"] = f"-mode {mode}:{ddl_topology(job.placement.topology)}"

@@ -1,7 +1,7 @@
 """The announcement of a rank's CPUs to the launches of other users.
 
-A keeper holds a Unix socket to which nobody connects, and whose abstract name has the user and the CPUs. /proc/net/unix
-shows these names to everybody on the host (machine/announced_cpus.py), and they go with the process.
+A keeper holds a Unix socket to which nobody can connect, and whose abstract name has the user and the CPUs.
+/proc/net/unix shows these names to everybody on the host (machine/announced_cpus.py), and they go with the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def announce_cpus() -> None:
     cpus = os.sched_getaffinity(0)
     if len(cpus) >= (os.cpu_count() or 1):
         return
-    announced = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+    announced = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)  # it refuses connections
     try:
         announced.bind(f"\0ddlrun-cpus/{os.getuid()}/{os.getpid()}/{render_ranges(cpus)}")
         announced.detach()  # the kernel closes it

@@ -271,6 +271,8 @@ def test_more_ranks_than_cores(mpirun: str, launch: Launch, tmp_path: Path) -> N
     assert [cpus_of(rank) for rank in told(shared)] == [[*USABLE]] * int(ranks)
     assert f"note: localhost: {ranks} ranks run unbound on {cores}; for a core per rank, use at most" in shared.stderr
     assert not binding_of(tmp_path)["different"]
+    variables = json.loads((tmp_path / "run" / "plan.json").read_text())["variables"]
+    assert variables["OMPI_MCA_mpi_yield_when_idle"] == "1"
 
 
 def test_more_ranks_than_cores_where_there_is_no_ssh(mpirun: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from ddlrun.environment.exports import MOST_CHARACTERS
-from ddlrun.environment.open_mpi import RANK_VARIABLES
+from ddlrun.environment.open_mpi import MCA, RANK_VARIABLES
 from ddlrun.errors import PreflightError
 from ddlrun.machine import Machine, MachineNoteCode
 from ddlrun.managers import DaemonRequest, ManagerJob, ProcessManager, TransportChoice, TransportRequest
@@ -50,6 +50,9 @@ class OpenMpi(ProcessManager):
     starts_ssh = True
     # It joins all arguments in one variable of each rank, for which Linux takes 128 KiB.
     most_argument_bytes = MOST_CHARACTERS
+    # Ranks that wait would keep others off their core: without it, 200 barriers of 6 ranks on 2 cores took 7 s, with it
+    # 3 ms. mpirun sets it for more ranks than slots, and the hostfile has enough slots.
+    overload_variables: ClassVar[Mapping[str, str]] = {f"{MCA}mpi_yield_when_idle": "1"}
     name = "mpirun"  # it has other names, too
     find_missing_daemons = staticmethod(find_missing_daemons)
     end_daemons = staticmethod(end_daemons)
