@@ -1,7 +1,7 @@
 """The environment of the ranks: the variables of every layer, what is passed on, and notes on both."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.environment.exports import select_exports
@@ -117,14 +117,26 @@ def _frameworks(job: PlacedJob, ports: range) -> tuple[str, FrameworkVariables]:
     settings, hosts = job.settings, job.settings.hosts
     horovod = any(value is not None for value in settings.environment.horovod.values())
     chosen, why = resolve(settings.job.frameworks, horovod=horovod, ddl=settings.job.mode is not None)
-    port = job.environ.get("MASTER_PORT", "1")
-    if "torch" in chosen and not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise InputError(f"MASTER_PORT={port}: it is no port; unset it, and a free one is taken")
     network = job.survey.network.addresses if job.survey.network is not None else {}
     addresses = tuple("127.0.0.1" if hosts.all_local else network.get(name, name) for name in hosts.hosts.names)
+    if "torch" in chosen:
+        _check_meeting_place(job, addresses)
     rendezvous = Rendezvous(addresses, ports.start, settings.run.run_id)
     variables = plan_framework_variables(chosen, job.placement, rendezvous, settings.environment.names, job.inherited)
     return f"frameworks: {', '.join(chosen)} ({why})", variables
+
+
+def _check_meeting_place(job: PlacedJob, addresses: Sequence[str]) -> None:
+    """Raise InputError where the user has set a port that is none, or an address of another host than rank 0's."""
+    port, address = job.environ.get("MASTER_PORT", "1"), job.environ.get("MASTER_ADDR")
+    if not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise InputError(f"MASTER_PORT={port}: it is no port; unset it, and a free one is taken")
+    if address is None or job.settings.hosts.all_local:
+        return
+    first = job.placement.rank_hosts()[0]
+    names = zip(job.settings.hosts.hosts.names, addresses, strict=True)
+    if any(address in own for own in names if first not in own):
+        raise InputError(f"MASTER_ADDR={address}: rank 0 is on {first}; unset it, and ddlrun sets it")
 
 
 def _collectives(job: PlacedJob) -> Contribution:

@@ -245,6 +245,13 @@ def test_the_note_on_a_variable_of_no_option(
     assert (note in capsys.readouterr().err) == (hint is not None)
 
 
+def test_the_note_on_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    monkeypatch.setenv("PET_NAME", "cat")
+    group.main(["show", "hosts", "--machine", "dgx1"], prog_name="ddlrun", standalone_mode=False)
+    assert capsys.readouterr().err.startswith("ddlrun: note: PET_NPROC_PER_NODE: no effect: give torchrun's options")
+
+
 def test_an_empty_script_is_refused() -> None:
     assert answer("launch", "", "x") == "the script is an empty word; is a variable of the command line unset?"
 

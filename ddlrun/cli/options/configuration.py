@@ -22,6 +22,8 @@ OTHER_VARIABLES = (
     "DDLRUN_RESTART", "DDLRUN_RUN_DIR", "DDLRUN_SHIPPED", "DDLRUN_SPARE_CPUS", "DDLRUN_IFNAMES", "DDLRUN_RANK",
     "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE", "DDLRUN_COMPLETE",
 )  # fmt: skip
+# Variables by which torchrun takes its options, as Kubeflow sets them.
+TORCHRUN_VARIABLES = r"PET_(?:NNODES|NPROC_PER_NODE|NODE_RANK|MASTER_ADDR|MASTER_PORT|MAX_RESTARTS|RDZV_[A-Z_]+)"
 # Options of commands other than launch, show and submit that have values from here, too: how hosts are reached.
 SHARED = frozenset(
     ("ssh_port", "ssh_identity_file", "scheduler", "launcher", "mpirun", "network", "network_interface", "tcp")
@@ -94,7 +96,10 @@ def _read_variables(params: Iterable[click.Parameter], environ: Mapping[str, str
 
 
 def _note_unknown_variables(ctx: click.Context, environ: Mapping[str, str]) -> None:
-    """Print a note on each DDLRUN_ variable that belongs to no option of any command."""
+    """Print a note on torchrun's variables, and on each DDLRUN_ variable that belongs to no option of any command."""
+    foreign = [name for name in environ if re.fullmatch(TORCHRUN_VARIABLES, name)]
+    if foreign:
+        print_note(f"{', '.join(foreign)}: no effect: give torchrun's options instead, such as --nproc-per-node N")
     own = [variable_of(option) for option in ctx.command.params if isinstance(option, click.Option)]
     names = [name for name in environ if re.fullmatch(VARIABLES, name) and name not in (*OTHER_VARIABLES, *own)]
     group = ctx.find_root().command
