@@ -106,6 +106,7 @@ MISTAKES = [
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
     ("launch --topology= train.py", "the value is empty; give one, or leave the option out"),
     ("launch -np 2 -", "there is no program '-'; ranks read no script from standard input; name a file"),
+    ("launch “train.py”", "its quotes are not those of a shell"),
     ("launch ~/train.py", "a shell replaces ~ by a home folder, but not within quotes: leave them out"),
     ("network plan 4x4 --links 100gbe", "4x4 is a topology, not a host; write --topology 4x4"),
     ("network bench 2x1x1", "2x1x1 is a topology, not a host; write --topology 2x1x1"),

@@ -17,6 +17,7 @@ MISTAKES = {
     r"^[A-Za-z_]\w*=": "a variable is the value of an option: `--env` {0} PROGRAM",
     NOTEBOOK: "convert the notebook (jupyter nbconvert --to script {0}), or call ddlrun.run in it",
     r"^\d+(x\d+){1,3}$": "a topology is an option: `--topology` {0} SCRIPT",
+    r"[\u2018-\u201f\xab\xbb]": "its quotes are not those of a shell: type ' or \" anew",
     r"^~": "a shell replaces ~ by a home folder, but not within quotes: leave them out",
     r"^-$": "ranks read no script from standard input; name a file",
     r",|\[\d|^@": "hosts are an option: `-H` {0} SCRIPT",
