@@ -120,6 +120,7 @@ def _bound(binding: Fields, planned: Sequence[Fields]) -> Column:
     records = [bound.get(rank["rank"], {"cpus": "", "problem": ""}) for rank in planned]
     column = _column("actual CPUs", [fields["problem"] or fields["cpus"] for fields in records])
     column["failures"] = [fields["rank"] for fields in records if fields["problem"]]
+    column["width"] = "wide" if column["failures"] else "chosen"
     return column
 
 
@@ -134,7 +135,7 @@ def _ends(outcome: Fields, planned: Sequence[Fields]) -> Iterator[Column]:
 
 
 def _describe_end(end: RankEnd) -> str:
-    return render_end(end) + (", ended by ddlrun" if end.ordered else "")
+    return f"{'ended by ddlrun: ' if end.ordered else ''}{render_end(end)}"
 
 
 def _draw_machines(plan: Fields, planned: Sequence[Fields]) -> Iterator[MachinePicture]:

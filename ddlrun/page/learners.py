@@ -80,12 +80,18 @@ def _dimensions(last: Fields) -> Table:
 
 
 def _slow_learners(findings: Sequence[Fields]) -> Table:
+    """Return a row for each rank and finding, with the number of checks and the highest score."""
+    groups: dict[tuple[str, ...], list[Fields]] = {}
+    for it in findings:
+        event, cause = str(it["event"]), str(it.get("cause", ""))
+        words = (str(it["rank"]), str(it["host"]), FINDINGS.get(event, event), CAUSES.get(cause, cause))
+        groups.setdefault(words, []).append(it)
     rows = [
-        [_clock(entry["time"]), str(entry["rank"]), entry["host"], FINDINGS.get(entry["event"], entry["event"]),
-         f"{entry['score']:.2f}", CAUSES.get(entry.get("cause", ""), entry.get("cause", ""))]
-        for entry in findings
-    ]  # fmt: skip
-    return make_table("Slow learners", ["time", "rank", "host", "finding", "times the median", "cause"], rows)
+        [_clock(equal[0]["time"]), *words, str(len(equal)), f"{max(it['score'] for it in equal):.2f}"]
+        for words, equal in groups.items()
+    ]
+    titles = ["first at", "rank", "host", "finding", "cause", "checks", "times the median"]
+    return make_table("Slow learners", titles, rows)
 
 
 def _clock(seconds: float) -> str:

@@ -57,16 +57,22 @@ function swatch(style) {
   return svg;
 }
 
+// A table of texts; on a narrow screen, each row is a paragraph with the titles.
 function table(caption, titles, rows) {
-  const scroll = make("div", "", "scroll"), grid = make("table"), head = make("tr"), body = make("tbody"), top = make("thead");
-  const number = titles.map((_, column) => rows.every((row) => /^[\d.]*$/.test(row[column])) ? "number" : "words");
-  titles.forEach((title, column) => { head.append(make("th", title, number[column])); head.lastChild.scope = "col"; });
+  const grid = make("table", "", "stacked"), top = make("thead"), head = make("tr"), body = make("tbody");
+  const kinds = titles.map((_, column) => rows.every((row) => /^[\d.]*$/.test(row[column])) ? "number" : "words");
+  titles.forEach((title, column) => { head.append(make("th", title, kinds[column])); head.lastChild.scope = "col"; });
   for (const row of rows) {
     body.append(make("tr"));
-    body.lastChild.append(...row.map((text, column) => make("td", text, `${number[column]} ${["warning", "failure"].includes(text) ? text : ""}`)));
+    row.forEach((text, column) => {
+      const cell = make("td", text, `${kinds[column]} ${["warning", "failure"].includes(text) ? text : ""}`);
+      cell.dataset.title = titles[column];
+      body.lastChild.append(cell);
+    });
   }
   top.append(head);
   grid.append(make("caption", caption), top, body);
+  const scroll = make("div", "", "scroll");
   scroll.append(grid);
   scroll.tabIndex = 0;
   return scroll;

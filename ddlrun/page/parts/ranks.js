@@ -172,6 +172,7 @@ function updateRow(row, name, shown) {
   shown.forEach((column, index) => {
     const cell = row.children[index + 1];
     put(cell, column.text(name));
+    if (column.words) cell.title = column.text(name);
     cell.classList.toggle("failure", Boolean(column.failed?.(name)));
   });
   return row;
