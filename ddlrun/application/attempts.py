@@ -25,6 +25,7 @@ def run_until_done(attempt: Attempt) -> Outcome:
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished, request)
+                attempt = running.choose_run_folder(attempt)
                 planned = running.prepare_run(survey_hosts(attempt), page.show)
             except DdlrunError as error:
                 if finished is None:

@@ -19,6 +19,7 @@ from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.remote.probe import check_distinct
 from ddlrun.remote.processes import read_lines
 from ddlrun.report.progress import progress
+from ddlrun.runs.state_folders import choose_path
 from ddlrun.runs.store import choose_run_name, default_run_dir
 from ddlrun.topology import parse_topology
 from ddlrun.units import parse_seconds
@@ -86,7 +87,7 @@ def measure(
     `words` are further options of launch. Slots that may be cores are not passed on: launch would use them as ranks.
     Raises MeasurementError where the job fails, whose run folder then stays; InputError on a problem that it reports.
     """
-    run_dir = default_run_dir(choose_run_name(None, os.environ), os.environ).path
+    run_dir = choose_path(default_run_dir(choose_run_name(None, os.environ), os.environ).path)
     with tempfile.TemporaryDirectory(prefix="ddlrun-measure-") as folder:
         hostfile = f"{folder}/hosts"
         with open(hostfile, "w", encoding="utf-8") as file:

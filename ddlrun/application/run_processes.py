@@ -21,6 +21,7 @@ from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, forget_run, read_runs
 from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.run_table import COMMAND_WIDTH
+from ddlrun.runs.state_folders import find_path
 from ddlrun.runs.store import state_folder
 
 CLEAN_GRACE_SECONDS = 2.0
@@ -156,7 +157,9 @@ def _find_ended(folder: str, processes: Processes) -> set[str]:
     """Return the runs of processes that were started here and have an outcome."""
     names = {process.run for on_host in processes.values() for process in on_host}
     folders = {name: find_folder(name, folder) for name in names}
-    return {name for name, path in folders.items() if path is not None and os.path.exists(RunDir(path).outcome)}
+    return {
+        name for name, path in folders.items() if path is not None and os.path.exists(find_path(RunDir(path).outcome))
+    }
 
 
 def _clean(

@@ -13,6 +13,7 @@ from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
 from ddlrun.hosts import fold
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan, shown_command
+from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.plan.supervision import SupervisionOptions, choose_shown
 from ddlrun.remote.probe import describe_failure
@@ -24,9 +25,8 @@ from ddlrun.runs.names import restart_name
 from ddlrun.runs.orphans import end_runs
 from ddlrun.runs.registry import forget_run, lock_registry, write_record
 from ddlrun.runs.retention import empty_trash, remove_old_runs
+from ddlrun.runs.state_folders import choose_path, lacks_room, link_last_run
 from ddlrun.runs.store import (
-    ELSEWHERE,
-    link_last_run,
     make_output_folder,
     state_folder,
     write_end,
@@ -54,6 +54,19 @@ class Finished(NamedTuple):
     """A port of a failed rank that another process has taken."""
     cause_in_view: bool
     """Whether the last lines of the rank that failed first are the last on the console."""
+
+
+def choose_run_folder(attempt: Attempt) -> Attempt:
+    """Return the attempt with its run folder in /tmp if the state folder, or that of a restart, cannot be written."""
+    run = attempt.settings.run
+    path = run.run_dir.path
+    chosen = path if run.keep_dry_run and not run.attempt else choose_path(path)
+    if chosen == path:
+        return attempt
+    if not run.quiet:
+        attempt.reporter.line(f"note: {os.path.dirname(path)}: {lacks_room(path)}; this run is in {chosen}")
+    settings = attempt.settings._replace(run=run._replace(run_dir=RunDir(chosen)))
+    return attempt._replace(settings=settings)
 
 
 def prepare_run(surveyed: Surveyed, show: Callable[[str], None]) -> Planned:
@@ -95,7 +108,7 @@ def write_files(planned: Planned) -> Planned:
     """Write the record of the run's start, and make the folder for output. Raises InputError."""
     run, state = planned.attempt.settings.run, state_folder(os.environ)
     write_start(planned.plan, run.arguments, state)
-    link_last_run(planned.plan, os.environ)
+    link_last_run(planned.plan, state)
     if remove_old_runs(state, run.retention):
         empty_trash(state)
     make_output_folder(planned.attempt.settings.supervision)
@@ -161,8 +174,7 @@ def _show_plan(attempt: Attempt, plan: Plan) -> None:
     for note in notes:
         reporter.line(f"note: {note}")
     reporter.text(render_plan(plan, shown_command(plan), full=verbose))
-    elsewhere = f" in {plan.run_dir.path}" if plan.run_dir.path.startswith(ELSEWHERE) else ""
-    reporter.text(f"run: {plan.run_id}{elsewhere}\n")
+    reporter.text(f"run: {plan.run_id}\n")
 
 
 def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Mapping[str, FinishedProcess]:

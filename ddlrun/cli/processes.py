@@ -70,7 +70,5 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
     """
     kept = options["keep_runs"]
     options["keep_runs"] = Retention() if kept is None else parse_retention(kept, "`--keep-runs`")
-    kept = options["keep_runs"]
-    options["keep_runs"] = Retention() if kept is None else parse_retention(kept, "`--keep-runs`")
     raise_failures(clean_hosts(hosts, options, click.echo, ConsoleReporter()), options)
     return 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddlrun.plan.run_dir import RunDir
+from ddlrun.runs.state_folders import find_path
 
 Fields = Mapping[str, Any]
 # The keys that a page needs of the events of ddl.jsonl.
@@ -39,7 +40,8 @@ class RunRecord:
 def record_files(folder: str) -> tuple[str, ...]:
     """Return the paths of the files of which a record consists."""
     files = RunDir(folder)
-    return (files.plan, files.outcome, files.check, files.binding, files.ddl, files.environment, files.report)
+    outcome = find_path(files.outcome)
+    return (files.plan, outcome, files.check, files.binding, files.ddl, files.environment, files.report)
 
 
 def stat_record(folder: str) -> tuple[tuple[int, int] | None, ...]:

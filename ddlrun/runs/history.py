@@ -14,7 +14,8 @@ from ddlrun.plan.plan import Plan
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.names import LAST, NAME, choose_name
 from ddlrun.runs.registry import Run, describe_run, parse_run, read_runs
-from ddlrun.runs.store import is_writable, reserve_outcome, run_folders, run_paths, write_private
+from ddlrun.runs.state_folders import elsewhere, find_path, last_run, run_folders, run_paths, write_state
+from ddlrun.runs.store import reserve_outcome, write_private
 
 
 class PastRunState(Enum):
@@ -74,10 +75,8 @@ def write_start(plan: Plan, arguments: Sequence[str], state: str) -> None:
         }
         write_private(plan.run_dir.start, [json.dumps(record), "\n"])
     reserve_outcome(plan.run_dir)
-    with suppress(OSError):
-        if find_folder(plan.run_id, state) is None:
-            os.makedirs(f"{state}/runs", mode=0o700, exist_ok=True)
-            os.symlink(os.path.realpath(plan.run_dir.path), f"{state}/runs/{plan.run_id}")
+    if find_folder(plan.run_id, state) is None:
+        write_state(f"{state}/runs", lambda folder: os.symlink(plan.run_dir.path, f"{folder}/{plan.run_id}"))
 
 
 def find_run(text: str | None, state: str) -> str:
@@ -127,17 +126,16 @@ def find_folder(text: str, state: str) -> str | None:
         return os.path.realpath(paths[name])
     first, _, attempt = text.rpartition("-")
     name = choose_name(first, names) if first and attempt.isdigit() else None
-    folder = os.path.realpath(f"{paths.get(str(name))}/restart-{attempt}")
+    folder = os.path.realpath(find_path(f"{paths.get(str(name))}/restart-{attempt}"))
     return folder if name is not None and os.path.isdir(folder) else None
 
 
 def _last_folder(state: str) -> str:
     """Return the folder of the run that was started last. Raises InputError where there is none."""
-    last = os.path.realpath(f"{state}/last")
-    folders = [last] if os.path.exists(RunDir(last).plan) and is_writable(state) else run_folders(state)
-    if not folders:
+    last = last_run(state)
+    if last is None:
         raise InputError("no run was started here; name the folder of one")
-    return folders[-1]
+    return last
 
 
 def read_history(state: str, most: int | None = None) -> list[PastRun]:
@@ -158,15 +156,17 @@ def _base_folder(folder: str) -> str:
 def attempt_folders(folder: str) -> Iterator[str]:
     """Yield the folder of a run and those of its restarts."""
     yield folder
-    with suppress(OSError):
-        names = (name for name in os.listdir(folder) if re.fullmatch(r"restart-[0-9]+", name))
-        yield from (f"{folder}/{name}" for name in names)
+    for base in dict.fromkeys((folder, elsewhere(folder))):
+        with suppress(OSError):
+            names = (name for name in os.listdir(base) if re.fullmatch(r"restart-[0-9]+", name))
+            yield from (f"{base}/{name}" for name in names)
 
 
 def attempt_names(folder: str) -> list[str]:
     """Return the names of a run and its restarts, given its folder."""
     name = os.path.basename(folder)
-    return [path.replace(folder, name).replace("/restart", "") for path in attempt_folders(folder)]
+    restarts = (os.path.basename(path) for path in attempt_folders(folder) if path != folder)
+    return [name, *(f"{name}-{restart.removeprefix('restart-')}" for restart in restarts)]
 
 
 def restart_folder(folder: str) -> str:
@@ -201,7 +201,7 @@ def read_past_run(folder: str) -> PastRun | None:
 def _read_outcome(folder: str) -> Mapping[str, Any]:
     """Return the outcome of a run; empty without one. Raises OSError or ValueError."""
     try:
-        with open(RunDir(folder).outcome, encoding="utf-8") as file:
+        with open(find_path(RunDir(folder).outcome), encoding="utf-8") as file:
             return dict(json.load(file))
     except FileNotFoundError:
         return {}

@@ -11,6 +11,7 @@ from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir, rank_log
 from ddlrun.runs.history import PastRunState, read_past_run, restart_folder
 from ddlrun.runs.merged_output import MergedOutput
+from ddlrun.runs.state_folders import find_path
 from ddlrun.wording import counted
 
 BLOCK_BYTES = 1 << 20
@@ -68,7 +69,7 @@ def _read_run(
 
 def _await_restart(folder: str) -> str | None:
     """Return the folder of a failed run's restart; None where its ddlrun ends without one."""
-    past, restart = read_past_run(folder), restart_folder(folder)
+    past, restart = read_past_run(folder), find_path(restart_folder(folder))
     while past is not None and past.state is PastRunState.FAILED:
         alive = past.run.alive()  # before looking: a restart that it wrote is seen afterwards
         if os.path.exists(RunDir(restart).plan):
@@ -82,7 +83,7 @@ def _await_restart(folder: str) -> str | None:
 def _has_ended(folder: str) -> bool:
     past = read_past_run(folder)
     if past is None:  # it is not yet written, or the folder is gone
-        return os.path.exists(RunDir(folder).outcome) or not os.path.exists(RunDir(folder).plan)
+        return os.path.exists(find_path(RunDir(folder).outcome)) or not os.path.exists(RunDir(folder).plan)
     return not past.state.may_run
 
 

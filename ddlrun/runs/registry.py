@@ -13,6 +13,7 @@ from ddlrun.plan.plan import Plan
 from ddlrun.ranges import parse_ranges, render_ranges
 from ddlrun.rank.process_stat import read_stat
 from ddlrun.remote.probe import is_local
+from ddlrun.runs.state_folders import elsewhere, make_folder, state_folders, write_state
 from ddlrun.runs.store import write_private
 
 # How often, and after how many seconds, a launch tries to lock the registry: at most 2 s.
@@ -60,13 +61,10 @@ class Run(NamedTuple):
 
 def read_runs(folder: str) -> list[Run]:
     """Return the runs recorded in a state folder."""
-    runs = []
-    active = f"{folder}/active"
-    for name in sorted(os.listdir(active)) if os.path.isdir(active) else ():
-        run = _read_record(f"{active}/{name}")
-        if run is not None and run.run == name:
-            runs.append(run)
-    return runs
+    active = [f"{place}/active" for place in state_folders(folder)]
+    paths = {name: f"{place}/{name}" for place in active if os.path.isdir(place) for name in os.listdir(place)}
+    runs = {name: _read_record(paths[name]) for name in sorted(paths)}
+    return [run for name, run in runs.items() if run is not None and run.run == name]
 
 
 def _read_record(path: str) -> Run | None:
@@ -122,11 +120,13 @@ def find_in_use(folder: str, hosts: Iterable[str]) -> dict[str, frozenset[int | 
 @contextmanager
 def lock_registry(folder: str) -> Iterator[None]:
     """Keep other launches of this user from choosing cores at the same time; give up the lock after 2 s of waiting."""
-    with suppress(OSError):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    try:
-        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    file: int | None = None
+    for place in (folder, elsewhere(folder)):
+        with suppress(OSError):
+            make_folder(place)
+            file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            break
+    if file is None:
         yield
         return
     try:
@@ -157,12 +157,12 @@ def born(pid: int) -> str | None:
 
 def write_record(plan: Plan, folder: str) -> None:
     """Record in a state folder that this process is about to start a run."""
-    with suppress(OSError):
-        os.makedirs(f"{folder}/active", mode=0o700, exist_ok=True)
-        write_private(f"{folder}/active/{plan.run_id}", [json.dumps(describe_run(plan)), "\n"])
+    text = json.dumps(describe_run(plan))
+    write_state(f"{folder}/active", lambda place: write_private(f"{place}/{plan.run_id}", [text, "\n"]))
 
 
 def forget_run(folder: str, run_id: str) -> None:
     """Remove the record of a run that has ended."""
-    with suppress(OSError):
-        os.unlink(f"{folder}/active/{run_id}")
+    for place in state_folders(folder):
+        with suppress(OSError):
+            os.unlink(f"{place}/active/{run_id}")

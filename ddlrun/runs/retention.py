@@ -13,7 +13,8 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.runs.history import PastRunState, attempt_folders, read_past_run
 from ddlrun.runs.names import NAME
-from ddlrun.runs.store import run_paths, write_private
+from ddlrun.runs.state_folders import elsewhere, find_path, run_paths, state_folders, write_state
+from ddlrun.runs.store import write_private
 
 DAY_SECONDS = 86400
 # The list of ended runs with their sizes, which a launch reads instead of all run folders.
@@ -41,7 +42,7 @@ def remove_old_runs(state: str, retention: Retention) -> int:
     known = _read_list(state)
     over_now = {name: path for name, path in paths.items() if name in known or _has_ended(path)}
     ended = {name: known.get(name) or _measure(path) for name, path in over_now.items()}
-    over = {name for name in _beyond(retention, ended) if _has_ended(paths[name]) and _remove(paths[name], state)}
+    over = {name for name in _beyond(retention, ended) if _has_ended(paths[name]) and _remove(paths[name])}
     left = {name: run for name, run in ended.items() if name not in over}
     if left != known:
         _write_list(state, left)
@@ -59,10 +60,11 @@ def empty_trash(state: str) -> threading.Thread:
 
 
 def _empty(state: str) -> None:
-    with suppress(OSError):
-        for name in os.listdir(state):
-            if name.startswith(TRASH):
-                shutil.rmtree(f"{state}/{name}", ignore_errors=True)
+    for folder in state_folders(state):
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                if name.startswith(TRASH):
+                    shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
 
 
 def _beyond(retention: Retention, ended: Mapping[str, EndedRun]) -> Iterator[str]:
@@ -84,7 +86,7 @@ def _has_ended(path: str) -> bool:
     attempts = [past for past in map(read_past_run, attempt_folders(path)) if past is not None]
     if any(past.run.alive() or past.state is PastRunState.UNKNOWN for past in attempts):
         return False
-    return bool(attempts) or os.path.exists(RunDir(path).outcome)
+    return bool(attempts) or os.path.exists(find_path(RunDir(path).outcome))
 
 
 def _measure(path: str) -> EndedRun:
@@ -95,26 +97,34 @@ def _measure(path: str) -> EndedRun:
     return EndedRun(max((file.st_mtime for file in files), default=0.0), sum(file.st_size for file in files))
 
 
-def _remove(path: str, state: str) -> bool:
+def _remove(path: str) -> bool:
     """Remove a link, or rename a folder, which is quick; return True where that worked."""
-    with suppress(OSError):
+    other = elsewhere(path)
+    try:
         if os.path.islink(path):
             os.unlink(path)
         else:
-            os.rename(path, f"{state}/{TRASH}{os.path.basename(path)}")
-        return True
-    return False
+            _rename(path)
+        if other != path and os.path.isdir(other):
+            _rename(other)
+    except OSError:
+        return False
+    return True
+
+
+def _rename(path: str) -> None:
+    above, name = os.path.split(path)
+    os.rename(path, f"{os.path.dirname(above)}/{TRASH}{name}")
 
 
 def _read_list(state: str) -> dict[str, EndedRun]:
     """Return the runs that had ended at an earlier launch; none where the list cannot be read."""
-    with suppress(OSError, ValueError), open(f"{state}/{LIST}", encoding="ascii") as file:
+    with suppress(OSError, ValueError), open(find_path(f"{state}/{LIST}"), encoding="ascii") as file:
         rows = [line.split() for line in file]
         return {name: EndedRun(float(seconds), int(size)) for name, seconds, size in rows}
     return {}
 
 
 def _write_list(state: str, ended: Mapping[str, EndedRun]) -> None:
-    with suppress(OSError):
-        rows = (f"{name} {int(run.time)} {run.bytes}\n" for name, run in ended.items())
-        write_private(f"{state}/{LIST}", rows)
+    rows = [f"{name} {int(run.time)} {run.bytes}\n" for name, run in ended.items()]
+    write_state(state, lambda folder: write_private(f"{folder}/{LIST}", rows))

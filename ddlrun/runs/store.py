@@ -17,13 +17,12 @@ from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.names import NAME, new_name
+from ddlrun.runs.state_folders import elsewhere, make_folder
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.runs.binding_record import BindingRecord, BindingsRecord
 
 
-# The beginning of the folders of runs where the state folder is not writable.
-ELSEWHERE = "/tmp/ddlrun-run-"  # noqa: S108 - other users' folders are left out
 # The space that is reserved for the outcome, in case the disk becomes full.
 RESERVED_BYTES = 1 << 16
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -50,34 +49,8 @@ def choose_run_name(folder: str | None, environ: Mapping[str, str]) -> str:
 
 
 def default_run_dir(name: str, environ: Mapping[str, str]) -> RunDir:
-    """Return the folder of a run in the state folder, or in /tmp if the state folder cannot be written."""
-    state = state_folder(environ)
-    return RunDir(f"{state}/runs/{name}" if is_writable(state) else ELSEWHERE + name)
-
-
-def is_writable(state: str) -> bool:
-    """Return True for a state folder in which this user may make folders."""
-    above = state
-    while not os.path.exists(above) and above not in ("", "/"):
-        above = os.path.dirname(above)
-    return os.path.isdir(above) and os.access(above, os.W_OK)
-
-
-def run_paths(state: str) -> dict[str, str]:
-    """Return the folders of runs, and links to them, by name; those in /tmp if the state folder is not writable."""
-    above = f"{state}/runs"
-    paths = {name: f"{above}/{name}" for name in (os.listdir(above) if os.path.isdir(above) else ())}
-    if not is_writable(state):
-        with os.scandir(os.path.dirname(ELSEWHERE)) as entries:
-            own = (entry for entry in entries if entry.path.startswith(ELSEWHERE) and _is_own(entry))
-            paths |= {entry.path.removeprefix(ELSEWHERE): entry.path for entry in own}
-    return paths
-
-
-def _is_own(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # it has just been removed
-        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-    return False
+    """Return the folder of a run in the state folder."""
+    return RunDir(f"{state_folder(environ)}/runs/{name}")
 
 
 def write_run_dir(plan: Plan, check: str | None = None) -> None:
@@ -190,9 +163,15 @@ def append_private(path: str, line: str) -> None:
 
 
 def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
-    """Write the ranks' bindings and the outcome to the run folder; a full disk is ignored."""
-    with suppress(OSError):
-        write_private(plan.run_dir.outcome, [json.dumps(outcome.as_dict()), "\n"])
+    """Write the ranks' bindings and the outcome to the run folder; on a full disk the outcome alone, to /tmp."""
+    text = json.dumps(outcome.as_dict())
+    try:
+        write_private(plan.run_dir.outcome, [text, "\n"])
+    except OSError:
+        with suppress(OSError):
+            other = elsewhere(plan.run_dir.outcome)
+            make_folder(os.path.dirname(other))
+            write_private(other, [text, "\n"])
     with suppress(OSError):
         write_private(plan.run_dir.binding, [json.dumps(bindings(bound, plan.placement.topology.size)), "\n"])
 
@@ -211,24 +190,3 @@ def bindings(reports: Iterable[str], ranks: int) -> "BindingsRecord":
         "different": different,
         "bindings": [cast("BindingRecord", {**record, "rank": int(record["rank"])}) for record in records],
     }
-
-
-def link_last_run(plan: Plan, environ: Mapping[str, str]) -> None:
-    """Link to the last run, wherever its folder is, for `run_folders`; ddlrun's own measurements are left out."""
-    if "ddlrun.measure" in plan.argv:
-        return
-    link = f"{state_folder(environ)}/last"
-    with suppress(OSError):
-        os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
-        new = f"{link}-{os.getpid()}-{os.urandom(4).hex()}"
-        os.symlink(os.path.realpath(plan.run_dir.path), new)
-        os.replace(new, link)
-
-
-def run_folders(state: str) -> list[str]:
-    """Return the run folders in a state folder, and that of the last run, oldest first."""
-    written: dict[str, float] = {}
-    for folder in map(os.path.realpath, (*run_paths(state).values(), f"{state}/last")):
-        with suppress(OSError):
-            written[folder] = os.path.getmtime(RunDir(folder).plan)
-    return sorted(written, key=lambda folder: written[folder])

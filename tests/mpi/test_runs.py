@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ddlrun.runs.state_folders import elsewhere
 from tests.conftest import OWN, launch_line
+from tests.support import needs
 from tests.support.json_schemas import validate, validate_run_folder
 from tests.support.launches import run
 from tests.support.processes import started, wait_for
@@ -124,3 +127,40 @@ def test_a_restart_is_followed(mpirun: str, tmp_path: Path, state: Path) -> None
 
 def read_record(path: Path) -> dict[str, object]:
     return dict(json.loads(path.read_text()))
+
+
+# A job that prints MB megabytes, twice, and what is known of it afterwards; the state folder is on a small disk.
+ON_A_SMALL_DISK = """
+mount -t tmpfs -o $1 none "$XDG_STATE_HOME" || exit 99
+for word in first second; do
+    "$PYTHON" -m ddlrun launch --process-manager ddlrun --output no-tag sh -c "head -c $2 /dev/zero; echo $word"
+done > /dev/null
+"$PYTHON" -m ddlrun runs --json
+"$PYTHON" -m ddlrun logs | tail -c 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("disk", "size", "problems"),
+    [
+        ("size=12m", 20_000_000, ["no more output is stored", "this run is in /tmp"]),
+        ("size=1m", 1_000, ["this run is in /tmp"] * 2),
+        ("ro", 1_000, ["this run is in /tmp"] * 2),
+    ],
+)
+def test_a_home_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str, size: int, problems: list[str]
+) -> None:
+    needs.root()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHON", sys.executable)
+    try:
+        done = run(["unshare", "-m"], "sh", "-c", ON_A_SMALL_DISK, "sh", disk, str(size))
+    finally:
+        shutil.rmtree(elsewhere(str(tmp_path)), ignore_errors=True)
+    listed, end = done.stdout[: -len("second\n")], done.stdout[-len("second\n") :]
+    assert [run["state"] for run in json.loads(listed)["runs"]] == ["succeeded"] * 2
+    assert end == "second\n"
+    told = [line for line in done.stderr.splitlines() if "Read-only" in line or "No space left" in line]
+    assert len(told) == len(problems)
+    assert all(problem in line for problem, line in zip(problems, told, strict=True))

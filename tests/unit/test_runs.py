@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,8 @@ from ddlrun.runs.registry import born
 from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.run_list import list_runs
 from ddlrun.runs.run_table import render_runs
-from ddlrun.runs.store import (
-    ELSEWHERE,
-    RESERVED_BYTES,
-    default_run_dir,
-    reserve_outcome,
-    run_folders,
-    state_folder,
-    write_private,
-)
+from ddlrun.runs.state_folders import ELSEWHERE, choose_path, elsewhere
+from ddlrun.runs.store import RESERVED_BYTES, reserve_outcome, state_folder, write_private
 from tests.support.processes import command_line, mark, see_only
 from tests.support.run_folders import make_run
 from tests.support.waiting import wait_until
@@ -151,18 +145,48 @@ def test_the_latest_runs_are_counted_as_they_are_shown(tmp_path: Path) -> None:
     assert [[past.run.run for past in read_history(str(tmp_path), most)] for most in (1, 2)] == [names[:1], names[:2]]
 
 
-def test_runs_in_tmp_are_found_where_the_state_folder_is_not_writable() -> None:
-    name = f"20261120-{os.getpid()}"
-    folder = Path(ELSEWHERE + name)
+@pytest.fixture
+def unwritable(tmp_path: Path) -> Iterator[Path]:
+    """Provide a state folder that nobody can make; what replaces it in /tmp is removed."""
+    (tmp_path / "file").touch()
+    state = tmp_path / "file" / "ddlrun"
+    yield state
+    shutil.rmtree(elsewhere(str(tmp_path)), ignore_errors=True)
+
+
+def test_runs_are_in_tmp_where_the_state_folder_is_not_writable(unwritable: Path) -> None:
+    state = str(unwritable)
+    chosen = choose_path(f"{state}/runs/20261120-karo")
+    assert chosen == elsewhere(f"{state}/runs/20261120-karo") == f"{ELSEWHERE}{os.geteuid()}{state}/runs/20261120-karo"
+    folder = make_run(Path(elsewhere(state)), "20261120-karo", age=5)
+    make_run(Path(elsewhere(state)), "20261120-belo")
+    assert find_run("20261120-karo", state) == str(folder)
+    assert [past.run.run for past in read_history(state)] == ["20261120-belo", "20261120-karo"]
+    assert find_run(None, state) == find_run("20261120-belo", state)
+    (folder / "restart-1").mkdir()
+    assert attempt_names(str(folder)) == ["20261120-karo", "20261120-karo-1"]
+    assert remove_old_runs(state, Retention(runs=1)) == 1
+    assert [past.run.run for past in read_history(state)] == ["20261120-belo"]
+
+
+def test_parts_of_a_run_may_be_in_tmp(tmp_path: Path) -> None:
+    """Its disk became full: its end and a restart are elsewhere."""
+    folder = make_run(tmp_path, "20261120-karo", exit_code=None)
+    other = Path(elsewhere(str(folder)))
     try:
-        (folder / "restart-1").mkdir(parents=True)
-        (folder / "plan.json").write_text("{}")
-        assert default_run_dir(name, {"XDG_STATE_HOME": "/proc/sys"}).path == str(folder)
-        assert find_run(name, "/proc/sys/ddlrun") == str(folder)
-        assert find_run(f"{name}-1", "/proc/sys/ddlrun") == f"{folder}/restart-1"
-        assert str(folder) in run_folders("/proc/sys/ddlrun")
+        restart = make_run(other.parent / "x", "20261120-karo-1")
+        other.mkdir()
+        restart.rename(other / "restart-1")
+        (folder / "plan.json").write_text(json.dumps({"ranks": [{}]}))
+        (other / "outcome.json").write_text(json.dumps({"exit_code": 3, "seconds": 1.0, "requested": False}))
+        states = {past.run.run: past.state for past in read_history(str(tmp_path))}
+        assert states == {"20261120-karo": PastRunState.FAILED, "20261120-karo-1": PastRunState.SUCCEEDED}
+        assert find_run("20261120-karo-1", str(tmp_path)) == str(other / "restart-1")
+        assert attempt_names(str(folder)) == ["20261120-karo", "20261120-karo-1"]
+        assert remove_old_runs(str(tmp_path), Retention(runs=0)) == 1
+        assert not other.exists()
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(elsewhere(str(tmp_path)), ignore_errors=True)
 
 
 def test_the_outcome_has_its_place_on_the_disk(tmp_path: Path) -> None:
