@@ -13,12 +13,13 @@ PACKAGES = {
     "serial": "pyserial", "skimage": "scikit-image", "sklearn": "scikit-learn", "skopt": "scikit-optimize",
     "umap": "umap-learn", "yaml": "PyYAML", "zmq": "pyzmq",
 }  # fmt: skip
-# Patterns in the output of a program or of the process manager -> the likely cause and the remedy.
+# Patterns in the output of a program or of the process manager -> the likely cause and the remedy, which may name the
+# program's {python}.
 HINTS = (
     *(
         (
             rf"No module named '?{re.escape(module)}(?![\w.])",
-            f"Python on that host has no {module}: pip install {package}",
+            f"{{python}} on that host has no {module}: {{python}} -m pip install {package}",
         )
         for module, package in PACKAGES.items()
     ),
@@ -26,7 +27,10 @@ HINTS = (
         r"No module named '?((\w+)\.[\w.]+)",
         "{1} on that host has no module {0}: it is of another version, or installed incompletely",
     ),
-    (r"No module named '?(\w+)", "Python on that host has no module {0}: install it there"),
+    (
+        r"No module named '?(\w+)",
+        "{python} on that host has no module {0}: install it there, or write another Python before the script",
+    ),
     (
         r"(?:ImportError: |error while loading shared libraries: )(\S+): cannot open shared object file",
         "the library {0} is missing there: load its module or set LD_LIBRARY_PATH",
@@ -127,10 +131,10 @@ CODE_HINTS = LIMIT_HINTS | {
 }
 
 
-def find_hint(text: str, hints: tuple[tuple[str, str], ...]) -> str | None:
-    """Return the hint of the first pattern that matches; None if none does."""
+def find_hint(text: str, hints: tuple[tuple[str, str], ...], python: str = "python") -> str | None:
+    """Return the hint of the first pattern that matches; None if none does. `python` ran the program."""
     for pattern, hint in hints:
         match = re.search(pattern, text)
         if match:
-            return hint.format(*match.groups())
+            return hint.format(*match.groups(), python=python)
     return None

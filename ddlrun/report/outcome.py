@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddlrun.errors import spell_options
 from ddlrun.managers.openmpi.hints import MPI_HINTS
@@ -59,7 +59,7 @@ def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:
         verb = "ended" if outcome.requested else "failed"
         reason = spell_options(outcome.reason or "") or f"{plan.manager.name} ended with {outcome.exit_code}"
         yield f"{verb} after {outcome.until_end:.1f} s: {reason}"
-    hint = _hint(outcome)
+    hint = _hint(outcome, plan.program)
     if hint:
         yield f"  hint: {hint}"
     yield from render_others(outcome)
@@ -73,7 +73,7 @@ def _last_line(outcome: Outcome, plan: Plan) -> str:
     return f"exit code {outcome.exit_code}; {unprinted}{name}logs: {folder}"
 
 
-def _hint(outcome: Outcome) -> str | None:
+def _hint(outcome: Outcome, program: Sequence[str]) -> str | None:
     root = outcome.root
     if root is None:
         by_output = None if outcome.reason else find_hint(outcome.mpirun_output, MPI_HINTS)
@@ -85,7 +85,8 @@ def _hint(outcome: Outcome) -> str | None:
     explained = root.reason or root.ordered or "Fatal Python error" in root.tail
     failure = find_failure(root.tail)
     text = root.tail if failure is None else "\n".join(failure.lines)
-    return find_hint(text, HINTS) or (None if explained else CODE_HINTS.get(root.exit_code))
+    python = program[0] if re.fullmatch(r"python[\d.]*", os.path.basename(program[0])) else "python"
+    return find_hint(text, HINTS, python) or (None if explained else CODE_HINTS.get(root.exit_code))
 
 
 def _describe(end: RankEnd, plan: Plan) -> str:

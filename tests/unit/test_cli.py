@@ -519,6 +519,13 @@ def test_a_script_that_one_rank_reads_gives_a_note(program: str, *, noted: bool)
         assert (done.returncode, note in done.stderr) == (0, noted and ranks == "2"), done.stderr
 
 
+def test_the_hint_on_a_missing_module_names_the_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import yamlfit")
+    for program in (["train.py"], [sys.executable, "train.py"]):
+        done = ddlrun("launch", "--process-manager", "ddlrun", "-np", "1", *program, cwd=tmp_path)
+        assert f"hint: {sys.executable} on that host has no module yamlfit" in done.stderr
+
+
 def test_an_exported_ddl_options_is_replaced_by_mode_with_a_note() -> None:
     replaced = "DDL_OPTIONS: --mode r replaces the exported '-mode b -dump_iter 9' with '-mode r:1x1x1'"
     arguments = ["show", "env", "-np", "1", "--mode", "r"]

@@ -94,7 +94,7 @@ def test_ends_are_rendered() -> None:
 @pytest.mark.parametrize(
     ("tail", "hint"),
     [
-        ("ModuleNotFoundError: No module named 'torch'", "Python on that host has no module torch"),
+        ("ModuleNotFoundError: No module named 'torch'", "python on that host has no module torch"),
         ("./a.out: error while loading shared libraries: libcudart.so.12: cannot open shared object file: No such",
          "the library libcudart.so.12 is missing there"),
         ("ImportError: libmpi.so.40: cannot open shared object file: No such file", "library libmpi.so.40 is missing"),
@@ -113,9 +113,9 @@ def test_ends_are_rendered() -> None:
         ('Error: cannot set up namespace using "/usr/bin/newuidmap": exec: "newuidmap": executable file not found',
          "Podman without root needs newuidmap (package uidmap or shadow-utils)"),
         ("/usr/bin/python3: No module named torchh", "has no module torchh"),
-        ("ModuleNotFoundError: No module named 'sklearn'", "on that host has no sklearn: pip install scikit-learn"),
+        ("ModuleNotFoundError: No module named 'sklearn'", "no sklearn: python -m pip install scikit-learn"),
         ("ModuleNotFoundError: No module named 'yamlfit'", "on that host has no module yamlfit: install it there"),
-        ("ModuleNotFoundError: No module named 'google.protobuf'", "no google.protobuf: pip install protobuf"),
+        ("ModuleNotFoundError: No module named 'google.protobuf'", ": python -m pip install protobuf"),
         ("ModuleNotFoundError: No module named 'torch._six'", "torch on that host has no module torch._six: it is of"),
         ("terminate called without an active exception", "PyTorch's gloo: del the model, then destroy_process_group()"),
         ("EOFError: EOF when reading a line", "--stdin-rank N"),
