@@ -28,7 +28,7 @@ def serve_page(folder: str, port: int) -> None:
             return
 
 
-def serve_metrics(folder: str, port: int) -> None:
+def serve_metrics(folder: str, address: str, port: int) -> None:
     """Serve the metrics of a run until it ends. Raises InputError if it has, or the port cannot be used."""
     from ddlrun.monitor.server import MetricsServer  # noqa: PLC0415 - 40 ms, for --listen alone
 
@@ -42,9 +42,9 @@ def serve_metrics(folder: str, port: int) -> None:
             return render_openmetrics(history, name)
 
         try:
-            server = MetricsServer(port, render)
+            server = MetricsServer(port, render, address)
         except OSError as error:
-            raise InputError(f"--listen {port}: {error.strerror}; choose another port") from error
+            raise InputError(f"--listen {address}:{port}: {error.strerror}; choose another address or port") from error
         click.echo(f"metrics of {name}: {server.url}", err=True)
         with server:
             server.serve_while(lambda: may_run(folder))

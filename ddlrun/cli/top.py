@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.cli.options.types import PORT
+from ddlrun.cli.options.types import PORT, AddressType
 from ddlrun.cli.result import print_result
 from ddlrun.cli.screen import render_samples, show_samples
 from ddlrun.cli.serving import export_metrics, serve_metrics, serve_page
@@ -23,8 +23,6 @@ from ddlrun.runs.history import find_run_folder, run_name
 from ddlrun.runs.store import state_folder
 
 ANY_PORT = 0
-# The options of which one at most is given, and their parameters.
-WAYS = {"--web": "web", "--listen": "listen", "--otlp": "otlp", "--openmetrics": "openmetrics", "--json": "as_json"}
 
 
 class Top(Sections):
@@ -52,8 +50,9 @@ def _name_ports(args: list[str]) -> Iterator[str]:
     help="Serve a web page at this port of this computer until Ctrl-C; default: any free port.",
 )  # fmt: skip
 @option(
-    "Other programs", "--listen", type=PORT, metavar="PORT",
-    help="Serve the samples to Prometheus, at http://127.0.0.1:PORT/metrics, until the run ends; 0: any free port.",
+    "Other programs", "--listen", type=AddressType(), metavar="[ADDRESS:]PORT",
+    help="Serve the samples to Prometheus at http://ADDRESS:PORT/metrics until the run ends; default: 127.0.0.1, which "
+    "only this computer reaches. PORT 0: any free port.",
 )  # fmt: skip
 @option(
     "Other programs", "--otlp", is_flag=True,
@@ -68,16 +67,20 @@ def command(run: str | None, **options: Any) -> None:  # noqa: ANN401 - click's 
     The ranks in trouble come first. q or Ctrl-C ends ddlrun top, and so does the end of the run.
 
     Only browsers on this computer reach the page of --web, with the printed address, which has a password. The page
-    shows an ended run, too. Only programs on this computer reach --listen, and they need no password.
+    shows an ended run, too. Programs need no password for --listen.
     """
-    ways = [name for name, parameter in WAYS.items() if options[parameter] not in (None, False)]
+    wanted = {
+        "--web": options["web"] is not None, "--listen": options["listen"] is not None, "--otlp": options["otlp"],
+        "--openmetrics": options["openmetrics"], "--json": options["as_json"],
+    }  # fmt: skip
+    ways = [name for name, is_wanted in wanted.items() if is_wanted]
     if len(ways) > 1:
         raise InputError(f"{ways[0]} and {ways[1]} exclude each other; start ddlrun top once for each")
     folder = find_run_folder(run, state_folder(os.environ))
     if options["web"] is not None:
         serve_page(folder, options["web"])
     elif options["listen"] is not None:
-        serve_metrics(folder, options["listen"])
+        serve_metrics(folder, *options["listen"])
     elif options["otlp"]:
         export_metrics(folder)
     else:

@@ -1,32 +1,42 @@
 """HTTP servers on the loopback interface, and the server of a run's metrics."""
 
+import os
 import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 from ddlrun.monitor.openmetrics import CONTENT_TYPE
 from ddlrun.unauthenticated import UnauthenticatedConnections
 
 LOOPBACK = "127.0.0.1"
+ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with what the user has given
 PATH = "/metrics"
+FRONT_PAGE = f'<!doctype html><title>ddlrun</title><p>The metrics of the run are at <a href="{PATH}">{PATH}</a>.\n'
 # A client has this time for its request.
 REQUEST_SECONDS = 5.0
 CHECK_SECONDS = 1.0
 
 
 class LocalServer(ThreadingHTTPServer):
-    """A server for programs on this computer, with few unauthenticated connections at a time."""
+    """A server with few unauthenticated connections at a time, for programs on this computer by default."""
 
     daemon_threads = True
     request_queue_size = 4096
 
-    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
-        """Listen on a port, 0: any that is free. Raises OSError."""
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler], address: str = LOOPBACK) -> None:
+        """Listen on a port of an address, 0: any that is free. Raises OSError."""
         self.unauthenticated = UnauthenticatedConnections(REQUEST_SECONDS)
-        super().__init__((LOOPBACK, port), handler)
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, port), handler)
+
+    def server_bind(self) -> None:
+        """Bind the port. The base class would look up this computer's name, which may block."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.socket.getsockname()[:2]
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection, which is unauthenticated. Raises OSError."""
@@ -52,23 +62,24 @@ class LocalServer(ThreadingHTTPServer):
 
 
 class MetricsServer(LocalServer):
-    """A server of one page."""
+    """A server of the metrics of a run."""
 
     timeout = CHECK_SECONDS
 
-    def __init__(self, port: int, render: Callable[[], str]) -> None:
-        """Listen on a port, 0: any that is free; `render` returns the page. Raises OSError."""
+    def __init__(self, port: int, render: Callable[[], str], address: str = LOOPBACK) -> None:
+        """Listen on a port, 0: any that is free; `render` returns the metrics. Raises OSError."""
         self._render = render
         self._lock = threading.Lock()
-        super().__init__(port, Handler)
+        super().__init__(port, Handler, address)
 
     @property
     def url(self) -> str:
-        """The address of the page."""
-        return f"http://{LOOPBACK}:{self.server_port}{PATH}"
+        """The address of the metrics."""
+        name = os.uname().nodename if self.server_name in ALL_ADDRESSES else self.server_name
+        return f"http://{f'[{name}]' if ':' in name else name}:{self.server_port}{PATH}"
 
     def render(self) -> str:
-        """Return the page."""
+        """Return the metrics."""
         with self._lock:
             return self._render()
 
@@ -86,13 +97,14 @@ class Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_SECONDS
 
     def do_GET(self) -> None:
-        """Answer with the page, also at /."""
-        if self.path.partition("?")[0] not in ("/", PATH):
-            self.send_error(HTTPStatus.NOT_FOUND)
+        """Answer with the metrics, at / with a page that names their path."""
+        path = self.path.partition("?")[0]
+        if path not in ("/", PATH):
+            self.send_error(HTTPStatus.NOT_FOUND, f"the metrics are at {PATH}")
             return
-        page = self.server.render().encode()
+        page = (self.server.render() if path == PATH else FRONT_PAGE).encode()
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Type", CONTENT_TYPE if path == PATH else "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(page)))
         self.end_headers()
         self.wfile.write(page)

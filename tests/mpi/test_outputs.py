@@ -44,7 +44,7 @@ LEFT_OUT = {
     "decompositions.limit decompositions.bytes decompositions.algorithm",
     "probe": HARDWARE,
     "plan": f"version exported notes variables.A_TOKEN ranks.rank ranks.cores ranks.coords hosts.rack {HARDWARE}",
-    "runs": "runs.started runs.program runs.arguments runs.working_folder runs.run_dir",
+    "runs": "runs.started runs.program runs.arguments runs.working_folder runs.run_dir runs.pid runs.host",
     "show-command": "variables.A_TOKEN",
     "show-env": "passed_on set_by_rank set.DDLRUN_*",
     "placement": "rank_order hosts_source hosts.rack ranks.rank ranks.coords ranks.cores ranks.threads " + HARDWARE,

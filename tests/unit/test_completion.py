@@ -86,6 +86,11 @@ def test_commands(answer: Answer) -> None:
     assert plain(answer("ch")) == {"check"}
 
 
+def test_commands_of_a_group(answer: Answer) -> None:
+    assert plain(answer("network", "")) == {"racks", "bench", "tune", "plan"}
+    assert "--links" in plain(answer("network", "plan", "--l"))
+
+
 def test_views_come_before_options_and_script(answer: Answer) -> None:
     assert plain(answer("show", "")) == set(VIEWS)
     assert plain(answer("show", "pl")) == {"placement"}

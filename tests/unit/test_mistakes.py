@@ -12,7 +12,7 @@ import click
 import pytest
 
 from ddlrun.application.options.program import read_program
-from ddlrun.cli import MOST_COLUMNS, SECTIONS, group, run_command
+from ddlrun.cli import MOST_COLUMNS, PLACES, SECTIONS, group, run_command
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.network import SECTIONS as NETWORK_SECTIONS
 from ddlrun.cli.options import Option
@@ -110,6 +110,19 @@ MISTAKES = [
     ("launch ~/train.py", "a shell replaces ~ by a home folder, but not within quotes: leave them out"),
     ("network plan 4x4 --links 100gbe", "4x4 is a topology, not a host; write --topology 4x4"),
     ("network bench 2x1x1", "2x1x1 is a topology, not a host; write --topology 2x1x1"),
+    ("ps", "no such command 'ps' (did you mean runs --processes?)"),
+    ("dashboard --port 8080", "no such command 'dashboard' (did you mean top --web?)"),
+    ("metrics --listen 9400", "no such command 'metrics' (did you mean top --listen?)"),
+    ("racks n1,n2", "no such command 'racks' (did you mean network racks?)"),
+    ("bench", "no such command 'bench' (did you mean network bench?)"),
+    ("tune", "no such command 'tune' (did you mean network tune?)"),
+    ("plan", "no such command 'plan' (did you mean network plan?)"),
+    ("tail", "no such command 'tail' (did you mean logs -f?)"),
+    ("stop", "no such command 'stop' (did you mean kill?)"),
+    ("network links", "no such command 'links' (did you mean bench?)"),
+    ("network --json", "no such option --json; options come after a command, as in ddlrun network racks --json"),
+    ("top --web --listen 0", "--web and --listen exclude each other; start ddlrun top once for each"),
+    ("top --web 70000", "'70000' is not a whole number from 0 to 65535"),
     ("launch -H -np 2 train.py", "-H: its value is missing before -np; is a variable of the command line unset?"),
     ("launch --master-addr --nnodes 2 train.py", "--master-addr: its value is missing before --nnodes"),
     ("launch --output-filename --verbose train.py", "--output-filename: its value is missing before --verbose"),
@@ -392,6 +405,20 @@ def test_summaries_are_those_of_the_commands(name: str, sections: dict[str, dict
         for command, text in summaries.items():
             shown = command_contexts()[f"{name} {command}".lstrip()].command.get_short_help_str(MOST_COLUMNS)
             assert shown == text
+
+
+def test_the_program_has_few_commands_and_those_of_every_day_come_first() -> None:
+    assert len(PLACES) <= 17
+    commands = [line.split()[0] for line in help_of() if re.match(r"  [a-z]", line)]
+    assert commands == list(PLACES)
+    assert commands[:5] == ["launch", "logs", "top", "doctor", "runs"]
+
+
+@pytest.mark.parametrize("words", [["network"], ["network", "--help"], ["help", "network"]])
+def test_a_group_without_a_command_explains_its_commands(words: list[str]) -> None:
+    lines = help_of(*words)
+    assert lines == help_of("network", "-h")
+    assert [line.split()[0] for line in lines if re.match(r"  [a-z]+  ", line)] == ["racks", "bench", "tune", "plan"]
 
 
 def test_commands_have_headings_and_whole_summaries() -> None:

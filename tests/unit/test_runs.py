@@ -134,6 +134,30 @@ def test_the_history_has_states(tmp_path: Path) -> None:
     assert render_runs([]) == "no runs\n"
 
 
+def test_running_runs_are_listed_first(tmp_path: Path) -> None:
+    make_run(tmp_path, "20261120-a", age=9, exit_code=None, pid=os.getpid())
+    for age in (3, 2, 1):
+        make_run(tmp_path, f"20261120-{age}", age=age)
+    (tmp_path / "active").mkdir()
+    (tmp_path / "active/20261120-a").write_text((tmp_path / "runs/20261120-a/run.json").read_text())
+    assert [run.name[-1] for run in list_runs(str(tmp_path), 2, {})] == ["a", "1"]
+    assert [run.name[-1] for run in list_runs(str(tmp_path), None, {})] == ["a", "1", "2", "3"]
+
+
+def test_runs_with_processes_come_before_others_of_any_number(tmp_path: Path) -> None:
+    for age, name in enumerate(("20261120-a", "20261120-b", "20261120-old"), 1):
+        make_run(tmp_path, name, age=age)
+    left = parse_processes(AGENT.format(parent=1, state="T").replace("20261123-tokarumi", "20261120-old"))
+    processes = {"h3": [*left, *parse_processes(AGENT.format(parent=5, state="S"))]}
+    table = render_runs(list_runs(str(tmp_path), 1, processes)).splitlines()
+    assert [line.split()[0] for line in table if not line.startswith(" ")] == [
+        "RUN", "20261123-tokarumi", "20261120-old", "20261120-a",
+    ]  # fmt: skip
+    assert table[2:5] == [
+        "  h3: 1 process, ranks none", table[3], "  ended, but left processes on h3: ddlrun clean h3",
+    ]  # fmt: skip
+
+
 def test_the_latest_runs_are_counted_as_they_are_shown(tmp_path: Path) -> None:
     for age, name in enumerate("cba"):
         make_run(tmp_path, f"20261120-{name}", age=age)

@@ -24,7 +24,7 @@ from ddlrun.monitor.table import COLUMNS, render_table, render_top, sort_by_trou
 from tests.support import needs
 from tests.support.json_schemas import validate
 from tests.support.ports import reserved_port
-from tests.support.processes import wait_for
+from tests.support.processes import started, wait_for
 from tests.support.run_folders import make_run
 from tests.support.seeded_runs import SAMPLES, read_samples
 from tests.support.terminal import shell_at_terminal
@@ -190,11 +190,11 @@ def test_the_server_serves_one_page_as_long_as_the_run_lasts(history: History) -
         thread.start()
         try:
             root = server.url.replace("metrics", "")
-            with urllib.request.urlopen(server.url) as reply, urllib.request.urlopen(root) as same:  # noqa: S310
-                assert same.read() == render_openmetrics(history, "r").encode()
+            with urllib.request.urlopen(server.url) as reply, urllib.request.urlopen(root) as front:  # noqa: S310
+                assert '<a href="/metrics">' in front.read().decode()
                 assert reply.headers["Content-Type"] == CONTENT_TYPE
                 assert reply.read().decode() == render_openmetrics(history, "r")
-            with pytest.raises(urllib.error.HTTPError, match="404"):
+            with pytest.raises(urllib.error.HTTPError, match="404: the metrics are at /metrics"):
                 urllib.request.urlopen(server.url.replace("metrics", "other"))  # noqa: S310 - our own server
         finally:
             over.set()
@@ -206,8 +206,23 @@ def test_a_port_that_is_in_use_is_an_error(history: History, state: Path) -> Non
     with MetricsServer(0, lambda: render_openmetrics(history, "r")) as server:
         argv = [*DDLRUN, "top", "--listen", str(server.server_port)]
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
-    problem = f"ddlrun: error: --listen {server.server_port}: Address already in use; choose another port\n"
-    assert (done.returncode, done.stderr) == (2, problem)
+    problem = f"--listen 127.0.0.1:{server.server_port}: Address already in use; choose another address or port"
+    assert (done.returncode, done.stderr) == (2, f"ddlrun: error: {problem}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "begin"),
+    [("0", "http://127.0.0.1:"), ("127.0.0.2:0", "http://127.0.0.2:"), ("[::1]:0", "http://[::1]:"),
+     ("0.0.0.0:0", f"http://{os.uname().nodename}:")],
+)  # fmt: skip
+def test_the_metrics_are_at_the_address_that_is_given(given: str, begin: str, state: Path) -> None:
+    environ = {**os.environ, "XDG_STATE_HOME": str(state)}
+    with started([*DDLRUN, "top", "--listen", given], env=environ, stderr=subprocess.PIPE, text=True) as ours:
+        url = ours.stderr.readline().split()[-1]
+        assert url.startswith(begin)
+        with urllib.request.urlopen(url.replace(os.uname().nodename, "127.0.0.1")) as reply:  # noqa: S310
+            assert reply.read().endswith(b"# EOF\n")
+        ours.terminate()
 
 
 def test_the_server_of_an_ended_run_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ SYNONYMS = {
     "no": "none", "off": "none", "ram": "local", "torque": "pbs", "gridengine": "sge", "k8s": "kubernetes",
 }  # fmt: skip
 MOST_SECONDS = 1e9
+LOOPBACK = "127.0.0.1"
 
 
 class Choice(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
@@ -124,6 +125,17 @@ class RanksPerHostType(click.ParamType):  # type: ignore[type-arg]  # generic si
             return int(value)
         hint = did_you_mean(str(value), UNITS, SYNONYMS)
         return self.fail(f"{value!r} is neither a positive number nor one of {', '.join(UNITS)}{hint}", param, ctx)
+
+
+class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """A port, or an address of this computer and a port."""
+
+    name = "[ADDRESS:]PORT"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Convert a value to an address and a port; fail where it is none."""
+        address, _, port = value.rpartition(":")
+        return address.strip("[]") or LOOPBACK, PORT.convert(port, param, ctx)
 
 
 COUNT = WholeNumber(min=1)
