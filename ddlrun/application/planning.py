@@ -181,7 +181,7 @@ def inspect_installation(settings: Settings, manager: ProcessManager) -> Install
     library = manager.find_library()
     environ = {**os.environ, **settings.environment.variables}
     horovod = {}
-    if active_hierarchical(settings.environment.horovod):
+    if active_hierarchical(settings.environment.variables):
         horovod = probe_horovod(settings.job.python, mpi4py_variables(library, environ))
     return Installation(
         manager=manager,

@@ -40,7 +40,7 @@ from ddlrun.remote.probe import check_distinct
 @network_options
 @option("Checks", "--checks", metavar="NAME,...",
         help=f"Run only these checks, of {', '.join(NAMES)}.")  # fmt: skip
-@check_build_option
+@check_build_option()
 @option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")
 @option("Checks", "--ship", metavar="code,env,PATH,...",
         help="Also check that these files can be copied to all hosts, as by launch --ship.")  # fmt: skip

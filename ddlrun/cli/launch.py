@@ -58,7 +58,7 @@ class Launch(Sections):
 @click.command("launch", cls=Launch, context_settings={"allow_interspersed_args": False})
 @job_options
 @check_options
-@check_build_option
+@check_build_option(hidden=True)  # horovodrun's
 @option(
     "Restarts", "--restarts", metavar="N", type=WholeNumber(min=0), default=0, show_default=True,
     help="Restart a failed job up to N times; DDLRUN_RESTART counts the restarts.",

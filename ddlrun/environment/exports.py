@@ -37,12 +37,6 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 MOST_CHARACTERS = 120_000
 
 
-def render_lms_variables(values: Mapping[str, object]) -> dict[str, str]:
-    """Return the variables with the defaults of `ddlrun.ddl.lms`; `values` maps parameters to values, None: unset."""
-    names = {"lms": "DDLRUN_LMS", "lms_frac": "DDLRUN_LMS_FRAC"}
-    return {variable: str(values[name]) for name, variable in names.items() if values.get(name) is not None}
-
-
 def parse_assignment(text: str) -> tuple[str, str]:
     """Parse `NAME=VALUE`. Raises InputError without `=`, or on a name that no shell can carry."""
     name, equals, value = text.partition("=")

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from ddlrun.environment.framework_builds import FrameworkBuild
 
-# Horovod's settings that depend on its build or on the job, and what they need.
+# Variables of Horovod's settings that depend on its build or on the job, and what they need.
 HIERARCHICAL = {
-    "hierarchical_allreduce": "nccl", "torus_allreduce": "nccl", "hierarchical_allgather": "gpu",
-    "num_nccl_streams": "nccl",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "nccl", "HOROVOD_TORUS_ALLREDUCE": "nccl",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "gpu", "HOROVOD_NUM_NCCL_STREAMS": "nccl",
 }  # fmt: skip
 _UNEQUAL = "the hosts have different numbers of ranks"
 
@@ -27,15 +27,15 @@ class HorovodContext(NamedTuple):
     """Whether hosts have different numbers of ranks."""
 
 
-def active_hierarchical(settings: Mapping[str, object]) -> list[str]:
-    """Return the settings that are on and may have no effect."""
-    return [name for name in HIERARCHICAL if settings.get(name)]
+def active_hierarchical(variables: Mapping[str, str]) -> list[str]:
+    """Return the variables of settings that are on and may have no effect."""
+    return [name for name in HIERARCHICAL if variables.get(name, "0") != "0"]
 
 
 def plan_hierarchical_variables(
-    settings: Mapping[str, object], builds: Mapping[str, FrameworkBuild], context: HorovodContext
+    user: Mapping[str, str], builds: Mapping[str, FrameworkBuild], context: HorovodContext
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that make hierarchical settings work, and notes on those that have no effect.
+    """Return the variables that make the user's hierarchical settings work, and notes on those that have no effect.
 
     Horovod 0.28 ignores them silently (common/operations.cc): allreduce needs NCCL, several hosts and a tensor on
     a GPU; allgather a GPU build and several hosts. For tensors in host memory, Open MPI's coll/han is hierarchical.
@@ -46,17 +46,17 @@ def plan_hierarchical_variables(
     notes = []
     unknown = any(build.problem for build in builds.values()) and not any(build.works for build in builds.values())
     effect = "may have no effect" if unknown else "has no effect"
-    for name in active_hierarchical(settings):
+    for name in active_hierarchical(user):
         obstacle = _obstacle(name, builds, context)
-        option = f"--{name.replace('_', '-')}"
-        unequal = context.unequal and name != "num_nccl_streams"
+        option = f"--{name.removeprefix('HOROVOD_').replace('_', '-').lower()}"
+        unequal = context.unequal and name != "HOROVOD_NUM_NCCL_STREAMS"
         if obstacle is None:
             notes += [f"{option}: {_UNEQUAL}, which makes it slower; leave it out"] if unequal else []
             continue
         if unequal:
             notes.append(f"{option} {effect}: {obstacle}, and {_UNEQUAL}")
             continue
-        if name != "hierarchical_allreduce" or context.hosts == 1:
+        if name != "HOROVOD_HIERARCHICAL_ALLREDUCE" or context.hosts == 1:
             notes.append(f"{option} {effect}: {obstacle}")
             continue
         if context.chosen is None:
@@ -77,7 +77,7 @@ def _obstacle(name: str, builds: Mapping[str, FrameworkBuild], context: HorovodC
     obstacle = _build_obstacle(need, builds)
     if obstacle is not None:
         return obstacle
-    if name != "num_nccl_streams" and context.hosts == 1:
+    if name != "HOROVOD_NUM_NCCL_STREAMS" and context.hosts == 1:
         return "all ranks are on one host"
     return "the hosts have no GPUs" if need == "nccl" and not context.gpus else None
 

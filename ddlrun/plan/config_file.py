@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlrun.environment.horovod_settings import HOROVOD
+from ddlrun.environment.library_settings import SETTINGS, SHOWN
 from ddlrun.errors import InputError
 from ddlrun.plan.yaml_keys import parse_yaml
 from ddlrun.wording import did_you_mean
@@ -21,7 +21,7 @@ KEYS = (
     "termination.grace", "termination.timeout", "termination.heartbeat", "termination.stall_timeout",
     "termination.stall_action", "termination.forward_signals",
     "recovery.restarts", "recovery.spare_hosts", "recovery.min_topology",
-    "ddl.mode", "ddl.lms", "ddl.lms_frac",
+    "ddl.mode",
     "mpi.process_manager", "mpi.mpirun", "mpi.args", "mpi.spawn_slots", "mpi.allow_run_as_root",
     "network.subnet", "network.interfaces", "network.tcp", "network.encrypt",
     "ssh.port", "ssh.identity_file",
@@ -38,8 +38,11 @@ OTHER_PARAMETERS = {
     "ssh.identity_file": "ssh_identity_file",
 }
 LAUNCH_KEYS = {key: OTHER_PARAMETERS.get(key, key.rpartition(".")[2]) for key in KEYS}
-PARAMETERS = LAUNCH_KEYS | {setting.yaml: setting.parameter for setting in HOROVOD}
+PARAMETERS = LAUNCH_KEYS | {setting.yaml: setting.parameter for setting in SETTINGS if setting.option in SHOWN}
+# Keys of variables of the ranks.
+VARIABLES = {setting.yaml: setting for setting in SETTINGS if setting.option not in SHOWN}
 SWITCHES = (
+    *(setting.yaml for setting in SETTINGS if setting.is_switch),
     "mpi.allow_run_as_root",
     "network.encrypt",
     "network.tcp",
@@ -86,12 +89,11 @@ def parse_config(text: str, where: str) -> ConfigContent:
     for key, value in _leaves(content or {}):
         place = f"{where}, line {lines[key]}" if key in lines else where
         if key == "env":
-            assignments = _read_env(value, place, problems)
+            assignments += _read_env(value, place, problems)
         elif key == "controller":
-            if value == "gloo":
-                notes.append(f"{place}: controller: gloo: no effect: ddlrun starts Horovod over MPI")
-            elif value not in CONTROLLERS:
-                problems.append(f"{place}: controller: {value!r}: ddlrun starts Horovod over MPI; leave it out")
+            _check_controller(value, place, notes, problems)
+        elif key in VARIABLES:
+            assignments += _read_setting(key, value, place, problems)
         elif key not in PARAMETERS:
             problems.append(_unknown(key, place))
         elif value is not None:
@@ -100,6 +102,14 @@ def parse_config(text: str, where: str) -> ConfigContent:
         raise InputError(*problems)
     places = {PARAMETERS[key]: f"{where}, line {line}: {key}" for key, line in lines.items() if key in PARAMETERS}
     return ConfigContent(values, assignments, places, notes)
+
+
+def _check_controller(value: object, place: str, notes: list[str], problems: list[str]) -> None:
+    """Add to `notes` or `problems` where Horovod's file names another controller than MPI."""
+    if value == "gloo":
+        notes.append(f"{place}: controller: gloo: no effect: ddlrun starts Horovod over MPI")
+    elif value not in CONTROLLERS:
+        problems.append(f"{place}: controller: {value!r}: ddlrun starts Horovod over MPI; leave it out")
 
 
 def _read_env(value: object, place: str, problems: list[str]) -> list[str]:
@@ -111,6 +121,16 @@ def _read_env(value: object, place: str, problems: list[str]) -> list[str]:
     nested = [name for name, item in variables.items() if isinstance(item, list | Mapping)]
     problems += [f"{place}: env.{name}: one value is wanted, not a list or more keys" for name in nested]
     return [f"{name}={_scalar(item)}" for name, item in variables.items()]
+
+
+def _read_setting(key: str, value: object, place: str, problems: list[str]) -> list[str]:
+    """Return the assignment of a setting of a library; add to `problems` where its value is wrong."""
+    text = None if value is None else _value(key, value, place, problems)
+    try:
+        return [] if text is None else [f"{VARIABLES[key].variable}={VARIABLES[key].render(text, f'{place}: {key}')}"]
+    except InputError as error:
+        problems += error.problems
+        return []
 
 
 def _leaves(content: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
@@ -126,8 +146,7 @@ def _leaves(content: Mapping[object, object], above: str = "") -> Iterator[tuple
 def _value(key: str, value: object, where: str, problems: list[str]) -> object:
     """Return the value of a parameter; add to `problems` where the type is wrong."""
     if isinstance(value, bool):
-        setting = next((setting for setting in HOROVOD if setting.yaml == key), None)
-        if key in SWITCHES or (setting is not None and setting.kind is bool):
+        if key in SWITCHES:
             return value
     elif isinstance(value, list) and key in LISTS:
         return ",".join(map(str, value))
@@ -139,8 +158,7 @@ def _value(key: str, value: object, where: str, problems: list[str]) -> object:
 
 def _wanted(key: str) -> str:
     """Return the remedy for a wrong value of a key."""
-    setting = next((setting for setting in HOROVOD if setting.yaml == key), None)
-    if key in SWITCHES or (setting is not None and setting.kind is bool):
+    if key in SWITCHES:
         return "write true or false"
     return "write one value, or a list" if key in LISTS else "write one value"
 
@@ -156,5 +174,7 @@ def _unknown(key: str, where: str) -> str:
     synonyms = {parameter: known for known, parameter in PARAMETERS.items()}
     synonyms |= {known.rpartition(".")[2]: known for known in LAUNCH_KEYS} | SYNONYMS
     name = key.rpartition(".")[2].replace("-", "_")
-    hint = did_you_mean(name, (), synonyms) or did_you_mean(key, [*PARAMETERS, "env", "controller"], synonyms)
+    hint = did_you_mean(name, (), synonyms) or did_you_mean(
+        key, [*PARAMETERS, *VARIABLES, "env", "controller"], synonyms
+    )
     return f"{where}: key {key!r} is not known{hint or '; ddlrun show schema config lists the keys'}"

@@ -57,7 +57,7 @@ ENVIRONMENT_LAYERS = (
 
 # Within the layer "user", from the lowest to the highest.
 USER_VARIABLES = (
-    "Horovod's options and --lms, --lms-frac",
+    "Horovod's options in the help of launch",
     "env in the config files, and DDLRUN_ENV",
     "--env NAME=VALUE",
 )

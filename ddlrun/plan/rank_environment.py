@@ -115,7 +115,7 @@ def _profile(job: PlacedJob) -> tuple[str, Contribution]:
 def _frameworks(job: PlacedJob, ports: range) -> tuple[str, FrameworkVariables]:
     """Return the note on the frameworks that ranks are set up for, and their variables. Raises InputError."""
     settings, hosts = job.settings, job.settings.hosts
-    horovod = any(value is not None for value in settings.environment.horovod.values())
+    horovod = any(name.startswith("HOROVOD_") for name in settings.environment.variables)
     chosen, why = resolve(settings.job.frameworks, horovod=horovod, ddl=settings.job.mode is not None)
     network = job.survey.network.addresses if job.survey.network is not None else {}
     addresses = tuple("127.0.0.1" if hosts.all_local else network.get(name, name) for name in hosts.hosts.names)
@@ -143,7 +143,7 @@ def _collectives(job: PlacedJob) -> Contribution:
     """Return the variables that make Horovod's hierarchical settings work; warn of those that have no effect."""
     settings, installation = job.settings, job.survey.installation
     hierarchical = job.manager.hierarchical
-    if not active_hierarchical(settings.environment.horovod) or hierarchical is None:
+    if not active_hierarchical(settings.environment.variables) or hierarchical is None:
         return Contribution({})
     chosen = find_collectives_choice(settings.mpi.args, job.environ, installation.mca_files)
     gpus = any(machine.gpus for machine in job.placement.machines)
@@ -154,7 +154,7 @@ def _collectives(job: PlacedJob) -> Contribution:
         chosen=chosen,
         unequal=isinstance(job.placement.topology, UnequalTopology),
     )
-    variables, notes = plan_hierarchical_variables(settings.environment.horovod, installation.horovod, context)
+    variables, notes = plan_hierarchical_variables(settings.environment.variables, installation.horovod, context)
     return Contribution(variables, warnings=tuple(notes))
 
 

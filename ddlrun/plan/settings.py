@@ -103,8 +103,6 @@ class EnvironmentOptions(NamedTuple):
     variables: Mapping[str, str]
     passed: tuple[str, ...]
     """Names that are passed on from ddlrun's own environment (--env NAME)."""
-    horovod: Mapping[str, object]
-    """Horovod's settings by parameter, None: left alone."""
     export: ExportPolicy = ExportPolicy()
     """Which other variables of ddlrun's own environment are passed on."""
 

@@ -3,12 +3,23 @@
 from pathlib import Path
 
 from ddlrun.cli.options.usual import full_help
+from ddlrun.environment.library_settings import KINDS, SETTINGS, SWITCHES
 from docs.reference.contexts import command_contexts
 from docs.reference.man_pages import write_man_pages
 from docs.reference.repeated_options import ShownOptions
 from docs.reference.schemas import write_schemas
 
 PAGE = Path(__file__).with_name("command-line.md")
+SETTINGS_PAGE = Path(__file__).with_name("library-settings.md")
+SETTINGS_HEAD = """# Settings of Horovod and of ddlrun.ddl.lms
+
+This page lists options of horovodrun and of IBM's large-model support, which `ddlrun launch` accepts beside [its
+own](command-line.md#ddlrun-launch). Each sets a variable of the ranks. In the [config file](config-file.md), the key
+sets it. `make reference` generates this page from the program.
+
+| option | key | variable | value |
+|---|---|---|---|
+"""
 HEAD = """# Command-line reference
 
 This page shows the help of every command, generated from the program. Options that mean the same for several commands
@@ -28,7 +39,19 @@ def render_page() -> str:
     return page
 
 
+def render_settings() -> str:
+    """Return the page with the settings of libraries."""
+    rows = []
+    for setting in SETTINGS:
+        option = f"`--{setting.option}`" + (f", `--no-{setting.option}`" if setting.is_switch else "")
+        on, off = SWITCHES.get(setting.kind, ("", ""))
+        value = f"{on} if it is on, otherwise {off}" if setting.is_switch else KINDS[setting.kind][0]
+        rows.append(f"| {option} | `{setting.yaml}` | {setting.variable} | {value} |\n")
+    return SETTINGS_HEAD + "".join(rows)
+
+
 if __name__ == "__main__":
     PAGE.write_text(render_page())
+    SETTINGS_PAGE.write_text(render_settings())
     write_man_pages()
     write_schemas()

@@ -6,7 +6,7 @@ import click
 
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options.types import RanksPerHostType, Time
-from ddlrun.environment.horovod_settings import HOROVOD
+from ddlrun.environment.library_settings import KINDS, LEVELS, SETTINGS, LibrarySetting
 from ddlrun.mapping.topology_request import UNITS
 from ddlrun.plan.config_file import CONTROLLERS, LAUNCH_KEYS, LISTS, SWITCHES
 
@@ -33,8 +33,8 @@ def config_schema() -> Schema:
     parameters = {str(parameter.name): parameter for parameter in launch.params}
     for key, name in LAUNCH_KEYS.items():
         _insert(root, key, _key_schema(key, parameters[name]))
-    for setting in HOROVOD:
-        _insert(root, setting.yaml, _described(_option_schema(parameters[setting.parameter]), setting.help))
+    for setting in SETTINGS:
+        _insert(root, setting.yaml, _setting_schema(setting))
     return root
 
 
@@ -55,6 +55,23 @@ def _key_schema(key: str, parameter: click.Parameter) -> Schema:
         items = {"type": ["string", "integer"]}
         return _described({"type": ["array", "string", "integer", "null"], "items": items}, text)
     return _described(_option_schema(parameter), text)
+
+
+def _setting_schema(setting: LibrarySetting) -> Schema:
+    """Return the schema of a setting of a library."""
+    text = f"{setting.variable} of the ranks"
+    if setting.is_switch:
+        return _described({"type": ["boolean", "null"]}, f"{text}.")
+    kinds: dict[str, Schema] = {
+        "count": {"type": ["integer", "null"], "minimum": 0},
+        "share": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+        "level": {"enum": [*LEVELS, *map(str.lower, LEVELS), None]},
+        "number": {"type": ["number", "null"], "minimum": 0},
+        "megabytes": {"type": ["number", "null"], "minimum": 0},
+    }
+    return _described(
+        kinds.get(setting.kind, {"type": ["string", "number", "null"]}), f"{text}: {KINDS[setting.kind][0]}."
+    )
 
 
 def _help(parameter: click.Parameter) -> str:

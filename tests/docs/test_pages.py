@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ddlrun.cli.launch import command as launch
+from ddlrun.cli.options.argv import options_by_name
+from ddlrun.cli.options.foreign import RENAMED, SWITCHES, VALUES
 from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
-from docs.reference.__main__ import PAGE, render_page
+from docs.reference.__main__ import PAGE, SETTINGS_PAGE, render_page, render_settings
 from tests.hosts import fault_page
 from tests.hosts.fault_results import ROWS, read_results
 from tests.hosts.fault_table import FAULTS
@@ -23,6 +26,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def test_the_reference_is_what_the_program_says() -> None:
     assert PAGE.read_text() == render_page(), "make reference"
+    assert SETTINGS_PAGE.read_text() == render_settings(), "make reference"
 
 
 def test_the_table_of_faults_has_the_results_that_the_tests_expect() -> None:
@@ -113,8 +117,8 @@ def neutral(script: str) -> str:
 
 def test_options_that_the_pages_name_exist() -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", render_page()))
+    known |= {*options_by_name(launch.params), *RENAMED, *SWITCHES, *VALUES}
     foreign = {"--logdir", "--mca", "--version", "--epochs", "--data", "--nv", "--constraint"}
-    foreign |= {"--nproc-per-node", "--nnodes"}
     for path in PAGES:
         named = {
             option for line in re.findall(r"ddlrun[^\n`]*", path.read_text())

@@ -41,7 +41,7 @@ from ddlrun.environment.horovod_hierarchical import (
     find_collectives_choice,
     plan_hierarchical_variables,
 )
-from ddlrun.environment.horovod_settings import HOROVOD
+from ddlrun.environment.library_settings import SETTINGS
 from ddlrun.environment.rendezvous_ports import FIRST, LAST, SCRIPT, choose_ports, is_free_here, parse_ports
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.managers.openmpi.dialects import OpenMpi4
@@ -347,7 +347,7 @@ def test_each_setting_of_horovods_file_reaches_the_ranks(launch: Launch, tmp_pat
     settings["params"] |= {"hierarchical_allreduce": False}
     del settings["logging"]["hide_timestamp"]  # the same variable, the other way round
     (tmp_path / "horovod.yaml").write_text(yaml.safe_dump(settings))
-    names = sorted({knob.variable for knob in HOROVOD})
+    names = sorted({setting.variable for setting in SETTINGS if setting.variable.startswith("HOROVOD_")})
     code = f"import json, os; print(json.dumps({{n: os.environ.get(n) for n in {names}}}))"
     done = launch("-np", "1", "--config-file", "horovod.yaml", sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
@@ -454,7 +454,10 @@ def ours(*words: str) -> list[str]:
         ("-npernode 2 -hostfile f --bind-to socket t", "--ranks-per-host 2 --hostfile f --bind package t"),
         ("--mca coll han -np 2 -mca a b t", "-np 2 --mpi-args '--mca coll han --mca a b' t"),
         ("--mpi-args '-x A' --mpiarg --x --mpiarg=-y='1 2' t", """--mpi-args "-x A --x '-y=1 2'" t"""),
-        ("--mpi --no-stall-check --network-interfaces e0 t", "--no-stall-check --network-interface e0 t"),
+        (
+            "--mpi --no-stall-check --network-interfaces e0 t",
+            "--env HOROVOD_STALL_CHECK_DISABLE=1 --network-interface e0 t",
+        ),
         ("-- -n", "-- -n"),
         ("--nonsense 3 t", "--nonsense 3 t"),
         ("--nproc-per-node", "--nproc-per-node"),
@@ -614,7 +617,10 @@ def test_torchruns_hosts_must_be_named(tmp_path: Path) -> None:
 
 CPU = FrameworkBuild("0.28.1", {"mpi": True, "gloo": True, "nccl": False, "cuda": False})
 GPU = FrameworkBuild("0.28.1", {"mpi": True, "nccl": True, "cuda": True})
-ALL = {"hierarchical_allreduce": True, "torus_allreduce": True, "hierarchical_allgather": True, "num_nccl_streams": 2}
+ALL = {
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "HOROVOD_TORUS_ALLREDUCE": "1", "HOROVOD_HIERARCHICAL_ALLGATHER": "1",
+    "HOROVOD_NUM_NCCL_STREAMS": "2",
+}  # fmt: skip
 
 
 HAN = OpenMpi4.hierarchical
@@ -658,7 +664,7 @@ def test_settings_that_do_something_are_passed_silently() -> None:
         [],
     )
     assert plan_hierarchical_variables(
-        {"hierarchical_allreduce": False}, {}, HorovodContext(2, gpus=False, hierarchical=HAN, chosen=None)
+        {"HOROVOD_HIERARCHICAL_ALLREDUCE": "0"}, {}, HorovodContext(2, gpus=False, hierarchical=HAN, chosen=None)
     ) == (
         {},
         [],
@@ -666,12 +672,12 @@ def test_settings_that_do_something_are_passed_silently() -> None:
     _, notes = plan_hierarchical_variables(ALL, there, HorovodContext(1, gpus=True, hierarchical=HAN, chosen=None))
     assert [note.rpartition(": ")[2] for note in notes] == ["all ranks are on one host"] * 3
     _, notes = plan_hierarchical_variables(
-        {"torus_allreduce": True}, {}, HorovodContext(2, gpus=True, hierarchical=HAN, chosen=None)
+        {"HOROVOD_TORUS_ALLREDUCE": "1"}, {}, HorovodContext(2, gpus=True, hierarchical=HAN, chosen=None)
     )
     assert notes == ["--torus-allreduce has no effect: Horovod is not installed"]
     slow = {"horovod.torch": parse_build("", "", None)}
     _, notes = plan_hierarchical_variables(
-        {"torus_allreduce": True}, slow, HorovodContext(2, gpus=True, hierarchical=HAN, chosen=None)
+        {"HOROVOD_TORUS_ALLREDUCE": "1"}, slow, HorovodContext(2, gpus=True, hierarchical=HAN, chosen=None)
     )
     assert notes == ["--torus-allreduce may have no effect: its import took too long"]
 

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.cli.launch import command as launch
+from ddlrun.cli.options.translation import translate
 from ddlrun.environment.exports import (
     HOST_BOUND,
     keep_inherited,
@@ -15,7 +17,7 @@ from ddlrun.environment.exports import (
     parse_exports,
     select_exports,
 )
-from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
+from ddlrun.environment.library_settings import SETTINGS, render_shown_variables
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
@@ -87,29 +89,30 @@ def test_bad_assignments_do_not_show_their_value(text: str) -> None:
     assert "=2" not in str(caught.value)
 
 
-def test_horovod_settings_become_its_variables() -> None:
-    values = {
-        "fusion_threshold_mb": 64.5,
-        "cycle_time_ms": 3.5,
-        "hierarchical_allreduce": True,
-        "torus_allreduce": False,
-        "stall_check": False,
-        "log_with_timestamp": True,
-        "autotune": None,
-    }
-    assert render_horovod_variables(values) == {
-        "HOROVOD_FUSION_THRESHOLD": str(int(64.5 * 1048576)),
-        "HOROVOD_CYCLE_TIME": "3.5",
-        "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
-        "HOROVOD_TORUS_ALLREDUCE": "0",
-        "HOROVOD_STALL_CHECK_DISABLE": "1",
-        "HOROVOD_LOG_HIDE_TIME": "0",
-    }
+@pytest.mark.parametrize(
+    ("words", "variable"),
+    [
+        ("--cycle-time-ms 3.5", "HOROVOD_CYCLE_TIME=3.5"), ("--cache-capacity=0", "HOROVOD_CACHE_CAPACITY=0"),
+        ("--torus-allreduce", "HOROVOD_TORUS_ALLREDUCE=1"), ("--no-torus-allreduce", "HOROVOD_TORUS_ALLREDUCE=0"),
+        ("--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE=1"), ("--log-with-timestamp", "HOROVOD_LOG_HIDE_TIME=0"),
+        ("--log_level debug", "HOROVOD_LOG_LEVEL=DEBUG"),
+        ("-lms 1MB", "DDLRUN_LMS=977"), ("-lms_frac 0.5", "DDLRUN_LMS_FRAC=0.5"),
+    ],
+)  # fmt: skip
+def test_settings_of_libraries_become_variables(words: str, variable: str) -> None:
+    assert translate([*words.split(), "a.py"], launch.params).words == ["--env", variable, "a.py"]
 
 
-def test_each_horovod_option_stands_once() -> None:
-    assert len({knob.option for knob in HOROVOD}) == len(HOROVOD)
-    assert len({knob.yaml for knob in HOROVOD}) == len(HOROVOD)
+def test_settings_that_are_shown_become_variables() -> None:
+    values = {"fusion_threshold_mb": 64.5, "hierarchical_allreduce": True, "autotune": None}
+    assert render_shown_variables(values) == {
+        "HOROVOD_FUSION_THRESHOLD": str(int(64.5 * 1048576)), "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
+    }  # fmt: skip
+
+
+def test_each_setting_of_libraries_stands_once() -> None:
+    assert len({setting.option for setting in SETTINGS}) == len(SETTINGS)
+    assert len({setting.yaml for setting in SETTINGS}) == len(SETTINGS)
 
 
 def threads_and_cpus(told: Mapping[str, str], rank: int, local_rank: int, size: int) -> tuple[int, AbstractSet[int]]:

@@ -32,7 +32,7 @@ ALLOWED = {
     "machine": {"errors", "ranges", "wording"},
     "mapping": {"errors", "hosts", "machine", "ranges", "topology", "wording"},
     "plugins": {"errors"},
-    "environment": {"errors", "machine", "mapping", "ranges", "topology", "wording"},
+    "environment": {"errors", "machine", "mapping", "ranges", "topology", "units", "wording"},
     "schedulers": {"environment", "errors", "host_names", "hosts", "plugins", "ranges", "topology", "units"},
     "network": {"allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units"},
     "rank": {"errors", "ranges"},

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.environment.horovod_settings import HOROVOD
+from ddlrun.environment.library_settings import SETTINGS, SHOWN
 from ddlrun.errors import InputError
 from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
 
@@ -31,10 +31,14 @@ logging: {level: INFO, with_timestamp: true, hide_timestamp: false}
 
 
 def test_horovods_file_is_taken_as_it_is() -> None:
-    found = parse_config(HOROVODS_OWN, "F").values
-    assert set(found) == {knob.parameter for knob in HOROVOD}
-    assert found["hierarchical_allreduce"] is True
-    assert found["cycle_time_ms"] == "5"
+    content = parse_config(HOROVODS_OWN, "F")
+    assert {name.replace("_", "-") for name in content.values} == {*SHOWN}
+    assert content.values["hierarchical_allreduce"] is True
+    variables = dict(word.split("=") for word in content.assignments)
+    assert set(variables) == {
+        setting.variable for setting in SETTINGS if setting.option not in (*SHOWN, "lms", "lms-frac")
+    }
+    assert (variables["HOROVOD_CYCLE_TIME"], variables["HOROVOD_STALL_CHECK_DISABLE"]) == ("5.0", "0")
 
 
 def test_our_keys() -> None:
@@ -103,7 +107,8 @@ def test_job_examples(path: Path) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from([*LAUNCH_KEYS, *(knob.yaml for knob in HOROVOD)]), st.booleans() | st.integers() | st.text()
+        st.sampled_from([*LAUNCH_KEYS, *(setting.yaml for setting in SETTINGS)]),
+        st.booleans() | st.integers() | st.text(),
     )
 )
 def test_any_value_is_taken_or_refused(found: dict[str, object]) -> None:
@@ -113,6 +118,7 @@ def test_any_value_is_taken_or_refused(found: dict[str, object]) -> None:
         nested.setdefault(section, {})[name] = value
     flat = {**nested.pop("", {}), **nested}
     try:
-        assert len(parse_config(yaml.safe_dump(flat), "F").values) == len(found)
+        content = parse_config(yaml.safe_dump(flat), "F")
+        assert len(content.values) + len(content.assignments) == len(found)
     except InputError as error:
         assert all(re.match(r"F, line \d+: ", problem) for problem in error.problems)

@@ -12,9 +12,9 @@ from ddlrun.application.options.ship import read_ship, use_locked_environment
 from ddlrun.application.options.supervision import read_input, read_supervision, read_wrappers, requeued
 from ddlrun.application.profile_store import read_profiles
 from ddlrun.application.reporter import Reporter
-from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
+from ddlrun.environment.exports import check_name, parse_assignment, parse_exports
 from ddlrun.environment.frameworks import parse_frameworks
-from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
+from ddlrun.environment.library_settings import render_shown_variables
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import RackLayout
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
@@ -101,20 +101,14 @@ def _read_environment(options: Options) -> EnvironmentOptions:
     for name in passed:
         check_name(name, "`--env`")
     sources = {
-        "Horovod's options and --lms, --lms-frac": {
-            **render_horovod_variables(options),
-            **render_lms_variables(options),
-        },
+        "Horovod's options in the help of launch": render_shown_variables(options),
         "env in the config files, and DDLRUN_ENV": _parse_assignments(options["config_env"]),
         "--env NAME=VALUE": _parse_assignments(word for word in options["variables"] if "=" in word),
     }
     variables: dict[str, str] = {}
     for source in USER_VARIABLES:
         variables |= sources[source]
-    horovod = {setting.parameter: options[setting.parameter] for setting in HOROVOD}
-    return EnvironmentOptions(
-        variables=variables, passed=passed, horovod=horovod, export=parse_exports(options["export"])
-    )
+    return EnvironmentOptions(variables=variables, passed=passed, export=parse_exports(options["export"]))
 
 
 def _parse_assignments(words: Iterable[str]) -> dict[str, str]:

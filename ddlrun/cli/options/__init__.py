@@ -20,7 +20,7 @@ MAY_BE_EMPTY = frozenset(("mpi_args", "forward_signals"))
 # The headings of a command's help, in this order.
 HEADINGS = (
     "Scheduler", "Job", "Resources", "Software", "Hosts", "Network", "Topology", "Placement", "Frameworks",
-    "Large models", "Training step", "Measurement", "MPI", "Environment", "Run", "Container", "Debugging", "Checks",
+    "Training step", "Measurement", "MPI", "Environment", "Run", "Container", "Debugging", "Checks",
     "Restarts", "Termination", "Horovod", "Output", "Other programs", "Other",
 )  # fmt: skip
 

@@ -1,8 +1,5 @@
 """The options of a job, as launch and show take them, and the config file as their default."""
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 
 from ddlrun.cli.options import option, option_group
@@ -21,37 +18,14 @@ from ddlrun.cli.options.shared import (
     machine_option,
     note_named_file,
     placement_options,
-    racks_option,
     scheduler_options,
     ssh_options,
 )
-from ddlrun.cli.options.types import COUNT, SECONDS, Choice, Kilobytes, Number, WholeNumber
+from ddlrun.cli.options.types import COUNT, SECONDS, Choice, Number, WholeNumber
 from ddlrun.environment.frameworks import FRAMEWORKS
-from ddlrun.environment.horovod_settings import HOROVOD, HorovodSetting
 from ddlrun.mapping.policy import MEMBINDS
 
 MOST_SPAWN_SLOTS = 10_000
-
-
-def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare one option per Horovod setting; on/off options have three states: on, off, unset."""
-    for setting in reversed(HOROVOD):
-        name = f"--{setting.option}/--no-{setting.option}" if setting.kind is bool else f"--{setting.option}"
-        declare = option(
-            "Horovod", name, setting.parameter, type=_value_type(setting), default=None, metavar=setting.metavar,
-            help=setting.help,
-        )  # fmt: skip
-        function = declare(function)
-    return function
-
-
-def _value_type(setting: HorovodSetting) -> Any:  # noqa: ANN401 - a type of click's
-    """Return the type of a setting's values; as for horovodrun, numbers are not negative."""
-    if setting.option == "log-level":
-        return Choice(["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"], case_sensitive=False)
-    if setting.option == "autotune-gaussian-process-noise":
-        return Number(0, 1)
-    return {int: WholeNumber(min=0), float: Number(min=0)}.get(setting.kind, setting.kind)
 
 
 def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
@@ -72,9 +46,9 @@ job_options = option_group(
     scheduler_options,
     option("Topology", "--topology", metavar="XxYxZ[xA]", help=TOPOLOGY_HELP),
     ranks_per_host_option,
-    option("Topology", "--nodes", type=COUNT, metavar="N", help="Y: hosts per rack."),
-    racks_option,
-    option("Topology", "--aisles", type=COUNT, metavar="N", help="A: aisles."),
+    option("Topology", "--nodes", type=COUNT, metavar="N", help="Y: hosts per rack.", hidden=True),
+    option("Topology", "--racks", type=COUNT, metavar="N", help="Z: racks.", hidden=True),
+    option("Topology", "--aisles", type=COUNT, metavar="N", help="A: aisles.", hidden=True),
     option(
         "Topology", "-np", "-n", "--num-proc", "processes", type=COUNT, metavar="N",
         help="Total number of ranks: the same on each host. If that is impossible, each host in turn is filled to its "
@@ -97,15 +71,6 @@ job_options = option_group(
     option(
         "Frameworks", "--profile", default="auto", show_default=True, metavar="auto|none|FILE",
         help="Use the settings that ddlrun network tune found to be fastest; auto: if it was run on these hosts.",
-    ),
-    option(
-        "Large models", "--lms", type=Kilobytes(min=0), metavar="SIZE_KB",
-        help="Let ddlrun.ddl.lms move tensors of at least SIZE_KB, or a size such as 1MB, to host memory (DDLRUN_LMS); "
-        "0: none.",
-    ),
-    option(
-        "Large models", "--lms-frac", type=Number(0, 1), metavar="SHARE",
-        help="Share of device memory in use from which --lms moves tensors (DDLRUN_LMS_FRAC).",
     ),
     process_manager_option,
     mpirun_option,
@@ -193,6 +158,10 @@ job_options = option_group(
            help="End a job all of whose ranks print nothing for the time of --stall-timeout, or only report them."),
     option("Termination", "--forward-signals", default="USR1,USR2", show_default=True, metavar="NAME,...",
            help="Signals that are passed on to the programs of the ranks."),
-    horovod_options,
+    option("Horovod", "--fusion-threshold-mb", type=Number(min=0), metavar="MB",
+           help="Fuse tensors up to this size, in MB; 0: no fusion. Horovod's other options are accepted, too."),
+    option("Horovod", "--hierarchical-allreduce/--no-hierarchical-allreduce", default=None,
+           help="Allreduce inside each host first, then between hosts."),
+    option("Horovod", "--autotune/--no-autotune", default=None, help="Tune Horovod's parameters during the run."),
     option("Run", "-m", "is_module", is_flag=True, help="SCRIPT is a Python module, as in python -m."),
 )  # fmt: skip

@@ -54,10 +54,14 @@ def _show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> 
         ctx.exit()
 
 
-check_build_option = option(
-    "Checks", "-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False, callback=_show_builds,
-    help="Show how the frameworks of this Python were built, and start nothing.",
-)  # fmt: skip
+def check_build_option(*, hidden: bool = False) -> Callable[[Any], Any]:
+    """Declare --check-build; hidden where it is another program's."""
+    return option(
+        "Checks", "-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False, callback=_show_builds,
+        help="Show how the frameworks of this Python were built, and start nothing.", hidden=hidden,
+    )  # fmt: skip
+
+
 checks_option = option(
     "Checks", "--checks", metavar="NAME,...", show_default="all",
     help="Check the hosts only for these problems, such as mpi,tcp (see ddlrun check); none: not at all.",

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from ddlrun.application.inputs import read_text
 from ddlrun.cli.console import print_note
 from ddlrun.cli.options import Option
-from ddlrun.cli.options.foreign import RENAMED, VALUES
+from ddlrun.cli.options.foreign import LIBRARY_VALUES, RENAMED, VALUES
 from ddlrun.environment.secrets import REDACTED, redact
 from ddlrun.errors import InputError, UnreachableError
 
@@ -74,7 +74,7 @@ def find_misplaced(args: Sequence[str], text: str | None, params: Iterable[click
     if text is None:
         return []
     own = {name for param in params if isinstance(param, Option) and param.section in HEADINGS for name in param.opts}
-    known = {*own, *RENAMED, *VALUES, "--dry-run"} - {"-n"}
+    known = {*own, *RENAMED, *VALUES, "--dry-run"} - {"-n", *LIBRARY_VALUES}
     names = dict.fromkeys(word.partition("=")[0] for word in args if word.startswith("-"))
     plain = text.replace("-", "_")
     return [

@@ -11,17 +11,15 @@ import click
 from ddlrun.cli.console import print_note
 from ddlrun.cli.options.argv import match_option, options_by_name
 from ddlrun.cli.options.foreign import (
-    ACCELERATE,
-    FAMILIES,
     MCA,
     RENAMED,
     SHARED,
     SWITCHES,
-    UNSUPPORTED,
     VALUES,
     Words,
     find_note,
 )
+from ddlrun.cli.options.unsupported import ACCELERATE, FAMILIES, UNSUPPORTED
 from ddlrun.errors import InputError
 from ddlrun.wording import did_you_mean
 
@@ -96,7 +94,7 @@ def _check_values(words: Sequence[str], options: Collection[str]) -> None:
         raise InputError(f"{name}: its value is missing before {wrong[0]}; is a variable of the command line unset?")
 
 
-def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection[str]) -> list[str]:
+def _respell(word: str, options: Mapping[str, click.Option], foreign: frozenset[str]) -> list[str]:
     """Return a word as click reads it: -np2, -N2 and -n=2 as two words, -timeout and --ssh_port with dashes.
 
     Raises InputError for a dash that an editor has replaced, and for an unknown word that click would take for another
@@ -111,10 +109,10 @@ def _respell(word: str, options: Mapping[str, click.Option], foreign: Collection
         return [*joined.groups()]
     known = {*options, *foreign}
     long = f"--{name.lstrip('-')}"
-    with_one_dash = {*foreign, *SHARED}
+    forms = (long, long.replace("_", "-"))
     spelling = name
-    if name not in known and (long in with_one_dash or name.startswith("--")):
-        spelling = next((near for near in (long, long.replace("_", "-")) if near in known), name)
+    if name not in known and (not foreign.isdisjoint(forms) or long in SHARED or name.startswith("--")):
+        spelling = next((near for near in forms if near in known), name)
     if equals and spelling in options and not spelling.startswith("--"):
         return [spelling, value]
     if spelling not in known and word[:2] in ("-p", "-n") and len(word) > 2 and word[:2] in options:

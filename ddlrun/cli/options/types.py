@@ -1,6 +1,5 @@
 """Types of the values of options, with messages that name the remedy."""
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -9,7 +8,7 @@ import click
 
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import UNITS
-from ddlrun.units import parse_bytes, parse_seconds
+from ddlrun.units import parse_seconds
 from ddlrun.wording import did_you_mean
 
 # Words of other launchers and tools -> value of an option here.
@@ -98,18 +97,6 @@ class Time(_Range, click.FloatRange):
         with suppress(InputError):
             return parse_seconds(text, self.name)
         return -1.0
-
-
-class Kilobytes(WholeNumber):
-    """A size in units of 1024 bytes, or with its unit: 500, 1MB or 2GiB."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - click's own
-        """Convert a value; fail where it is no size."""
-        try:
-            size = math.ceil(parse_bytes(str(value), self.name) / 1024)
-        except InputError:
-            return super().convert(value, param, ctx)
-        return size
 
 
 class RanksPerHostType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
