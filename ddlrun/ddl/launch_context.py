@@ -44,7 +44,7 @@ def find_transport(environ: Mapping[str, str]) -> str:
         return transport
     has_mpi = any(name in environ for name in LAUNCH_VARIABLES)
     is_job = "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1"
-    if is_job and (not has_mpi or "TORCHELASTIC_RESTART_COUNT" in environ or find_spec("mpi4py") is None):
+    if is_job and (not has_mpi or "TORCHELASTIC_USE_AGENT_STORE" in environ or find_spec("mpi4py") is None):
         return "tcp"
     return "mpi" if has_mpi or "mpi4py.MPI" in sys.modules else ""
 

@@ -26,10 +26,13 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = {
     # torchrun's. By TORCHELASTIC_RUN_ID, Lightning recognises that the ranks were started by a launcher, also in a job
-    # of Slurm; torch does not read it. No other TORCHELASTIC_*: they promise an elastic agent, and there is none here.
+    # of Slurm; torch does not read it. Scripts read the restarts. The other TORCHELASTIC_* promise an elastic agent.
     "torch": Framework(
         "PyTorch",
-        {"MASTER_ADDR": "{address}", "MASTER_PORT": "{port}", "TORCHELASTIC_RUN_ID": "{run}"},
+        {
+            "MASTER_ADDR": "{address}", "MASTER_PORT": "{port}", "TORCHELASTIC_RUN_ID": "{run}", "ROLE_NAME": "default",
+            "TORCHELASTIC_RESTART_COUNT": "{restart}", "TORCHELASTIC_MAX_RESTARTS": "{restarts}",
+        },
         {
             "RANK": "rank", "WORLD_SIZE": "size", "LOCAL_RANK": "local_rank", "LOCAL_WORLD_SIZE": "local_size",
             "GROUP_RANK": "host", "GROUP_WORLD_SIZE": "hosts", "ROLE_RANK": "rank", "ROLE_WORLD_SIZE": "size",
@@ -88,12 +91,17 @@ class Rendezvous(NamedTuple):
     port: int
     run: str = "ddlrun"
     """The name of the run."""
+    restart: int = 0
+    """Number of restarts so far."""
+    restarts: int = 0
+    """Number of restarts that are allowed."""
 
     @property
     def words(self) -> dict[str, str]:
         """The words that stand in braces in FRAMEWORKS, with their values."""
         return {
             "address": self.addresses[0], "port": str(self.port), "run": self.run,
+            "restart": str(self.restart), "restarts": str(self.restarts),
             "endpoint": f"{bracket_address(self.addresses[0])}:{self.port + 1}",
         }  # fmt: skip
 
@@ -152,7 +160,8 @@ def plan_framework_variables(
     lost = {name for name in shared if several and name not in own and re.match(LOOPBACK, inherited.get(name, ""))}
     stays = sorted(name for name in shared if name in own or (name in inherited and name not in lost))
     stays += sorted(name for name in by_rank if name in own)
-    notes = [f"{', '.join(stays)}: left as you set {'it' if len(stays) == 1 else 'them'}"] if stays else []
+    noted = [name for name in stays if not name.startswith(("TORCHELASTIC_", "ROLE_"))]
+    notes = [f"{', '.join(noted)}: left as you set {'it' if len(noted) == 1 else 'them'}"] if noted else []
     variables = {name: text.format(**rendezvous.words) for name, text in shared.items() if name not in stays}
     filled = {name: field for name, field in by_rank.items() if name not in stays}
     workers = Workers("", "")

@@ -24,7 +24,7 @@ ENVIRONMENT_LAYERS = (
     EnvironmentLayer("network", "The subnet or the interfaces of MPI, NCCL, Gloo and UCX", yields=True),
     EnvironmentLayer(
         "rendezvous",
-        "Where ranks meet: `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RUN_ID`, `JAX_COORDINATOR_ADDRESS`; "
+        "Where ranks meet: `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*`, `ROLE_NAME`, `JAX_COORDINATOR_ADDRESS`; "
         "exported ones stay, except loopback addresses in a job over several hosts",
         yields=False,
     ),

@@ -121,7 +121,8 @@ def _frameworks(job: PlacedJob, ports: range) -> tuple[str, FrameworkVariables]:
     addresses = tuple("127.0.0.1" if hosts.all_local else network.get(name, name) for name in hosts.hosts.names)
     if "torch" in chosen:
         _check_meeting_place(job, addresses)
-    rendezvous = Rendezvous(addresses, ports.start, settings.run.run_id)
+    run = settings.run
+    rendezvous = Rendezvous(addresses, ports.start, run.run_id, restart=run.attempt, restarts=run.restarts)
     variables = plan_framework_variables(chosen, job.placement, rendezvous, settings.environment.names, job.inherited)
     return f"frameworks: {', '.join(chosen)} ({why})", variables
 

@@ -55,7 +55,8 @@ from tests.unit.test_settings import HOROVODS_OWN
 pytestmark = pytest.mark.openmpi(4)
 
 TOLD = (
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR "
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
+    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS MASTER_ADDR "
     "MASTER_PORT TF_CONFIG JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID JAX_LOCAL_DEVICE_IDS "
     "OMPI_MCA_orte_hnp_uri DDLRUN_RANK_ORDER DDLRUN_OWN CUDA_VISIBLE_DEVICES"
 ).split()
@@ -237,6 +238,7 @@ def test_each_rank_knows_who_it_is(launch: Launch) -> None:
         assert rank == {
             "RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": "2",
             "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": str(number), "ROLE_WORLD_SIZE": "2",
+            "ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port + 1}",
             "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number), "DDLRUN_RANK_ORDER": "host",
         }  # fmt: skip
@@ -515,6 +517,10 @@ def test_words_that_have_no_like(words: str, said: str) -> None:
     ("words", "note"),
     [
         ("--rdzv_backend=c10d", "--rdzv_backend: no effect: ddlrun sets MASTER_ADDR and MASTER_PORT for every rank"),
+        (
+            "--rdzv_backend=c10d --master-port 2",
+            "--rdzv_backend, --master-port: no effect: ddlrun sets MASTER_ADDR and",
+        ),
         ("--run-path", "--run-path: no effect: every rank is a Python of its own"),
         ("--node-rank 0", "--node-rank: no effect: ddlrun is started once for all hosts"),
         ("-r 3", "-r: the terminal shows all output, too; --ranks LIST limits it"),

@@ -148,7 +148,9 @@ def test_kinds_of_intel_may_have_one_capacity() -> None:
 
 def test_too_few_fast_cores_are_an_error() -> None:
     with pytest.raises(PlacementError, match="has 6 usable cores of the fastest kind"):
-        place_local_ranks(machine("raptor-lake"), 7, FAST)
+        place_local_ranks(machine("raptor-lake"), 7, FAST._replace(strict=True))
+    unbound = place_local_ranks(machine("raptor-lake"), 7, FAST)
+    assert {render_ranges(core.logical_index for core in seat.cores) for seat in unbound} == {"0-5"}
 
 
 def test_memory_is_bound_to_the_nodes_of_the_cores_or_of_the_gpu() -> None:
@@ -197,7 +199,7 @@ def machines(draw: st.DrawFn, *, equal: bool = False) -> Machine:
 
 def placed_or_none(described: Machine, ranks: int) -> tuple[LocalRankPlacement, ...] | None:
     try:
-        return place_local_ranks(described, ranks)
+        return place_local_ranks(described, ranks, PlacementPolicy(strict=True))
     except PlacementError:
         return None
 

@@ -17,6 +17,7 @@ from ddlrun.hosts import Host, HostList, parse_hosts
 from ddlrun.mapping.lint_findings import LintCode
 from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.placement_notes import placement_notes
+from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import RankFileLine, parse, render
 from ddlrun.mapping.rankfile_entries import parse_places
@@ -42,10 +43,10 @@ TOPOLOGIES = SIZES.map(UnequalTopology)
 
 
 def placed_on(topology: UnequalTopology, name: str) -> Placement:
-    """Return the placement on hosts h0, h1, ... of one kind of machine, with ranks that may share cores."""
+    """Return the placement on hosts h0, h1, ... of one kind of machine, which have a core for each rank."""
     names = [f"h{number}" for number in range(topology.hosts)]
     host_list = HostList(tuple(map(Host, names)), "test")
-    return place(topology, host_list, dict.fromkeys(names, machine(name)), RankOrder.HOST)
+    return place(topology, host_list, dict.fromkeys(names, machine(name)), RankOrder.HOST, PlacementPolicy(strict=True))
 
 
 def slots_of(topology: UnequalTopology) -> HostList:

@@ -104,8 +104,8 @@ def test_a_library_that_looks_different_is_left_alone(stand_in: str, tmp_path: P
 SMALL_WORLDS = {
     "torch": """
 import os, torch.distributed as dist
-for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"):  # the worlds of a torchrun are no surprise
-    os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)
+for name in ("TORCHELASTIC_USE_AGENT_STORE", "RANK"):  # the worlds of a torchrun are no surprise
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ[name] = "3"
     dist.init_process_group("gloo", init_method=f"file://{meeting}/{name}", rank=0, world_size=1)
     dist.destroy_process_group()

@@ -50,6 +50,7 @@ class _Translation(NamedTuple):
     words: Words
     consumed: int
     note: str | None = None
+    """The note on the option, without its name."""
 
 
 def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> TranslatedArgv:
@@ -59,7 +60,8 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
     """
     options = options_by_name(params)
     foreign = FOREIGN - (options.keys() - VALUES.keys())
-    rest, translated, notes, origins = list(args), list[Words](), list[str](), dict[str, str]()
+    rest, translated, origins = list(args), list[Words](), dict[str, str]()
+    noted: dict[str, list[str]] = {}
     while rest and rest[0][:1] in ("-", *DASHES) and rest[0] not in ("-", "--"):
         typed = _split_value(rest[0])[0]
         rest[:1] = _respell(rest[0], options, foreign)
@@ -70,11 +72,13 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
         _check_values(rest[: step.consumed], options)
         translated.append(step.words)
         origins |= {step.words[0]: typed} if step.words and match is None else {}
-        notes += [step.note] if step.note else []
+        if step.note:
+            noted.setdefault(step.note, []).append(typed)
         del rest[: step.consumed]
     for name, separator in JOINED.items():
         translated = _join_values(translated, name, separator)
-    return TranslatedArgv([*chain(*translated), *rest], tuple(notes), origins)
+    notes = tuple(f"{', '.join(names)}: {note}" for note, names in noted.items())
+    return TranslatedArgv([*chain(*translated), *rest], notes, origins)
 
 
 def _join_values(options: Sequence[Words], name: str, separator: str) -> list[Words]:
@@ -130,7 +134,7 @@ def _translate_first(args: Sequence[str], typed: str) -> _Translation | None:
     if name in MCA and len(args) > 2:
         return _Translation(("--mpi-args", shlex.join((name, *args[1:3]))), 3)
     if name in SWITCHES and not equals:
-        return _Translation(SWITCHES[name], 1, _note(typed, name, ""))
+        return _Translation(SWITCHES[name], 1, find_note(name, ""))
     if name in UNSUPPORTED:
         raise InputError(f"{typed}: {UNSUPPORTED[name]}")
     if name.replace("_", "-").startswith(FAMILIES):
@@ -138,7 +142,7 @@ def _translate_first(args: Sequence[str], typed: str) -> _Translation | None:
     if (name in RENAMED or name in VALUES) and (equals or len(args) > 1):
         value = joined if equals else args[1]
         words = VALUES[name](typed, value) if name in VALUES else (RENAMED[name], value)
-        return _Translation(words, 1 if equals else 2, _note(typed, name, value))
+        return _Translation(words, 1 if equals else 2, find_note(name, value))
     return None
 
 
@@ -146,8 +150,3 @@ def _split_value(word: str) -> tuple[str, str, str]:
     """Split a word at its =; a letter of torchrun's may stand before its value, as in -r3."""
     letter = re.fullmatch(r"(-[rt])([0-9].*)", word)
     return (letter[1], "=", letter[2]) if letter is not None else word.partition("=")
-
-
-def _note(typed: str, name: str, value: str) -> str | None:
-    note = find_note(name, value)
-    return f"{typed}: {note}" if note else None

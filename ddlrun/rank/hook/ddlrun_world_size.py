@@ -86,7 +86,7 @@ def _watch_torch(module: "Any", leave: "Callable[[int], None]") -> None:
     def check(arguments: "tuple[object, ...]", words: "dict[str, object]") -> None:
         ddlrun_flight_recorder.offer()
         size = module.get_world_size()
-        if not _is_short(size) or "TORCHELASTIC_RESTART_COUNT" in os.environ:  # torchrun has made worlds of its own
+        if not _is_short(size) or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:  # torchrun has made worlds of its own
             return
         if module.get_backend() == "mpi":
             remedy = "build PyTorch with the MPI that starts the ranks, or take another backend"
