@@ -60,6 +60,8 @@ class PageContent(TypedDict):
     notes: list[str]
     failure: str
     """The reason of a failure with the last lines of output; empty without one."""
+    hosts: list[str]
+    """The hosts in the order of the plan."""
     places: list[Place]
     """The places of the ranks, up to a number."""
     columns: list[Column]
@@ -70,12 +72,13 @@ class PageContent(TypedDict):
 def make_content(record: RunRecord) -> PageContent:
     """Return the content of a record; a note says where it is not as this ddlrun writes it."""
     content: PageContent = {
-        "job": "", "notes": list(record.gaps), "failure": record.failure, "places": [], "columns": [], "machines": [],
-        "sections": [],
+        "job": "", "notes": list(record.gaps), "failure": record.failure, "hosts": [], "places": [], "columns": [],
+        "machines": [], "sections": [],
     }  # fmt: skip
     try:
         planned = sorted(record.plan.get("ranks", ()), key=lambda rank: int(rank["rank"]))
         content["job"] = _describe_job(record.plan) if planned else ""
+        content["hosts"] = [host["name"] for host in record.plan.get("hosts", ())]
         content["places"] = [{"rank": rank["rank"], "host": rank["host"]} for rank in planned[:MOST_RANKS]]
         content["columns"] = [column for column in _columns(record, planned[:MOST_RANKS]) if any(column["texts"])]
         content["machines"] = list(_draw_machines(record.plan, planned))
@@ -110,28 +113,29 @@ def _columns(record: RunRecord, planned: Sequence[Fields]) -> Iterator[Column]:
     yield from _ends(record.outcome, planned)
 
 
-def _column(title: str, texts: list[str], *, number: bool = False, width: str = "wide") -> Column:
-    return {"title": title, "number": number, "width": width, "texts": texts, "failures": []}
+def _column(
+    title: str, texts: list[str], *, number: bool = False, width: str = "wide", failures: Sequence[int] = ()
+) -> Column:
+    return {"title": title, "number": number, "width": width, "texts": texts, "failures": list(failures)}
 
 
 def _bound(binding: Fields, planned: Sequence[Fields]) -> Column:
     """Return the CPUs that ranks really got, and how they differ from the plan."""
     bound = {fields["rank"]: fields for fields in binding.get("bindings", ())}
     records = [bound.get(rank["rank"], {"cpus": "", "problem": ""}) for rank in planned]
-    column = _column("actual CPUs", [fields["problem"] or fields["cpus"] for fields in records])
-    column["failures"] = [fields["rank"] for fields in records if fields["problem"]]
-    column["width"] = "wide" if column["failures"] else "chosen"
-    return column
+    failures = [fields["rank"] for fields in records if fields["problem"]]
+    texts = [fields["problem"] or fields["cpus"] for fields in records]
+    return _column("actual CPUs", texts, width="wide" if failures else "chosen", failures=failures)
 
 
 def _ends(outcome: Fields, planned: Sequence[Fields]) -> Iterator[Column]:
     by_rank = {fields["rank"]: RankEnd(**fields) for fields in outcome.get("ends", ())}
     ends = [by_rank.get(rank["rank"]) for rank in planned]
     peaks = ["" if end is None else render_bytes(1024 * end.max_rss_kib) for end in ends]
-    yield _column("most memory", peaks, number=True, width="always")
-    column = _column("end", ["" if end is None else _describe_end(end) for end in ends], width="always")
-    column["failures"] = [end.rank for end in ends if end is not None and end.exit_code and not end.ordered]
-    yield column
+    failures = [end.rank for end in ends if end is not None and end.exit_code and not end.ordered]
+    yield _column("most memory", peaks, number=True, width="wide" if failures else "always")
+    texts = ["" if end is None else _describe_end(end) for end in ends]
+    yield _column("end", texts, width="always" if failures else "wide", failures=failures)
 
 
 def _describe_end(end: RankEnd) -> str:

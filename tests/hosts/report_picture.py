@@ -53,7 +53,7 @@ def run_job(folder: Path) -> Path:
         done = cluster.run("h1", argv, cwd=folder)
     assert done.returncode == 1, done.stderr
     page = folder / "report.html"
-    page.write_text(render_file(f"{folder}/run"))
+    page.write_text(render_file(f"{folder}/run").replace(str(folder), "/home/ada"))
     return page
 
 

@@ -75,6 +75,8 @@ function table(caption, titles, rows) {
   const scroll = make("div", "", "scroll");
   scroll.append(grid);
   scroll.tabIndex = 0;
+  scroll.role = "region";
+  scroll.ariaLabel = caption;
   return scroll;
 }
 

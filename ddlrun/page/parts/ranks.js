@@ -42,7 +42,7 @@ function filtered(names) {
 
 const last = (name) => ranks.has(name) ? ranks.get(name).at(-1) : null;
 const hostOf = (name) => last(name)?.host ?? measured.get(content.places[name]?.host) ?? content.places[name]?.host ?? "";
-const hostNames = () => [...new Set([...byNumber(allNames()).map(hostOf), ...hosts.keys()])];
+const hostNames = () => [...new Set([...content.hosts.map((host) => measured.get(host) ?? host), ...hosts.keys()])];
 const byNumber = (names) => [...names].sort((a, b) => parseInt(a) - parseInt(b));
 const running = () => ["running", "starting", "unknown"].includes(latest.state);
 
@@ -75,9 +75,9 @@ function showPlacement(names, causes) {
   for (const name of byNumber(names)) {
     kept(cells, hostOf(name), () => []).push(updateCell(kept(cellOf, name, makeCell), name, top, causes));
   }
-  arrange(byId("hosts"), [...cells].map(([host, buttons]) => {
+  arrange(byId("hosts"), hostNames().filter((host) => cells.has(host)).map((host) => {
     const box = kept(boxOf, host, makeBox);
-    arrange(box.lastChild, buttons);
+    arrange(box.lastChild, cells.get(host));
     return box;
   }));
   const strongest = `The stronger its colour, the more ${metric.title}${running() ? "" : ", on average"}; the strongest is ${render(top, metric.unit)}.`;
