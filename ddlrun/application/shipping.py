@@ -24,6 +24,7 @@ from ddlrun.ship.archive import Archive, make_archive
 from ddlrun.ship.conda import check_prefixes
 from ddlrun.ship.environment import find_interpreter, read_environment
 from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
+from ddlrun.ship.host.unpack import FILE, FOLDER
 from ddlrun.ship.record import read_marks, read_record, write_record
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
 from ddlrun.ship.script import build_modules, parse_report, task_script
@@ -113,7 +114,8 @@ def read_source(source: ShipSource, sources: Iterable[ShipSource]) -> list[Entry
     paths = list_tree(source.path) if source.whole else list_code(source.path)
     inner = [other.path for other in sources if other is not source and is_inside(other.path, source.path)]
     paths = [path for path in paths if not any(is_inside(path, folder) for folder in inner)]
-    return read_entries(paths, source.path, keep_times=False, writable=False)
+    # A run has links to whole folders, but folders of its own for those of code.
+    return read_entries(paths, source.path, keep_times=False, read_only=FILE + FOLDER if source.whole else FILE)
 
 
 def _transfer_plan(plan: Plan, archives: list[Archive]) -> TransferPlan:

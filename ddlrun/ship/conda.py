@@ -19,7 +19,7 @@ def read_conda(folder: str) -> list[Entry]:
     """Return the entries of a conda environment. Raises InputError for one that conda's records do not describe."""
     others = frozenset(f"{folder}/{name}" for name in OF_BASE)
     prefixes = {path: prefix for record in _records(folder) for path, prefix in _prefixes(folder, record)}
-    entries = read_entries(list_tree(folder, others), folder, keep_times=True, writable=True)
+    entries = read_entries(list_tree(folder, others), folder, keep_times=True)
     return [replace(entry, prefix=prefixes.get(entry.path)) for entry in entries]
 
 

@@ -67,10 +67,7 @@ def find_interpreter(folder: str) -> Interpreter | None:
 
 def read_environment(folder: str) -> list[Entry]:
     """Return the entries of an environment, with console scripts that work in any folder."""
-    if is_conda(folder):
-        entries = read_conda(folder)
-    else:
-        entries = read_entries(list_tree(folder), folder, keep_times=True, writable=True)
+    entries = read_conda(folder) if is_conda(folder) else read_entries(list_tree(folder), folder, keep_times=True)
     return [_relocate_script(entry, folder) for entry in entries]
 
 

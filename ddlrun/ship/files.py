@@ -127,8 +127,10 @@ def _is_left_out(path: str) -> bool:
     return name in LEFT_OUT or name.startswith(INCOMING) or any(map(os.path.exists, marks))
 
 
-def read_entries(paths: Iterable[str], root: str, *, keep_times: bool, writable: bool) -> list[Entry]:
+def read_entries(paths: Iterable[str], root: str, *, keep_times: bool, read_only: str = "") -> list[Entry]:
     """Return the entries of files and of the folders above them, from `root` on, in the order of their paths.
+
+    `read_only` has the kinds of entries that nobody may write to on the hosts.
 
     Sockets, devices, pipes and files that have just been removed are left out. Raises InputError for a file that cannot
     be read.
@@ -139,13 +141,13 @@ def read_entries(paths: Iterable[str], root: str, *, keep_times: bool, writable:
             continue
         above = os.path.dirname(path)
         while above not in entries and len(above) >= len(root):
-            entries[above] = _read_entry(above, root, keep_times=keep_times, writable=writable)
+            entries[above] = _read_entry(above, root, keep_times=keep_times, read_only=read_only)
             above = os.path.dirname(above)
-        entries[path] = _read_entry(path, root, keep_times=keep_times, writable=writable)
+        entries[path] = _read_entry(path, root, keep_times=keep_times, read_only=read_only)
     return sorted((entry for entry in entries.values() if entry.kind), key=lambda entry: entry.path)
 
 
-def _read_entry(path: str, root: str, *, keep_times: bool, writable: bool) -> Entry:
+def _read_entry(path: str, root: str, *, keep_times: bool, read_only: str) -> Entry:
     try:
         status = os.stat(path) if path == root else os.lstat(path)  # a source that is a link travels as its target
         target = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
@@ -159,7 +161,7 @@ def _read_entry(path: str, root: str, *, keep_times: bool, writable: bool) -> En
     return Entry(
         kind=kind,
         path=path,
-        mode=mode if writable else mode & READ_ONLY,
+        mode=mode & READ_ONLY if kind in read_only else mode,
         mtime=int(status.st_mtime) if keep_times else 0,
         size=status.st_size if kind == FILE else 0,
         target=_inside_target(path, target, root),

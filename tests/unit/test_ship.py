@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.application.options.ship import read_ship
-from ddlrun.application.shipping import reach_privately
+from ddlrun.application.shipping import reach_privately, read_source
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.rank.shipped import OwnPaths, Places
 from ddlrun.remote.agent import AgentLauncher
@@ -33,7 +33,7 @@ from ddlrun.ship.host.link import LinkError, connect, listen, receive_message, s
 from ddlrun.ship.host.main import ACTIONS
 from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
 from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
-from ddlrun.ship.host.unpack import ArchiveError, unpack
+from ddlrun.ship.host.unpack import FILE, FOLDER, ArchiveError, unpack
 from ddlrun.ship.host.zstd import compress, has_zstd
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.server import HostState, TransferPlan, TransferServer
@@ -45,7 +45,7 @@ SECRET = "5e" * 32
 
 
 def archive_of(folder: Path, state: Path, kind: SourceKind = SourceKind.DATA) -> Archive:
-    entries = read_entries(list_tree(str(folder)), str(folder), keep_times=False, writable=False)
+    entries = read_entries(list_tree(str(folder)), str(folder), keep_times=False, read_only=FILE + FOLDER)
     return make_archive(ShipSource(kind, str(folder)), entries, str(state))
 
 
@@ -140,7 +140,7 @@ def test_code_has_names_in_any_encoding_but_no_results_that_come_back(tmp_path: 
     assert set(list_code(str(tree))) == everything
     subprocess.run(["git", "init", "--quiet", str(tree)], check=True)
     assert set(list_code(str(tree))) == everything
-    entries = read_entries(list_code(str(tree)), str(tree), keep_times=False, writable=False)
+    entries = read_entries(list_code(str(tree)), str(tree), keep_times=False, read_only=FILE + FOLDER)
     archive = make_archive(ShipSource(SourceKind.CODE, str(tree)), entries, str(tmp_path / "state"))
     unpack(io.BytesIO(b"".join(archive.blocks())), str(tmp_path / "out"), "")
     assert (Path(f"{tmp_path}/out{tree}") / os.fsdecode(names[0])).read_bytes() == names[0]
@@ -161,10 +161,12 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
 def test_a_file_that_has_just_been_removed_does_not_travel(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     paths = [*list_code(str(tmp_path)), str(tmp_path / "gone" / "file")]
-    entries = read_entries(paths, str(tmp_path), keep_times=False, writable=False)
+    entries = read_entries(paths, str(tmp_path), keep_times=False, read_only=FILE + FOLDER)
     assert [entry.path for entry in entries] == [str(tmp_path), str(tmp_path / "kept")]
     with pytest.raises(InputError, match="gone: No such file"):
-        read_entries(list_tree(str(tmp_path / "gone")), str(tmp_path / "gone"), keep_times=False, writable=False)
+        read_entries(
+            list_tree(str(tmp_path / "gone")), str(tmp_path / "gone"), keep_times=False, read_only=FILE + FOLDER
+        )
 
 
 def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
@@ -398,6 +400,22 @@ def test_hosts_that_share_the_folder_make_a_run_at_the_same_time(tmp_path: Path)
         for made in [hosts.submit(store.make_run, "run", "/code", [source]) for _ in range(4)]:
             made.result()
     assert store.shipped("run").keys() == {*names, *(f"{name}.link" for name in names)}
+
+
+def test_containers_that_share_the_folder_may_have_equal_process_numbers(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    assert store.incoming("c0de") != store.incoming("c0de")
+
+
+def test_shipped_code_can_be_removed_with_rm(tmp_path: Path) -> None:
+    """Its files are read-only; only data has folders to which nobody can write, as runs link to them."""
+    write_tree(tmp_path / "code")
+    modes = {
+        kind: {entry.mode & 0o222 for entry in read_source(source, [source]) if entry.kind == FOLDER}
+        for kind in (SourceKind.CODE, SourceKind.DATA)
+        for source in [ShipSource(kind, str(tmp_path / "code"))]
+    }
+    assert modes == {SourceKind.CODE: {0o200}, SourceKind.DATA: {0}}
 
 
 def test_what_another_host_extracts_in_the_same_folder_stays(tmp_path: Path) -> None:

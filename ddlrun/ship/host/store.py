@@ -93,7 +93,7 @@ class Store:
 
     def incoming(self, digest: str) -> str:
         """Return the path of a new folder, in which an archive can be extracted."""
-        path = self._incoming(digest)
+        path = self._incoming(f"{digest}-{os.urandom(4).hex()}")  # containers on a host may have equal process numbers
         os.mkdir(path, 0o700)
         return path
 
