@@ -27,11 +27,8 @@ from tests.support import oracle
 
 MACHINES = {
     "Minsky, 2 x 10 cores, 4 P100": "minsky",
-    "AC922, 2 x 20 cores, 4 V100": "power9-lassen",
-    "AC922, 2 x 22 cores, 4 V100": "ac922-22-cores",
     "Pascal, 2 x 18 cores, 2 P100 on one package": "pascal",
     "Corona, 2 x 4 NUMA nodes x 6 cores, 4 MI60": "corona-4-gpus",
-    "Corona, 2 x 24 cores, 8 MI50": "corona-8-gpus",
     "g4dn.metal, 2 x 24 cores, 8 T4": "g4dn",
 }
 Shares = Sequence[Sequence[Core]]
