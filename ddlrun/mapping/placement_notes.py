@@ -69,10 +69,10 @@ def _taken_notes(machine: Machine, bindings: Sequence[LocalRankPlacement], polic
     cpus = {pu.os_index for binding in bindings for core in binding.cores for pu in core.pus} & machine.in_use
     if cpus:
         unbound = "too few cores are free, so that ranks may run on all: they " if policy.cores_per_rank else "ranks "
-        yield f"{unbound}share CPUs {render_ranges(cpus)} with other runs (ddlrun runs)"
+        yield f"{unbound}share CPUs {render_ranges(cpus)} with other runs (ddlrun runs lists yours)"
     gpus = {binding.gpu.number for binding in bindings if binding.gpu and binding.gpu.pci_address in machine.in_use}
     if gpus:
-        yield f"ranks share GPUs {render_ranges(gpus)} with other runs (ddlrun runs)"
+        yield f"ranks share GPUs {render_ranges(gpus)} with other runs (ddlrun runs lists yours)"
 
 
 def _gpu_notes(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> Iterator[str]:

@@ -464,6 +464,15 @@ def test_variables_of_the_user_stay() -> None:
     assert "DDL_OPTIONS says 4x2, but the topology is 1x1x1" in clash.stderr
 
 
+def test_ranks_of_a_users_rank_file_may_share_cores(tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("rank 0=h1 slot=0:0-1\nrank 1=h1 slot=0:1-2\n")
+    words = ["launch", "--dry-run", "--machine", "dgx1", "--rankfile", str(tmp_path / "ranks")]
+    shared = ddlrun(*words, "-H", "h1", "true")
+    assert (shared.returncode, "ranks share cores, as the rank file says" in shared.stdout) == (0, True), shared.stderr
+    strict = ddlrun(*words, "-H", "h1", "--strict-binding", "true")
+    assert (strict.returncode, "rank 1 has core 1 of h1, as rank 0 has" in strict.stderr) == (4, True), strict.stderr
+
+
 def test_a_rank_file_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
     machine = "each host is an IBM S822LC: 2 packages x 10 cores, SMT8, 4 GPUs (preset s822lc)"
     for words, order, assumed in (
