@@ -43,7 +43,9 @@ ENVIRONMENT_LAYERS = (
     ),
     EnvironmentLayer("mpi4py", "The MPI library that belongs to mpirun: `MPI4PY_LIBMPI`", yields=True),
     EnvironmentLayer("daemons", f"How mpirun starts its daemons: `{MCA}plm_*`, `{PRRTE}*`, `SLURM_*`", yields=False),
-    EnvironmentLayer("defaults", "`DDL_OPTIONS` without `--mode`, `PYTHONUNBUFFERED`", yields=True),
+    EnvironmentLayer(
+        "defaults", f"`DDL_OPTIONS` without `--mode`, `PYTHONUNBUFFERED`, `{MCA}mpi_yield_when_idle`", yields=True
+    ),
     EnvironmentLayer(
         "job",
         "Topology, places and threads of the ranks: `DDLRUN_*`, `OMP_*`, `DDL_OPTIONS` with `--mode`",

@@ -110,7 +110,7 @@ job_options = option_group(
     ),
     option("Placement", "--strict-binding/--no-strict-binding", default=None,
            show_default="off; on with an Open MPI that is newer than ddlrun",
-           help="End the job if a rank's cores or GPU are not those of the plan."),
+           help="Refuse more ranks than cores, and end the job if a rank's cores or GPU are not those of the plan."),
     option(
         "Run", "--config-file", metavar="FILE", is_eager=True, expose_value=False, callback=load_config,
         help="Also read options, env and Horovod's settings from this YAML file (see ddlrun config); none: read no "
