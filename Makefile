@@ -70,7 +70,7 @@ announce:
 	@echo "make test-all installs into the system, with $(if $(SUDO),sudo )apt-get: $(MISSING)"
 	@echo "make test-all installs into $(VENV): PyTorch, Horovod, TensorFlow, JAX, MPICH, Intel MPI, Slurm and Grid Engine (not started)"
 
-# Regenerate the table of docs/how-to/frameworks.md from runs of the examples.
+# Regenerate the table of docs/reference/tested.md from runs of the examples.
 frameworks: prepared
 	$(VENV)/bin/python -m tests.frameworks.examples
 

@@ -1,4 +1,4 @@
-"""Run the suites of other projects; with --write, replace their rows in the table of docs/how-to/frameworks.md.
+"""Run the suites of other projects; with --write, replace their rows in the table of docs/reference/tested.md.
 
     python -m tests.clients [--write] [--all] [--install] [--column TITLE]... [NAME...]
 
@@ -16,7 +16,7 @@ from tests.clients.suites import COLUMNS, SUITES, Column, Result, Suite
 from tests.clients.table import NOT_RUN, NOWHERE, replace_rows
 from tests.cluster.two_hosts import TwoHosts
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tested.md"
 
 
 def main() -> None:

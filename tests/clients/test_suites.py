@@ -76,7 +76,7 @@ def test_a_failure_is_excused_where_mpirun_has_lost_the_text_of_an_abort(reason:
 
 # Quick suites that take about 20 s together on two quiet cores; `make test-clients` runs all quick ones.
 TESTED = ("mpi-pytest", "accelerate, test_script")
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tested.md"
 
 
 def test_the_page_has_the_table_that_is_generated() -> None:

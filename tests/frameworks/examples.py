@@ -1,4 +1,4 @@
-"""The examples of docs/examples on two ranks; run as a module, write their table into docs/how-to/frameworks.md."""
+"""The examples of docs/examples on two ranks; run as a module, write their table into docs/reference/tested.md."""
 
 import argparse
 import itertools
@@ -18,7 +18,7 @@ from tests.support.without_mpi import make_environment
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "examples"
-PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
+PAGE = ROOT / "docs" / "reference" / "tested.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 # Where `make test-all` installs TensorFlow and JAX.
 APART = Path(sys.prefix, "frameworks", "bin", "python")
@@ -144,7 +144,7 @@ def render(cells: Mapping[tuple[str, str], str]) -> str:
 
 def main() -> None:
     """Run examples on one host and on two, and write the page's table anew; cells that are not run stay."""
-    parser = argparse.ArgumentParser(description="Run the examples and write the table of docs/how-to/frameworks.md.")
+    parser = argparse.ArgumentParser(description="Run the examples and write the table of docs/reference/tested.md.")
     titles = [manager.title for manager in MANAGERS]
     parser.add_argument("--column", action="append", choices=titles, help="only this column of the table")
     parser.add_argument("--row", action="append", choices=EXAMPLES, help="only this row of the table")
