@@ -1,6 +1,6 @@
 """Facts of the machines that the tests describe in YAML, and their loader.
 
-docs/how-to/add-a-machine.md explains the format by an example.
+README.md explains the format by an example.
 """
 
 import re

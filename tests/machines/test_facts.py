@@ -11,7 +11,7 @@ from ddlrun.ranges import render_ranges
 from tests.machines.cpu_groups import parse_groups
 from tests.machines.facts import FOLDER, NAMES, Description, load, parse_facts
 
-PAGE = FOLDER.parents[1] / "docs/how-to/add-a-machine.md"
+PAGE = FOLDER / "README.md"
 
 SMALL = "about: a test\npackages: 0-7/4\ncores: 0-7/2\nnodes: {0: 0-3, 8: 4-7, 252-253: ''}\n"
 

@@ -16,9 +16,7 @@ RANK = "import os, sys; print(os.environ['RANK'], sorted(os.sched_getaffinity(0)
 NAMES = [
     ("pyproject.toml", "The package", "toml", 0),
     ("ddlrun_toy/schedulers.py", "A scheduler's job", "python", 0),
-    ("ddlrun_toy/toy.sh.j2", "A job script", "jinja", 0),
     ("ddlrun_toy/process_manager.py", "A process manager", "python", 0),
-    ("ddlrun_toy/toyrun.py", "A process manager", "python", 1),
 ]
 
 
