@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 17
 # Programs and modules that start the processes of a job, and those that do so with a command.
 LAUNCHERS = frozenset(
     "mpirun mpiexec mpiexec.hydra orterun prterun srun jsrun aprun horovodrun torchrun deepspeed torch.distributed.run "
-    "torch.distributed.launch accelerate.commands.launch".split()
+    "torch.distributed.launch accelerate.commands.launch horovod.runner.launch".split()
 )
 LAUNCHER_COMMANDS = frozenset((("accelerate", "launch"), ("ddlrun", "launch"), ("flux", "run")))
 # Interpreters, and those of their options with which they read a script, or what a person types, from standard input.
@@ -73,6 +73,12 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
     warnings = rankfile_warnings(rankfile, survey.machines, manager.rankfile_dialect) if rankfile else []
     spawns = settings.mpi.spawn_slots and len(placed.placement.hosts) > 1
     about_manager = (manager.warning,) if manager.warning else ()
+    about_program = (
+        *([manager.spawn_warning] if spawns and manager.spawn_warning else []),
+        *_nested_launchers(settings, placed.placement),
+        *_terminal_note(settings),
+        *_script_of_one_rank(settings, placed.placement),
+    )
     return Plan(
         placement=placed.placement,
         reason=placed.reason,
@@ -92,15 +98,13 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
             *placement_notes(placed.placement),
             *warnings,
             *environment.notes,
+            *about_program,
         ),
         warnings=(
             *about_manager,
             *unchecked_notes(survey.machines),
             *environment.warnings,
-            *([manager.spawn_warning] if spawns and manager.spawn_warning else []),
-            *_nested_launchers(settings, placed.placement),
-            *_terminal_note(settings),
-            *_script_of_one_rank(settings, placed.placement),
+            *about_program,
         ),
         rankfile=rankfile.text if rankfile else None,
         network=environment.network,
@@ -129,7 +133,7 @@ def nested_launcher(program: Sequence[str]) -> str | None:
     >>> nested_launcher(("mpirun", "-np", "2", "a.out")), nested_launcher(("python3", "-m", "http.server"))
     ('mpirun', None)
     """
-    words = [os.path.basename(program[0]), *program[1:4]]
+    words = [re.sub(r"\.(openmpi|mpich)$", "", os.path.basename(program[0])), *program[1:4]]
     if re.fullmatch(r"python[0-9.]*", words[0]):
         words = [os.path.basename(word) for word in words[1:] if word != "-m"]
     is_launcher = words[:1] and (words[0] in LAUNCHERS or tuple(words[:2]) in LAUNCHER_COMMANDS)

@@ -496,6 +496,9 @@ def test_a_rank_file_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) ->
         ("/opt/bin/torchrun x.py", "torchrun"),
         ("accelerate launch x.py", "accelerate"),
         ("accelerate env", None),
+        ("mpirun.openmpi -np 2 a.out", "mpirun"),
+        ("python -m ddlrun launch x.py", "ddlrun"),
+        ("python3 -m horovod.runner.launch x.py", "horovod.runner.launch"),
         ("python -m torch.distributed.run x.py", "torch.distributed.run"),
         ("python3.11 -m ddlrun launch x.py", "ddlrun"),
         ("/usr/bin/python /opt/bin/deepspeed x.py", "deepspeed"),
@@ -516,6 +519,8 @@ def test_several_launchers_per_host_give_a_note(tmp_path: Path) -> None:
             "ddlrun: note: 2 ranks per host start torchrun, which starts processes of its own for each: leave torchrun"
         )
         assert (done.returncode, note in done.stderr) == (0, ranks == "2"), done.stderr
+    planned = ddlrun("launch", "--dry-run", "-np", "2", f"{tmp_path}/torchrun").stdout
+    assert "note:       2 ranks per host start torchrun, which starts processes of its own for each" in planned
 
 
 @pytest.mark.parametrize(
