@@ -107,8 +107,8 @@ class Launch(Sections):
     help="Print the plan and the command, and start nothing; with --run-dir, write the files too.",
 )  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
-@option("Output", "--verbose", is_flag=True, help="Also print all reasons and the command.")
-@option("Output", "--quiet", is_flag=True, help="Print only the job's output, and errors.")
+@option("Output", "--verbose/--quiet", "verbose", default=None,
+        help="Also print all reasons and the command; or only the job's output, and errors.")  # fmt: skip
 @help_all_option
 @argument("script")
 @argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -132,7 +132,7 @@ def command(
     programs = read_programs(script, args, options)
     reporter = ctx.find_root().obj or ConsoleReporter()  # a launch from Python has its own
     settings = read_settings(launch_options(ctx, programs.options), programs.first, reporter)
-    if not options["quiet"]:
+    if options["verbose"] is not False:
         translated.print_notes()
         note_misplaced(script, split_programs(args)[0], ctx.command.params)
         note_excluded(ctx)

@@ -11,9 +11,11 @@ import yaml
 
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options.argv import options_by_name
+from ddlrun.cli.options.configuration import OTHER_VARIABLES
 from ddlrun.cli.options.foreign import RENAMED, SWITCHES, VALUES
 from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
 from docs.reference.__main__ import PAGE, SETTINGS_PAGE, render_page, render_settings
+from docs.reference.tables import read_table
 from tests.hosts import fault_page
 from tests.hosts.fault_results import ROWS, read_results
 from tests.hosts.fault_table import FAULTS
@@ -125,6 +127,12 @@ def test_options_that_the_pages_name_exist() -> None:
             for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
         }  # fmt: skip
         assert named - known - foreign == set(), path
+
+
+def test_the_variables_on_their_page_are_known() -> None:
+    table = read_table("reference/environment-variables.md", "Variables that you may set")
+    named = {name for row in table for name in re.findall(r"DDLRUN_\w+", row[0])}
+    assert named - {*OTHER_VARIABLES} == set()
 
 
 def test_the_config_files_page_names_every_key() -> None:

@@ -53,7 +53,7 @@ def read_supervision(
             raw=stdin.rank if stdin is not None and at_terminal else None,
         ),
         input=stdin,
-        status_line=os.isatty(2) and not options.get("quiet") and smart and not at_terminal,
+        status_line=os.isatty(2) and options.get("verbose") is not False and smart and not at_terminal,
         colour="NO_COLOR" not in os.environ and smart,
     )
 

@@ -7,7 +7,7 @@ import click
 
 from ddlrun.cli.console import print_note
 from ddlrun.cli.options.configuration import SHARED, apply_configuration, describe_values
-from ddlrun.cli.options.names import naming_unknown_options, note_repeated_hosts
+from ddlrun.cli.options.names import naming_unknown_options, note_repeated_values
 from ddlrun.cli.options.types import Choice
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.plugins import plugin_names
@@ -64,7 +64,7 @@ class Sections(click.Command):
         applies = "config_file" not in names and not names.isdisjoint(SHARED)
         if applies and not (ctx.resilient_parsing or {"-h", "--help"} & set(args)):
             apply_configuration(ctx, only=SHARED)
-        note_repeated_hosts(ctx, args, params)
+        note_repeated_values(ctx, args, params)
         with naming_unknown_options(ctx, tuple(args), params):
             return super().parse_args(ctx, args)
 

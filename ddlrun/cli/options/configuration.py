@@ -15,10 +15,11 @@ from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, VARIABLE
 from ddlrun.wording import did_you_mean
 
-# Names that may be variables of options, and other variables that a user or an outer job sets.
-VARIABLES = r"DDLRUN_(?!DDL_|LMS)[A-Z0-9_]+"
+# Names that may be variables of options, and all other variables of this name that a user or an outer job sets.
+VARIABLES = r"DDLRUN_[A-Z0-9_]+"
 OTHER_VARIABLES = (
-    "DDLRUN_CONFIG_FILE", "DDLRUN_CHECK_WORLD", "DDLRUN_FAN_OUT", "DDLRUN_RACKS",
+    "DDLRUN_DDL_TUNING", "DDLRUN_DDL_LINKS", "DDLRUN_DDL_TRANSPORT", "DDLRUN_DDL_SECRET", "DDLRUN_DDL_START_TIMEOUT",
+    "DDLRUN_LMS", "DDLRUN_LMS_FRAC", "DDLRUN_CONFIG_FILE", "DDLRUN_CHECK_WORLD", "DDLRUN_FAN_OUT", "DDLRUN_RACKS",
     "DDLRUN_RESTART", "DDLRUN_RUN_DIR", "DDLRUN_SHIPPED", "DDLRUN_SPARE_CPUS", "DDLRUN_IFNAMES", "DDLRUN_RANK",
     "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE", "DDLRUN_COMPLETE",
 )  # fmt: skip
@@ -112,7 +113,7 @@ def _note_unknown_variables(ctx: click.Context, environ: Mapping[str, str]) -> N
         f"ddlrun_{name.strip('-').lower()}": variable
         for option in options
         if (variable := variable_of(option)) is not None
-        for name in option.opts
+        for name in (*option.opts, *option.secondary_opts)
     }
     known = {*synonyms.values(), *OTHER_VARIABLES}
     for name in names:

@@ -20,17 +20,19 @@ SYNONYMS = {
 }  # fmt: skip
 
 
-def note_repeated_hosts(ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]) -> None:
-    """Print a note where hosts are given twice, as the first ones are lost."""
-    options, rest, hosts = options_by_name(params), list(args), list[list[str]]()
+def note_repeated_values(ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]) -> None:
+    """Print a note on each option that has several values, of which only the last counts."""
+    options, rest, given = options_by_name(params), list(args), dict[str, list[str]]()
     while rest and rest[0] != "--" and (ctx.allow_interspersed_args or rest[0].startswith("-")):
         match = match_option(rest[0], options) if rest[0].startswith("-") else None
         words = rest[: match.words if match else 1]
-        if match and match.option.name in HOSTS:
-            hosts.append(words)
+        if match and not match.option.multiple:
+            given.setdefault(str(match.option.name), []).append(" ".join(words))
         del rest[: len(words)]
-    if len(hosts) > 1 and not ctx.resilient_parsing:
-        print_note(f"hosts are given twice: only {' '.join(hosts[-1])} counts; write -H A,B")
+    for name, values in given.items():
+        if len({*values}) > 1 and not ctx.resilient_parsing:
+            remedy = "; write -H A,B" if name in HOSTS else ""
+            print_note(f"{', '.join(values)}: only the last one counts, {values[-1]}{remedy}")
 
 
 @contextmanager
