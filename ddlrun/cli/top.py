@@ -17,7 +17,7 @@ from ddlrun.errors import InputError
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
 from ddlrun.monitor.openmetrics import render_openmetrics
-from ddlrun.monitor.table import top_record
+from ddlrun.monitor.table import COLUMNS, top_record
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import find_run_folder, run_name
 from ddlrun.runs.store import state_folder
@@ -97,5 +97,6 @@ def _print(folder: str, options: Mapping[str, Any], *, live: bool) -> None:
     if options["openmetrics"]:
         click.echo(render_openmetrics(history, run_name(folder)), nl=False)
         return
-    text = "".join(f"{line}\n" for line in render_samples(folder, history))
+    columns = os.get_terminal_size(1).columns if os.isatty(1) else COLUMNS
+    text = "".join(f"{line}\n" for line in render_samples(folder, history, columns=columns or COLUMNS))
     print_result(top_record(folder, history), text, as_json=options["as_json"])

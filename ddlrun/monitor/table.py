@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 COLUMNS = 80
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 10
-HEADER = "RANK   HOST         CPU % BEFORE       MEMORY STATE              READ/s QUEUE%"
-GPU_HEADER = "RANK   HOST         CPU % BEFORE       MEMORY GPU % STATE        READ/s QUEUE%"
-STATE_COLUMNS, GPU_STATE_COLUMNS = 16, 10
+# Column -> its width, and < or > for the side to which it is aligned.
+WIDTHS = {
+    "RANK": "<6", "HOST": "<11", "CPU %": ">6", "BEFORE": "<10", "MEMORY": ">8", "GPU %": ">5", "STATE": "<16",
+    "READ/s": ">8", "QUEUE%": ">6",
+}  # fmt: skip
+# The width of the column STATE where there is less room.
+NARROW_STATE = "<10"
+# The columns that a narrow terminal does not show, in this order.
+LESS_IMPORTANT = ("BEFORE", "READ/s", "MEMORY", "QUEUE%", "HOST")
 MOST_FINDINGS = 4
 # A host with GPUs has two lines.
 MOST_HOST_LINES = 4
@@ -44,7 +50,7 @@ def render_top(
     seconds = "" if started is None else f", {history.time - started:.0f} s after its start"
     head = (f"{title}{seconds}", f"limit: {summarize(history, findings)}")
     wrapped = [part for line in head for part in textwrap.wrap(line, columns, subsequent_indent="  ")]
-    return [line[:columns] for line in (*wrapped, *render_table(history, findings, most_rows))]
+    return [line[:columns] for line in (*wrapped, *render_table(history, findings, most_rows, columns))]
 
 
 def top_record(folder: str, history: History) -> "TopRecord":
@@ -64,13 +70,16 @@ def top_record(folder: str, history: History) -> "TopRecord":
     }
 
 
-def render_table(history: History, findings: Sequence[Finding], most_rows: int | None = None) -> list[str]:
+def render_table(
+    history: History, findings: Sequence[Finding], most_rows: int | None = None, columns: int = COLUMNS
+) -> list[str]:
     """Return the lines: the findings but the first, up to `most_rows` ranks (None: all), and the hosts."""
     ranks, gpus = history.ranks(), history.gpu_utilization()
     names = sort_by_trouble(ranks, findings)
     lines = [f"also: {finding.text}"[:COLUMNS] for finding in findings[1:MOST_FINDINGS]]
-    cells = {name: _gpu_cell(gpus[name]) if gpus else None for name in names[:most_rows]}
-    lines += ["", GPU_HEADER if gpus else HEADER, *(_rank_line(ranks[name], gpu) for name, gpu in cells.items())]
+    widths = _fit(columns, gpus=bool(gpus))
+    cells = (_rank_cells(ranks[name], gpus.get(name)) for name in names[:most_rows])
+    lines += ["", *(_row(row, widths) for row in ({name: name for name in widths}, *cells))]
     if most_rows is not None and len(names) > most_rows:
         lines.append(f"... and {len(names) - most_rows} more")
     hosts = [samples[-1] for samples in history.hosts(1).values()]
@@ -94,26 +103,34 @@ def sort_by_trouble(ranks: Mapping[str, Sequence[RankSample]], findings: Sequenc
     return sorted(ranks, key=key)
 
 
-def _rank_line(samples: Sequence[RankSample], gpu: str | None) -> str:
+def _fit(columns: int, *, gpus: bool) -> dict[str, str]:
+    """Return the columns of the table that fit, with their widths."""
+    widths = {name: width for name, width in WIDTHS.items() if gpus or name != "GPU %"}
+    if gpus or columns < COLUMNS:
+        widths["STATE"] = NARROW_STATE
+    for name in LESS_IMPORTANT:
+        if sum(int(width[1:]) + 1 for width in widths.values()) - 1 > columns:
+            del widths[name]
+    return widths
+
+
+def _row(cells: Mapping[str, str], widths: Mapping[str, str]) -> str:
+    return " ".join(f"{cells.get(name, '')[: int(width[1:])]:{width}}" for name, width in widths.items()).rstrip()
+
+
+def _rank_cells(samples: Sequence[RankSample], gpu: float | None) -> dict[str, str]:
     last = samples[-1]
-    width = STATE_COLUMNS if gpu is None else GPU_STATE_COLUMNS
-    state = STATES.get(last.state, last.state) if last.function == "-" else kernel_wait(last.function)
-    cells = (
-        f"{last.ranks:<6.6}",
-        f"{last.host:<11.11}",
-        f"{last.cpu * 100:>6.0f}",
-        f"{spark_line([sample.cpu for sample in samples]):<10}",
-        f"{render_bytes(last.rss):>8}",
-        *([] if gpu is None else [gpu]),
-        f"{state:<{width}.{width}}",
-        f"{render_bytes(last.read):>8}",
-        f"{last.queue * 100:>6.0f}",
-    )
-    return " ".join(cells)[:COLUMNS].rstrip()
-
-
-def _gpu_cell(utilization: float | None) -> str:
-    return f"{'-' if utilization is None else f'{utilization * 100:.0f}':>5}"
+    return {
+        "RANK": last.ranks,
+        "HOST": last.host,
+        "CPU %": f"{last.cpu * 100:.0f}",
+        "BEFORE": spark_line([sample.cpu for sample in samples]),
+        "MEMORY": render_bytes(last.rss),
+        "GPU %": "-" if gpu is None else f"{gpu * 100:.0f}",
+        "STATE": STATES.get(last.state, last.state) if last.function == "-" else kernel_wait(last.function),
+        "READ/s": render_bytes(last.read),
+        "QUEUE%": f"{last.queue * 100:.0f}",
+    }
 
 
 def spark_line(values: Sequence[float]) -> str:

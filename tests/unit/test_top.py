@@ -27,7 +27,7 @@ from tests.support.ports import reserved_port
 from tests.support.processes import started, wait_for
 from tests.support.run_folders import make_run
 from tests.support.seeded_runs import SAMPLES, read_samples
-from tests.support.terminal import shell_at_terminal
+from tests.support.terminal import ESCAPES, shell_at_terminal
 
 DASHBOARD = Path(__file__).parents[2] / "configs" / "monitoring" / "grafana.json"
 DDLRUN = [sys.executable, "-m", "ddlrun"]
@@ -95,8 +95,31 @@ def test_top_follows_the_run_at_a_terminal(key: str, state: Path) -> None:
         terminal.wait_for("code 0")
 
 
-def test_top_does_not_wrap_in_few_columns(history: History) -> None:
-    assert max(map(len, render_top("20261122-tokarumi: running", 0.0, history, columns=40))) <= 40
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (80, "RANK HOST CPU % BEFORE MEMORY STATE READ/s QUEUE%"),
+        (60, "RANK HOST CPU % MEMORY STATE QUEUE%"),
+        (40, "RANK HOST CPU % STATE"),
+        (20, "RANK CPU % STATE"),
+    ],
+)
+def test_top_leaves_columns_out_of_a_narrow_terminal(columns: int, names: str, history: History) -> None:
+    lines = render_top("20261122-tokarumi: running", 0.0, history, columns=columns)
+    assert max(map(len, lines)) <= columns
+    place = next(number for number, line in enumerate(lines) if line.startswith("RANK"))
+    assert " ".join(lines[place].split()) == names[: len(" ".join(lines[place].split()))]
+    assert "page I/O"[: max(0, columns - 14)] in lines[place + 1]
+
+
+def test_what_stays_of_top_does_not_wrap(state: Path) -> None:
+    environ = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm", "PS1": "ready "}
+    with shell_at_terminal(["sh", "-i"], environ, state) as terminal:
+        terminal.resize(30, 40)
+        terminal.send(f"{' '.join(DDLRUN)} top --once\n")
+        terminal.wait_for(r"limit: (.*\n)+0 .*\n(.*\n)*.*ready")
+    lines = ESCAPES.sub("", terminal.output).replace("\r", "").split("\n")
+    assert max(len(line.removeprefix("ready ")) for line in lines[1:-1]) <= 40
 
 
 def test_top_at_a_terminal_that_does_not_know_its_size(state: Path) -> None:
