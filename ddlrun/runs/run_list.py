@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ddlrun.runs.history import PastRun, PastRunState, find_folder, read_history, read_past_run
 from ddlrun.runs.orphans import OrphanProcess
+from ddlrun.runs.registry import Run, read_runs
 
 ProcessesByHost = Mapping[str, Sequence[OrphanProcess]]
 
@@ -38,7 +39,9 @@ def list_runs(state: str, most: int | None, processes: ProcessesByHost) -> list[
     """Return up to `most` runs of a state folder, and all that have processes: first those that run or have any."""
     past = {run.run.run: run for run in read_history(state, most)}
     members = {process.run for on_host in processes.values() for process in on_host}
-    known = {**past, **{name: _read(name, state) for name in members - past.keys()}}
+    registered = {run.run: _as_past(run) for run in read_runs(state) if run.run in members or run.alive()}
+    others = {name: _read(name, state) or registered.get(name) for name in (members | registered.keys()) - past.keys()}
+    known = {**past, **others}
     listed = [ListedRun(name, run, _select(name, processes)) for name, run in known.items()]
     return sorted(listed, key=_order, reverse=True)
 
@@ -47,6 +50,11 @@ def _read(name: str, state: str) -> PastRun | None:
     folder = find_folder(name, state)
     past = None if folder is None else read_past_run(folder)
     return past if past and past.run.run == name else None
+
+
+def _as_past(run: Run) -> PastRun:
+    """Return a run of which there is no more than its record, as after a full disk."""
+    return PastRun(run, run.run_dir, (), "", exit_code=None, seconds=None, requested=False)
 
 
 def _select(name: str, processes: ProcessesByHost) -> ProcessesByHost:

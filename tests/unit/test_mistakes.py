@@ -122,6 +122,8 @@ MISTAKES = [
     ("network links", "no such command 'links' (did you mean bench?)"),
     ("network --json", "no such option --json; options come after a command, as in ddlrun network racks --json"),
     ("top --web --listen 0", "--web and --listen exclude each other; start ddlrun top once for each"),
+    ("launch --dashboard 0 train.py", "no such option --dashboard (did you mean --web?)"),
+    ("top --to otlp", "no such option --to (did you mean --otlp?)"),
     ("top --web 70000", "'70000' is not a whole number from 0 to 65535"),
     ("launch -H -np 2 train.py", "-H: its value is missing before -np; is a variable of the command line unset?"),
     ("launch --master-addr --nnodes 2 train.py", "--master-addr: its value is missing before --nnodes"),
@@ -378,7 +380,8 @@ def test_no_times(text: str) -> None:
 
 
 def test_synonyms_are_options() -> None:
-    assert {*SYNONYMS.values()} <= options_by_name(launch.params).keys()
+    known = {option for command in COMMANDS for option in options_by_name(command.params)}
+    assert {*SYNONYMS.values()} <= known
 
 
 def help_of(*words: str, columns: int = 80) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import astuple, fields, replace
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
+from ddlrun.cli.network.plan import command as plan
 from ddlrun.ddl.dimensions import coords_of, peers_of
 from ddlrun.ddl.schedule import Dimension, mirror, reduce_scatter
 from ddlrun.errors import InputError
@@ -261,6 +263,15 @@ def test_plan_accepts_a_ratio_for_one_rack(arguments: str) -> None:
     done = ddlrun("network", "plan", *arguments.split(), "--links", "100gbe,4:1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 ranks per host x 2 hosts per rack x 1 rack" in done.stdout
+
+
+def test_the_examples_in_the_help_of_plan_are_complete() -> None:
+    text = " ".join((plan.help or "").split())
+    *examples, rest = re.split(r", or |\.$", text.partition("describe it: ")[2])
+    assert (len(examples), rest) == (2, "")
+    for example in examples:
+        done = ddlrun("network", "plan", *example.split())
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("arguments", "problem"), [

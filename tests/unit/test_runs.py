@@ -142,6 +142,8 @@ def test_running_runs_are_listed_first(tmp_path: Path) -> None:
     (tmp_path / "active/20261120-a").write_text((tmp_path / "runs/20261120-a/run.json").read_text())
     assert [run.name[-1] for run in list_runs(str(tmp_path), 2, {})] == ["a", "1"]
     assert [run.name[-1] for run in list_runs(str(tmp_path), None, {})] == ["a", "1", "2", "3"]
+    (tmp_path / "runs/20261120-a/run.json").unlink()  # as on a full disk
+    assert render_runs(list_runs(str(tmp_path), 3, {})).splitlines()[1].split()[0] == "20261120-a"
 
 
 def test_runs_with_processes_come_before_others_of_any_number(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ HOSTS = ("hosts", "named_hosts")
 SYNONYMS = {
     "--nproc": "-np", "--np": "-np", "--accelerators": "--ranks-per-host", "--gpus-per-node": "--ranks-per-host",
     "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
-    "--binding": "--bind", "--load": "--machine",
+    "--binding": "--bind", "--dashboard": "--web", "--to": "--otlp", "--metrics": "--listen", "--load": "--machine",
     "--skip-checks": "--checks", "--only-checks": "--checks", "--walltime": "--timeout", "--dryrun": "--dry-run",
 }  # fmt: skip
 
