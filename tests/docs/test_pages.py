@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options.argv import options_by_name
-from ddlrun.cli.options.configuration import OTHER_VARIABLES
+from ddlrun.cli.options.configuration import OTHER_VARIABLES, variable_of
 from ddlrun.cli.options.foreign import RENAMED, SWITCHES, VALUES
 from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
 from docs.reference.__main__ import PAGE, SETTINGS_PAGE, render_page, render_settings
@@ -132,7 +133,8 @@ def test_options_that_the_pages_name_exist() -> None:
 def test_the_variables_on_their_page_are_known() -> None:
     table = read_table("reference/environment-variables.md", "Variables that you may set")
     named = {name for row in table for name in re.findall(r"DDLRUN_\w+", row[0])}
-    assert named - {*OTHER_VARIABLES} == set()
+    options = {variable_of(param) for param in launch.params if isinstance(param, click.Option)}
+    assert named - options - {*OTHER_VARIABLES} == set()
 
 
 def test_the_config_files_page_names_every_key() -> None:
