@@ -109,8 +109,8 @@ def write_files(planned: Planned) -> Planned:
     run, state = planned.attempt.settings.run, state_folder(os.environ)
     write_start(planned.plan, run.arguments, state)
     link_last_run(planned.plan, state)
-    if remove_old_runs(state, run.retention):
-        empty_trash(state)
+    remove_old_runs(state, run.retention)
+    empty_trash(state)
     make_output_folder(planned.attempt.settings.supervision)
     return planned
 

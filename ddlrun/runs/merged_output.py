@@ -1,7 +1,7 @@
 """The output of all ranks of a run, as its launch printed it: rendered from the logs of ranks and their order."""
 
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO
 
@@ -23,17 +23,16 @@ from ddlrun.runs.output_order import (
 )
 
 MOST_OPEN_FILES = 256
-STREAMS = (OUT, ERR)
 
 
 class MergedOutput:
     """The lines of all ranks and of ddlrun with their tags, as they are added to the logs; none before the start."""
 
-    def __init__(self, folder: str, ranks: int, streams: Collection[int] = STREAMS) -> None:
-        """Take a run folder, the number of ranks, and the streams to read."""
-        self._files, self._ranks, self._streams = RunDir(folder), ranks, streams
+    def __init__(self, folder: str, ranks: int) -> None:
+        """Take a run folder and the number of ranks."""
+        self._files, self._ranks = RunDir(folder), ranks
         self._logs = SourceLogs([source_log(self._files, source, ranks) for source in range(ranks + 1)])
-        self._lines = {stream: LineMerger() for stream in streams}
+        self._lines = {stream: LineMerger() for stream in (OUT, ERR)}
         self._second = 0
         self._order: IO[bytes] | None = None
         self._parser = OrderParser()
@@ -63,7 +62,7 @@ class MergedOutput:
         while history.end and newlines < lines:
             entry = history.step_back()
             self._logs.move(entry.source, -entry.moved)
-            if entry.kind in self._streams:
+            if entry.kind in self._lines:
                 newlines += self._logs.read(entry.source, entry.length).count(b"\n")
                 self._logs.move(entry.source, -entry.length)
         self._second = history.time()
@@ -78,24 +77,30 @@ class MergedOutput:
     def _entries(self) -> Iterator[OrderEntry]:
         """Yield the entries that were added to the order since the last call. Raises InputError."""
         if self._order is None:
-            with suppress(FileNotFoundError):
-                self._order = open(self._files.order, "rb", buffering=0)  # noqa: SIM115 - `close`
-                self._tags = self._read_tags(self._order)
+            self._open_order()
         while self._order is not None and (data := self._order.read(CHUNK_BYTES)):
             yield from self._parser.feed(data)
 
-    def _read_tags(self, order: IO[bytes]) -> RankTags:
-        switches = parse_header(order.read(HEADER_BYTES))
-        if switches is None:
-            raise InputError(f"run folder {self._files.path}: another version of ddlrun wrote it; read its files")
-        return RankTags(OutputStyle(tag=switches.tags, timestamp=switches.timestamps), self._ranks)
+    def _open_order(self) -> None:
+        """Open the order once ddlrun has begun it."""
+        with suppress(FileNotFoundError):
+            order = open(self._files.order, "rb", buffering=0)  # noqa: SIM115 - `close`
+            header = order.read(HEADER_BYTES)
+            switches = parse_header(header)
+            if switches is None:
+                order.close()
+                if not header:  # it has just been made
+                    return
+                raise InputError(f"run folder {self._files.path}: another version of ddlrun wrote it; read its files")
+            self._order = order
+            self._tags = RankTags(OutputStyle(tag=switches.tags, timestamp=switches.timestamps), self._ranks)
 
     def _render(self, entry: OrderEntry) -> Iterator[tuple[int, bytes]]:
         if entry.kind == HOST:
             self._tags.hosts[entry.source] = entry.host
         elif entry.kind == TIME:
             self._second = entry.length
-        elif entry.kind not in self._streams:
+        elif entry.kind not in self._lines:
             self._logs.move(entry.source, entry.length)
         else:
             block = self._logs.read(entry.source, entry.length)

@@ -50,10 +50,7 @@ def remove_old_runs(state: str, retention: Retention) -> int:
 
 
 def empty_trash(state: str) -> threading.Thread:
-    """Delete what `remove_old_runs` took away, in a thread that lasts up to the end of this process.
-
-    The next launch goes on with what is left then.
-    """
+    """Delete what `remove_old_runs` took away, in a thread that ends with this process; the next launch goes on."""
     thread = threading.Thread(target=_empty, args=(state,), daemon=True)
     thread.start()
     return thread
@@ -68,13 +65,13 @@ def _empty(state: str) -> None:
 
 
 def _beyond(retention: Retention, ended: Mapping[str, EndedRun]) -> Iterator[str]:
-    """Yield the names of the runs that a retention does not keep."""
+    """Yield the names of the runs that a retention does not keep; the last one has no size that is too large."""
     total = 0
     oldest = 0.0 if retention.days is None else time.time() - retention.days * DAY_SECONDS
     for index, name in enumerate(sorted(ended, key=lambda name: ended[name].time, reverse=True)):
         total += ended[name].bytes
         too_many = retention.runs is not None and index >= retention.runs
-        too_large = retention.bytes is not None and total > retention.bytes
+        too_large = retention.bytes is not None and index > 0 and total > retention.bytes
         if too_many or too_large or ended[name].time < oldest:
             yield name
 

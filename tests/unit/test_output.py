@@ -193,6 +193,8 @@ def test_a_full_disk_is_reported_once() -> None:
 
 
 def test_another_version_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "output.order").touch()  # the run is about to begin it
+    assert read_log(tmp_path) == (b"", b"")
     (tmp_path / "output.order").write_bytes(b"ddlrun9\3")
     with pytest.raises(InputError, match="another version of ddlrun wrote it"):
         read_log(tmp_path)

@@ -253,7 +253,7 @@ def test_ended_runs_have_a_size_in_all(tmp_path: Path) -> None:
     assert remove_old_runs(str(tmp_path), Retention(bytes=100_000)) == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["20261102-mid", "20261103-new"]
     (tmp_path / "runs" / "20261102-mid" / "mpirun.log").unlink()  # sizes are read once
-    assert remove_old_runs(str(tmp_path), Retention(bytes=50_000)) == 1
+    assert remove_old_runs(str(tmp_path), Retention(bytes=1)) == 1
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["20261103-new"]
 
 
