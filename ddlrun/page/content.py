@@ -1,7 +1,7 @@
 """Content of a page besides samples: the program, the cores and the end of each rank, and the sections."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 from ddlrun.hosts import fold
@@ -14,9 +14,8 @@ from ddlrun.report.outcome import render_end
 from ddlrun.units import render_bytes
 from ddlrun.wording import counted
 
-# A page has no row and no cell for a rank beyond these, and no picture of a machine.
+# A page has no row and no cell for a rank beyond these.
 MOST_RANKS = 1000
-MOST_MACHINES = 16
 DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
@@ -25,31 +24,6 @@ class Place(TypedDict):
 
     rank: int
     host: str
-
-
-class CorePicture(TypedDict):
-    """A core of a package."""
-
-    words: str
-    ranks: list[int]
-    """The ranks on it where the picture is that of one host, else the local ranks."""
-    usable: bool
-
-
-class PackagePicture(TypedDict):
-    """A package with its cores and devices."""
-
-    cores: list[CorePicture]
-    devices: list[str]
-
-
-class MachinePicture(TypedDict):
-    """The packages of equal hosts."""
-
-    title: str
-    single: bool
-    """Whether it is that of one host."""
-    packages: list[PackagePicture]
 
 
 class PageContent(TypedDict):
@@ -65,7 +39,6 @@ class PageContent(TypedDict):
     places: list[Place]
     """The places of the ranks, up to a number."""
     columns: list[Column]
-    machines: list[MachinePicture]
     sections: list[PageSection]
 
 
@@ -73,7 +46,7 @@ def make_content(record: RunRecord) -> PageContent:
     """Return the content of a record; a note says where it is not as this ddlrun writes it."""
     content: PageContent = {
         "job": "", "notes": list(record.gaps), "failure": record.failure, "hosts": [], "places": [], "columns": [],
-        "machines": [], "sections": [],
+        "sections": [],
     }  # fmt: skip
     try:
         planned = sorted(record.plan.get("ranks", ()), key=lambda rank: int(rank["rank"]))
@@ -81,7 +54,6 @@ def make_content(record: RunRecord) -> PageContent:
         content["hosts"] = [host["name"] for host in record.plan.get("hosts", ())]
         content["places"] = [{"rank": rank["rank"], "host": rank["host"]} for rank in planned[:MOST_RANKS]]
         content["columns"] = [column for column in _columns(record, planned[:MOST_RANKS]) if any(column["texts"])]
-        content["machines"] = list(_draw_machines(record.plan, planned))
         content["sections"] = [section for section in _sections(record) if has_content(section)]
     except DAMAGED as error:
         writer = f" ({record.plan['version']})" if "version" in record.plan else ""
@@ -103,6 +75,7 @@ def _columns(record: RunRecord, planned: Sequence[Fields]) -> Iterator[Column]:
     yield _column("package", [render_ranges(rank["packages"]) for rank in planned], width="chosen")
     yield _column("cores", [render_ranges(rank["cores"]) for rank in planned])
     yield _column("GPU", ["" if rank["gpu"] is None else str(rank["gpu"]) for rank in planned])
+    yield _column("NICs", [", ".join(rank["nics"]) for rank in planned], width="chosen")
     yield _column("threads", [str(rank["threads"]) for rank in planned], width="chosen")
     yield _bound(record.binding, planned)
     if record.dumps:
@@ -142,36 +115,6 @@ def _describe_end(end: RankEnd) -> str:
     return f"{'ended by ddlrun: ' if end.ordered else ''}{render_end(end)}"
 
 
-def _draw_machines(plan: Fields, planned: Sequence[Fields]) -> Iterator[MachinePicture]:
-    for machine in plan.get("machines", ())[:MOST_MACHINES]:
-        first, single = machine["hosts"][0], len(machine["hosts"]) == 1
-        name = "rank" if single else "local_rank"
-        owners: dict[int, list[int]] = {}
-        for rank in planned:
-            for core in rank["cores"] if rank["host"] == first else ():
-                owners.setdefault(core, []).append(rank[name])
-        yield {
-            "title": f"{fold(machine['hosts'])}: {machine['summary']} ({machine['source']})",
-            "single": single,
-            "packages": [
-                {"cores": [_draw_core(core, owners) for core in cores], "devices": list(_devices(machine, package))}
-                for package, cores in enumerate(machine["packages"])
-            ],
-        }
-
-
-def _draw_core(core: Fields, owners: Mapping[int, list[int]]) -> CorePicture:
-    words = f"core {core['core']}, CPUs {render_ranges(core['pus'])}"
-    return {"words": words, "ranks": owners.get(core["core"], []), "usable": core["usable"]}
-
-
-def _devices(machine: Fields, package: int) -> Iterator[str]:
-    """Yield the names of the GPUs and NICs of a package; those of an unknown one belong to the first."""
-    names = [*((f"GPU {gpu['number']}", gpu["package"]) for gpu in machine["gpus"])]
-    names += ((f"NIC {nic['name']}", nic["package"]) for nic in machine["nics"] or ())
-    return (name for name, home in names if (home or 0) == package)
-
-
 def _sections(record: RunRecord) -> Iterator[PageSection]:
     plan, check = record.plan, record.check
     yield make_learners(record)
@@ -194,6 +137,7 @@ def _facts(plan: Fields) -> Iterator[tuple[str, str]]:
     for name, reason in plan["reasons"].items():
         yield name.replace("_", " "), f"{plan[name]}: {reason}" if name in plan else reason
     yield "hosts", f"{fold(host['name'] for host in plan['hosts'])}, from {plan['hosts_source']}"
+    yield from (("machine", f"{fold(it['hosts'])}: {it['summary']} ({it['source']})") for it in plan["machines"])
     yield "process manager", ", ".join(map(str, plan["mpirun"].values()))
     yield from (("note", note) for note in plan["notes"])
     yield "command", " ".join(plan["command"])

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Container, Iterator
+from contextlib import closing
 from itertools import groupby
 from typing import Any, TypedDict
 
@@ -9,6 +10,7 @@ from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.gpu_samples import mean_utilization, utilization_by_rank
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader, Sample
+from ddlrun.monitor.run_diagnosis import RunDiagnosis, diagnose_run
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.monitor.table import sort_by_trouble
 from ddlrun.page.content import PageContent, make_content, script_name
@@ -54,7 +56,7 @@ class PageMessage(TypedDict):
     started: float
     """Seconds since the epoch; 0 if unknown."""
     limit: str
-    """What limits the job, in words; empty without samples of running ranks."""
+    """What limits the job, in words, or what limited it for most of the run; empty without samples."""
     findings: list[PageFinding]
     doctor: str
     """The verdict of the last examination; empty without one."""
@@ -86,6 +88,7 @@ class RunFeed:
         self._changes: object = None
         self._record = RunRecord(folder)
         self._last: PageMessage | None = None
+        self._whole: RunDiagnosis | None = None
 
     def close(self) -> None:
         """Close the file of the samples."""
@@ -112,7 +115,11 @@ class RunFeed:
 
     def _make_message(self, new: list[Sample]) -> PageMessage:
         history, past, content = self._history, read_past_run(self.folder), self._read_content()
-        findings, ranks = diagnose(history), history.ranks()
+        ranks, findings = history.ranks(), diagnose(history)
+        limit = summarize(history, findings) if ranks else ""
+        if past is not None and not past.state.may_run:
+            whole = self._diagnose_run()
+            limit, findings = whole.limit, list(whole.findings)
         return {
             "first": self._last is None,
             "run": os.path.basename(self.folder) if past is None else past.run.run,
@@ -120,7 +127,7 @@ class RunFeed:
             "state": STARTING if past is None else past.state.value,
             "status": STARTING if past is None else _describe(past, self._record, history.time),
             "started": 0.0 if past is None else past.run.started,
-            "limit": summarize(history, findings) if ranks else "",
+            "limit": limit,
             "findings": [
                 {"samples": _split(it.ranks, ranks), "cause": it.cause.value, "text": it.text} for it in findings
             ],
@@ -133,6 +140,13 @@ class RunFeed:
             "host_fields": (*HOST_FIELDS, "received", "sent", "temperature"),
             "hosts": [_sum_up(sample) for sample in new if isinstance(sample, HostSample)],
         }
+
+    def _diagnose_run(self) -> RunDiagnosis:
+        """Return the diagnosis of a run that has ended."""
+        if self._whole is None:
+            with closing(MetricsReader(self._files.metrics, most=MOST_SAMPLES)) as reader:
+                self._whole = diagnose_run(list(reader.read()))
+        return self._whole
 
     def _read_content(self) -> PageContent | None:
         """Return the content if a file of it has changed."""

@@ -240,11 +240,11 @@ def test_incomplete_folders(failed: Path, tmp_path: Path) -> None:
     (old / "run.json").unlink()
     assert data_of(page_of(old, tmp_path))["status"] == "starting"
     plan = json.loads((old / "plan.json").read_text())
-    del plan["machines"][0]["packages"]
+    del plan["machines"][0]["summary"]
     (old / "plan.json").write_text(json.dumps(plan))
     data = data_of(page_of(old, tmp_path))
     assert len(data["content"]["places"]) == 4
-    problem = f"the records of this run are not as this ddlrun ({plan['version']}) writes them: KeyError 'packages'"
+    problem = f"the records of this run are not as this ddlrun ({plan['version']}) writes them: KeyError 'summary'"
     assert problem in data["content"]["notes"]
     assert "-o /nowhere/page.html: No such file" in report(failed, "-o", "/nowhere/page.html").stderr
 

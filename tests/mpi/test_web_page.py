@@ -122,7 +122,7 @@ def hostile(tmp_path: Path) -> Iterator[PageServer]:
     (run / "metrics.jsonl").write_text(samples.replace('"host": "', f'"host": "{HOSTILE}</script>'))
     (run / "doctor.json").write_text(json.dumps({"sentence": HOSTILE}))
     ranks = [{"rank": rank, "host": HOSTILE, "local_rank": rank, "packages": [0], "cores": [0], "gpu": None,
-              "threads": HOSTILE} for rank in range(2)]  # fmt: skip
+              "threads": HOSTILE, "nics": []} for rank in range(2)]  # fmt: skip
     plan = {"ranks": ranks, "hosts": [{"name": HOSTILE}], "topology": HOSTILE}
     (run / "plan.json").write_text(json.dumps(plan))
     (run / "report.txt").write_text(HOSTILE)

@@ -1,10 +1,13 @@
 """The page of a run as a file: its size with many ranks, and what it leaves out."""
 
 import json
+import re
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ddlrun.monitor.diagnosis import diagnose
+from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import LIMIT, render_line
 from ddlrun.monitor.samples import RankSample
 from ddlrun.page.feed import MOST_SAMPLES, PageMessage, RunFeed
@@ -20,8 +23,8 @@ TIMES = LIMIT // 128 // 480
 
 def write_hour(run: Path) -> None:
     """Write the plan, the samples and the logs of 1000 ranks on 125 hosts."""
-    planned = [{"rank": rank, "host": f"n{rank // 8}", "local_rank": rank % 8, "packages": [0], "cores": [rank % 8],
-                "gpu": None, "threads": 1, "coords": [rank % 8, rank // 8, 0]} for rank in range(RANKS)]  # fmt: skip
+    place = {"local_rank": 0, "coords": [0, 0, 0], "packages": [0], "cores": [0], "gpu": None, "threads": 1, "nics": []}
+    planned = [{"rank": rank, "host": f"n{rank // 8}", **place} for rank in range(RANKS)]
     hosts = [{"name": f"n{number}"} for number in range(RANKS // 8)]
     (run / "plan.json").write_text(json.dumps({"ranks": planned, "hosts": hosts, "topology": "8x125x1"}))
     sample = next(it for it in read_samples(str(SAMPLES / "storage.jsonl")) if isinstance(it, RankSample))
@@ -62,6 +65,24 @@ def test_a_page_of_few_ranks_has_all_samples(tmp_path: Path) -> None:
     named = dict(zip(message["rank_fields"], message["samples"][0], strict=True))
     first = asdict(next(sample for sample in samples if isinstance(sample, RankSample)))
     assert {name: first[name] for name in ("time", "ranks", "cpu", "rss")}.items() <= named.items()
+
+
+def test_the_findings_are_those_of_the_whole_run(tmp_path: Path) -> None:
+    slow = read_samples(str(SAMPLES / "storage.jsonl"))
+    seconds = slow[-1].time - slow[0].time + 1
+    busy = [
+        replace(it, time=it.time + seconds, cpu=1.0, read=0, running=1, blocked=0, state="R", function="-")
+        for it in slow
+        if isinstance(it, RankSample)
+    ]
+    history = History()
+    history.add([*slow, *busy])
+    assert diagnose(history) == []
+    run = make_run(tmp_path, "20261122-tokarumi")
+    (run / "metrics.jsonl").write_text("".join(map(render_line, [*slow, *busy])))
+    message = read_message(run)
+    assert [(finding["cause"], finding["samples"]) for finding in message["findings"]] == [("storage", ["1"])]
+    assert re.match(r"in \d+% of the run, rank 1 on \S+: ", message["limit"])
 
 
 def test_the_title_is_the_script_and_the_run(tmp_path: Path) -> None:

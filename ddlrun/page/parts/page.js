@@ -22,7 +22,6 @@ function show() {
   showPlacement(names, causes);
   showCharts(names, causes);
   showRows(names, causes);
-  showCores();
   showSections();
   byId("controls").hidden = allNames().length < 2;
   const visible = [...document.querySelectorAll("section:not([hidden]), details")].map((part) => [part.id, part.querySelector("h2").textContent]);
@@ -45,7 +44,7 @@ function showHead() {
   put(byId("state"), latest.status);
   byId("state").className = `status ${LEVELS[latest.state] ?? "warning"}`;
   byId("notes").replaceChildren(...content.notes.map((note) => make("li", `Note: ${note}.`)));
-  put(byId("limit"), latest.limit && `${running() ? "Limit" : "Limit at the end"}: ${latest.limit}`);
+  put(byId("limit"), latest.limit && `Limit: ${latest.limit}`);
   byId("findings").replaceChildren(...latest.findings.slice(1, 6).map(({text}) => make("li", text)));
   put(byId("doctor"), latest.doctor);
   put(byId("reason"), content.failure);
@@ -75,30 +74,6 @@ function showCharts(names, causes) {
   byId("time").hidden = !used.length && !latest.events.length;
   byId("choice").hidden = !ranks.size;
   document.querySelector("option[value=gpu]").hidden = ![...ranks.values()].some((samples) => samples.at(-1).gpu !== null);
-}
-
-function showCores() {
-  byId("machines").replaceChildren(...content.machines.map(({title, single, packages}) => {
-    const machine = make("div"), boxes = make("div", "", "boxes");
-    boxes.append(...packages.map((part, number) => {
-      const box = make("div", "", "box"), cells = make("div", "", "cells");
-      cells.append(...part.cores.map((core) => drawCore(core, single)));
-      box.append(make("h3", `package ${number}`), cells);
-      if (part.devices.length) box.append(make("p", part.devices.join(", "), "dim"));
-      return box;
-    }));
-    machine.append(make("h3", title), boxes);
-    return machine;
-  }));
-  byId("cores").hidden = !content.machines.length;
-}
-
-function drawCore({words, ranks: owners, usable}, single) {
-  const text = !usable ? "×" : !owners.length ? "·" : owners.length < 3 ? owners.join(",") : `${owners[0]}+${owners.length - 1}`;
-  const cell = make("div", text, `core${owners.length ? "" : " free"}${single && owners.length === 1 ? ` ${styleOf(owners[0])}` : ""}`);
-  cell.title = owners.length ? `${words}: ${single ? "rank" : "local rank"} ${owners.join(", ")}` : words;
-  cell.classList.toggle("off", single && chosen !== null && !owners.includes(Number(chosen)));
-  return cell;
 }
 
 function showSections() {
