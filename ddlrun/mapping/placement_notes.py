@@ -79,7 +79,7 @@ def _gpu_notes(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> Iter
     ranks, gpus = len(bindings), len(machine.gpus)
     used = [binding.gpu for binding in bindings if binding.gpu]
     if gpus and not used:
-        yield f"{ranks} ranks, {gpus} GPUs: no rank has a GPU of its own"
+        yield f"{ranks} ranks, {counted(gpus, 'GPU')}: no rank has a GPU of its own; --share-gpus assigns them in turn"
     elif gpus and len(set(used)) < ranks:
         yield f"{ranks} ranks share {len(set(used))} of {gpus} GPUs"
     elif ranks < gpus:

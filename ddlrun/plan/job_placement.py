@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from ddlrun.errors import PlacementError
-from ddlrun.hosts import HostList, fold
+from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
 from ddlrun.managers import ProcessManager
 from ddlrun.mapping.lint_findings import LintCode
@@ -45,7 +45,6 @@ def place_job(settings: Settings, machines: Mapping[str, Machine], manager: Proc
         topology, reason = profile.topology, reason._replace(hosts=f"{profile}, instead of {topology}")
     order, order_reason = choose_order(settings, topology)
     placement = place(topology, hosts, machines, order, settings.placement.policy)
-    _check_gpus(settings, placement)
     return JobPlacement(placement, reason, order_reason)
 
 
@@ -61,7 +60,6 @@ def _place_by_rankfile(
         raise PlacementError(f"{name}: {_unknown_order(topology, hosts)}")
     cores = {rank: chosen for rank, (_, chosen) in placed.items()}
     placement = place_cores(topology, hosts, machines, OrderedCores(order, cores), settings.placement.policy)
-    _check_gpus(settings, placement)
     return JobPlacement(placement, TopologyReason(f"--rankfile {name}"), f"the order of {name}")
 
 
@@ -135,28 +133,6 @@ def _unknown_order(topology: JobTopology, hosts: HostList) -> str:
     return (
         f"its ranks are neither contiguous on each host nor round robin over {hosts} as {topology}; name the hosts in "
         "their order (`-H`) and the `--topology`"
-    )
-
-
-def _check_gpus(settings: Settings, placement: Placement) -> None:
-    """Raise PlacementError where ranks would have to share GPUs without the user's consent."""
-    by_cores = settings.job.topology.ranks_per_host in ("package", "numa", "core")
-    if settings.placement.policy.share_gpus or settings.job.frameworks == ("mpi",) or by_cores:
-        return
-    crowded = [(at, machine) for at, machine, seats in placement.groups() if machine.gpus and not seats[0].gpu]
-    if crowded:
-        raise PlacementError(*(_crowded(placement, indexes, machine) for indexes, machine in crowded))
-
-
-def _crowded(placement: Placement, indexes: list[int], machine: Machine) -> str:
-    gpus = len(machine.gpus)
-    hosts = fold(placement.hosts.names[index] for index in indexes)
-    host = "each host" if isinstance(placement.topology, Topology) else "a host"
-    ranks = placement.topology.local_size(indexes[0])
-    return (
-        f"topology {placement.topology} puts {ranks} ranks on {host}, but {hosts} has "
-        f"{counted(gpus, 'GPU')} ({machine.source}); use at most {counted(gpus, 'rank')} per host, let ranks share "
-        "them: `--share-gpus`, or say that they use none: `--framework` mpi"
     )
 
 
