@@ -37,7 +37,6 @@ DDLRUN = [sys.executable, "-m", "ddlrun"]
 JOB = ["--machine", "ac922-4gpu", "--topology", "4x2x3", "-H", "n[1-6]"]
 # The YAML that pages show, by its schema; None: of another program.
 PAGES = {
-    "explanation/network.md": "network",
     "how-to/kubernetes.md": None,
     "how-to/plan-a-network.md": "network",
     "reference/config-file.md": "config",
