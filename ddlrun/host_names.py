@@ -64,7 +64,9 @@ def check_host_name(name: str, place: str) -> str:
         raise InputError(f"{place}: a host name is missing")
     if "@" in name:
         raise InputError(f"{place}: {name!r} names a user; set User in ~/.ssh/config and write the host name alone")
-    raise InputError(f"{place}: {name!r} is not a host name; use letters, digits, '.', '-' and '_'")
+    several = all(re.fullmatch(NAME, word) for word in re.split(r"[\s;]+", name))
+    remedy = "put commas between hosts" if several else "use letters, digits, '.', '-' and '_'"
+    raise InputError(f"{place}: {name!r} is not a host name; {remedy}")
 
 
 def _is_ipv6(name: str) -> bool:

@@ -115,6 +115,7 @@ def test_slots_follow_a_colon() -> None:
         ("me@a", "~/.ssh/config"),
         ("-oProxyCommand=x", "is not a host name"),
         ("a;reboot", "is not a host name"),
+        ("h1 h2", "is not a host name; put commas between hosts"),
         ("10.0.0.1,256.1.1.1", "column 10: '256.1.1.1' is not an IP address"),
         ("a,b,a", "'a' is listed twice, at positions 1 and 3; list each host once (a:2 gives it 2 slots)"),
         ("a:2,b,a:4", "list each host once (a:6 gives it 6 slots)"),
