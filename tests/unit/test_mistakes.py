@@ -393,7 +393,7 @@ def help_of(*words: str, columns: int = 80) -> list[str]:
 
 def test_the_help_of_launch_fits_on_a_screen() -> None:
     lines = help_of("launch", "--help")
-    assert len(lines) <= 49
+    assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     known = options_by_name(launch.params)
     labels = [label for rows in USUAL_OPTIONS.values() for label, _ in rows]

@@ -8,43 +8,34 @@ from ddlrun.cli.options import option
 
 # Heading -> options, each with one line of help.
 USUAL_OPTIONS = {
-    "Hosts": (
+    "Ranks": (
+        ("-np, -n, --num-proc N", "Total number of ranks."),
+        ("--ranks-per-host N|UNIT", "Ranks per host, or one per gpu, core or numa."),
         ("-H, --host, --hosts LIST", "Hosts, such as n1,n2 or n[01-04]:2 (2 slots)."),
         ("--hostfile FILE", "Hosts, one per line, with slots=N, rack=NAME."),
-        ("--machine PRESET|FILE", "Machine of every host, instead of a probe."),
-        ("--network CIDR", "Subnet between the hosts, such as 10.0.0.0/16."),
-    ),
-    "Topology": (
         ("--topology XxYxZ", "X ranks per host, Y hosts per rack, Z racks."),
-        ("-np, -n, --num-proc N", "Total number of ranks."),
-        ("--ranks-per-host N|UNIT", "Ranks per host, or one per gpu, numa, core."),
-        ("--rank-order host|ddl", "Consecutive ranks per host, or round robin."),
-    ),
-    "Placement": (
         ("--bind UNIT", "Bind ranks to core, numa, package or none."),
         ("--cores-per-rank N", "Cores per rank; otherwise an equal share."),
-        ("--rankfile FILE", "Place ranks by this rank file."),
     ),
-    "Environment": (
-        ("--framework NAME,...", "Set the variables of these frameworks only."),
-        ("--mode b|n|r|m|c|p", "Mode of the allreduce of ddlrun.ddl."),
-        ("-x, --env NAME[=VALUE]", "Set a variable for the ranks, or pass it on."),
-        ("--mpi-args ARGS", "Additional arguments of mpirun."),
-    ),
-    "Run": (
+    "Script": (
         ("-m", "SCRIPT is a Python module, as in python -m."),
-        ("--config-file FILE", "Read options from a YAML file."),
-        ("--dry-run", "Print the plan, and start nothing."),
-        ("--checks none", "Do not check the hosts first."),
+        ("-x, --env NAME[=VALUE]", "Set a variable for the ranks, or pass it on."),
+        ("--ship code,env,PATH,...", "Run on copies of code, Python and data."),
         ("--restarts N", "Restart a failed job up to N times."),
         ("--timeout TIME", "End the job after this time: 90, 90s, 5m, 2h."),
+        ("--stall-timeout TIME", "End a job that hangs, and show where."),
+        ("--debug-rank N", "Run rank N under a debugger at this terminal."),
     ),
     "Output": (
+        ("--dry-run", "Print the plan, and start nothing."),
         ("--ranks LIST", "Print the output of these ranks only: 0,3-5."),
         ("--output WORD,...", "tag, no-tag, timestamp, fold or dir=DIR."),
-        ("--verbose, --quiet", "Print reasons and the command; only errors."),
+        ("--verbose, --quiet", "Print all reasons; print only the output."),
     ),
-    "Other": (("--help-all", "Show all options, also rarely used ones."),),
+    "Other": (
+        ("--config-file FILE", "Read options from a YAML file."),
+        ("--help-all", "All options; torchrun's and mpirun's work, too."),
+    ),
 }
 
 
