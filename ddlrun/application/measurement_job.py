@@ -33,7 +33,7 @@ NO_RACKS = (
 )
 # Options that are passed on to launch unchanged.
 PASSED = (
-    "ssh_port", "ssh_identity_file", "scheduler", "launcher", "start_timeout", "network", "network_interface", "tcp",
+    "ssh_port", "ssh_identity_file", "scheduler", "launcher", "start_timeout", "network", "tcp",
     "checks", "mpirun", "allow_run_as_root",
 )  # fmt: skip
 

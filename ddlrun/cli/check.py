@@ -17,7 +17,7 @@ from ddlrun.cli.options.launching import (
     check_build_option,
     container_options,
     mpirun_option,
-    network_options,
+    network_option,
     process_manager_option,
     start_timeout_option,
 )
@@ -25,6 +25,7 @@ from ddlrun.cli.options.shared import hostfile_option, hosts_argument, scheduler
 from ddlrun.cli.result import print_result
 from ddlrun.errors import InputError
 from ddlrun.managers.choice import ManagerRequest, PendingManager
+from ddlrun.network.addresses import split_network
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest
 from ddlrun.preflight.table import check_record, render_report
@@ -37,7 +38,7 @@ from ddlrun.remote.probe import check_distinct
 @ssh_options
 @scheduler_options
 @start_timeout_option
-@network_options
+@network_option
 @option("Checks", "--checks", metavar="NAME,...",
         help=f"Run only these checks, of {', '.join(NAMES)}.")  # fmt: skip
 @check_build_option()
@@ -69,11 +70,12 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     manager = PendingManager(choice, os.environ).result()
     if manager.warning:
         click.echo(f"note: {manager.warning}", err=True)
+    network, interfaces = split_network(options["network"])
     request = PreflightRequest(
         manager=manager,
         program=options["script"],
-        network=options["network"],
-        interfaces=tuple(filter(None, (options["network_interface"] or "").split(","))),
+        network=network,
+        interfaces=interfaces,
         only=checks_of(manager, options),
         seconds=options["start_timeout"],
         path=os.environ.get("PATH"),

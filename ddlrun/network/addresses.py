@@ -118,6 +118,17 @@ def is_on(address: Address, subnets: Iterable[str]) -> bool:
     return any(ipaddress.ip_address(address.ip) in ipaddress.ip_network(subnet) for subnet in subnets)
 
 
+def split_network(text: str | None) -> tuple[str | None, tuple[str, ...]]:
+    """Return the subnet or the interfaces of --network.
+
+    >>> split_network("10.0.0.0/16"), split_network("ib0,eth1"), split_network(None)
+    (('10.0.0.0/16', ()), (None, ('ib0', 'eth1')), (None, ()))
+    """
+    if text and ("/" in text or text[0].isdigit()):
+        return text, ()
+    return None, tuple(filter(None, (text or "").split(",")))
+
+
 def parse_cidr(text: str) -> Subnet:
     """Parse the subnet of --network. Raises InputError."""
     try:

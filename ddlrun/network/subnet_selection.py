@@ -126,10 +126,7 @@ def _routed_network(
 def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | None, names: Sequence[str]) -> Network:
     within = None if cidr is None else parse_cidr(cidr)
     by_host = {host: list(_matching(own, within, names)) for host, own in addresses.items()}
-    options = [] if cidr is None else [f"`--network` {cidr}"]
-    if names:
-        options.append(f"`--network-interface` {','.join(names)}")
-    option = " ".join(options)
+    option = f"`--network` {cidr or ','.join(names)}"
     missing = [host for host, matching in by_host.items() if not matching]
     if missing:
         present = [address for address in addresses[missing[0]] if not _local_kind(address)]

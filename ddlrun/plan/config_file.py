@@ -23,7 +23,7 @@ KEYS = (
     "recovery.restarts", "recovery.spare_hosts", "recovery.min_topology",
     "ddl.mode",
     "mpi.process_manager", "mpi.mpirun", "mpi.args", "mpi.spawn_slots", "mpi.allow_run_as_root",
-    "network.subnet", "network.interfaces", "network.tcp", "network.encrypt",
+    "network.name", "network.tcp", "network.encrypt",
     "ssh.port", "ssh.identity_file",
 )  # fmt: skip
 # Key -> parameter of launch, where that is not the last part of the key.
@@ -32,8 +32,7 @@ OTHER_PARAMETERS = {
     "output.style": "output",
     "output.ranks": "shown_ranks",
     "mpi.args": "mpi_args",
-    "network.subnet": "network",
-    "network.interfaces": "network_interface",
+    "network.name": "network",
     "ssh.port": "ssh_port",
     "ssh.identity_file": "ssh_identity_file",
 }
@@ -51,12 +50,20 @@ SWITCHES = (
     "placement.strict_binding",
 )
 LISTS = (
-    "hosts", "framework", "export", "ship", "fetch", "placement.gpu_order", "network.interfaces", "output.style",
+    "hosts", "framework", "export", "ship", "fetch", "placement.gpu_order", "network.name", "output.style",
     "output.ranks",
     "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip
 # Names of options that are no keys -> key.
-SYNONYMS = {"host": "hosts", "x": "env", "environment": "env", "mpiarg": "mpi.args", "output_filename": "output.style"}
+SYNONYMS = {
+    "host": "hosts",
+    "x": "env",
+    "environment": "env",
+    "mpiarg": "mpi.args",
+    "subnet": "network.name",
+    "interfaces": "network.name",
+    "output_filename": "output.style",
+}
 # Controllers that Horovod's own file may name: ddlrun starts Horovod over MPI in any case.
 CONTROLLERS = ("mpi", "auto", "gloo", None)
 

@@ -386,7 +386,7 @@ def test_a_host_that_is_not_on_the_wanted_network(cluster: Cluster, tmp_path: Pa
     assert "--network 10.77.0.0/24: no address on h[3-4]" in done.stdout
     done = check(cluster, tmp_path, "--network", "10.77/x")
     assert (done.returncode, done.stdout) == (2, "")
-    done = check(cluster, tmp_path, "--network-interface", "eth0,ens3", "--json")
+    done = check(cluster, tmp_path, "--network", "eth0,ens3", "--json")
     report = json.loads(done.stdout)
     validate(report, "check")
     assert report["network"]["subnets"] == ["10.77.0.0/16"]
@@ -442,7 +442,7 @@ def test_link_local_addresses_serve_on_request(mpirun: str, tmp_path: Path) -> N
             address = f"addr add 169.254.7.{host[1:]}/16 dev cable0"
             lines = ["link add cable0 link eth0 type macvlan", address, "link set cable0 up"]
             links.ip(cluster.namespaces, host, lines)
-        done = launch(cluster, mpirun, tmp_path, "--network-interface", "cable0")
+        done = launch(cluster, mpirun, tmp_path, "--network", "cable0")
         assert done.returncode == 0, done.stderr
         assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]
 

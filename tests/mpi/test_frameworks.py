@@ -453,7 +453,7 @@ def ours(*words: str) -> list[str]:
         ("--mpi-args '-x A' --mpiarg --x --mpiarg=-y='1 2' t", """--mpi-args "-x A --x '-y=1 2'" t"""),
         (
             "--mpi --no-stall-check --network-interfaces e0 t",
-            "--env HOROVOD_STALL_CHECK_DISABLE=1 --network-interface e0 t",
+            "--env HOROVOD_STALL_CHECK_DISABLE=1 --network e0 t",
         ),
         ("-- -n", "-- -n"),
         ("--nonsense 3 t", "--nonsense 3 t"),

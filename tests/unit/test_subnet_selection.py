@@ -215,7 +215,7 @@ def test_options_overrule_the_choice() -> None:
     assert by_cidr.interfaces == {"h1": ("eth1",), "h2": ("ens3",)}
     by_name = choose_network(hosts, interfaces=("eth1", "ens3"))
     assert by_name.subnets == ("10.8.0.0/24",)
-    assert by_name.reason == "--network-interface eth1,ens3"
+    assert by_name.reason == "--network eth1,ens3"
     assert rejected(by_name)["10.0.0.0/16"] == "not requested"
 
 
@@ -223,7 +223,7 @@ def test_a_host_without_an_address_there_is_named() -> None:
     hosts = {"h1": host(1, Address("eth1", "10.8.0.1", 24)), "h2": host(2), "h3": host(3)}
     with pytest.raises(PreflightError, match=r"--network 10.8.0.0/24: no address on h\[2-3\]; h2 has eth0 10.0.0.2/16"):
         choose_network(hosts, "10.8.0.0/24")
-    with pytest.raises(PreflightError, match="--network-interface eth1: no address on"):
+    with pytest.raises(PreflightError, match="--network eth1: no address on"):
         choose_network(hosts, interfaces=("eth1",))
     with pytest.raises(InputError, match="is no subnet; write it"):
         choose_network(hosts, "10.8/x")

@@ -17,6 +17,7 @@ from ddlrun.environment.frameworks import parse_frameworks
 from ddlrun.environment.library_settings import render_shown_variables
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import RackLayout
+from ddlrun.network.addresses import split_network
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import (
@@ -161,10 +162,11 @@ def _read_check(options: Options) -> CheckOptions:
         from ddlrun.application.check import parse_checks  # noqa: PLC0415 - 4 ms, for --checks alone
 
         checks = parse_checks(names)
+    network, interfaces = split_network(options.get("network"))
     return CheckOptions(
         checks=frozenset() if options.get("dry_run") else checks,
-        network=options.get("network"),
-        interfaces=tuple(filter(None, (options.get("network_interface") or "").split(","))),
+        network=network,
+        interfaces=interfaces,
         seconds=options.get("start_timeout") or 0.0,
     )
 

@@ -92,7 +92,7 @@ COMPLETERS = {
     "machine": Completer(_presets, paths="file"),
     "variables": Completer(lambda *_: sorted(os.environ)),
     "named_hosts": Completer(_hosts, listed=True),
-    "network_interface": Completer(lambda *_: sorted(os.listdir("/sys/class/net")), listed=True),
+    "network": Completer(lambda *_: sorted(os.listdir("/sys/class/net")), listed=True),
     "checks": Completer(lambda *_: ("none", *NAMES), listed=True),
     "profile": Completer(lambda *_: ("auto", "none"), paths="file"),
     "rankfile": Completer(paths="file"),

@@ -26,9 +26,7 @@ OTHER_VARIABLES = (
 # Variables by which torchrun takes its options, as Kubeflow sets them.
 TORCHRUN_VARIABLES = r"PET_(?:NNODES|NPROC_PER_NODE|NODE_RANK|MASTER_ADDR|MASTER_PORT|MAX_RESTARTS|RDZV_[A-Z_]+)"
 # Options of commands other than launch, show and submit that have values from here, too: how hosts are reached.
-SHARED = frozenset(
-    ("ssh_port", "ssh_identity_file", "scheduler", "launcher", "mpirun", "network", "network_interface", "tcp")
-)
+SHARED = frozenset(("ssh_port", "ssh_identity_file", "scheduler", "launcher", "mpirun", "network", "tcp"))
 
 
 EMPTY = Configuration((), {}, ())

@@ -23,7 +23,7 @@ MCA = ("--mca", "--gmca", "--prtemca", "--pmixmca")
 # Option -> option of ddlrun with the same value.
 RENAMED = {
     "--slots-per-host": "--ranks-per-host", "--accelerators": "--ranks-per-host",
-    "--network-interfaces": "--network-interface",
+    "--network-interface": "--network", "--network-interfaces": "--network",
     # mpirun
     "--n": "-np", "--np": "-np", "--machinefile": "--hostfile", "--default-hostfile": "--hostfile",
     "--npernode": "--ranks-per-host", "--cpus-per-proc": "--cores-per-rank", "--cpus-per-rank": "--cores-per-rank",
@@ -32,7 +32,7 @@ RENAMED = {
     "--ntasks": "-np", "--ntasks-per-node": "--ranks-per-host", "--tasks-per-node": "--ranks-per-host",
     "--cpus-per-task": "--cores-per-rank", "--nodelist": "--host", "-w": "--host",
     "--ppn": "--ranks-per-host", "--perhost": "--ranks-per-host", "-hosts": "--host", "-f": "--hostfile",
-    "-iface": "--network-interface", "-bootstrap": "--launcher",
+    "-iface": "--network", "-bootstrap": "--launcher",
     # torchrun, accelerate and deepspeed
     "--max-restarts": "--restarts", "--shutdown-timeout": "--grace",
     "--local-ranks-filter": "--local-ranks", "--num-processes": "-np", "--num-machines": "--nnodes",

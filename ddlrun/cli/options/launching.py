@@ -16,28 +16,24 @@ from ddlrun.cli.options.shared import (
 )
 from ddlrun.cli.options.types import Choice, RanksPerHostType, Time
 from ddlrun.managers import AUTO, MANAGERS
-from ddlrun.network.addresses import parse_cidr
+from ddlrun.network.addresses import parse_cidr, split_network
 from ddlrun.plan.container import AUTO as AUTO_RUNTIME
 from ddlrun.plan.container import RUNTIMES
 
 
 def _check_network(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    """Return a subnet. Raises InputError where it is malformed, also on one host, where it has no effect."""
-    if value is not None:
-        parse_cidr(value)
+    """Return a network. Raises InputError where a subnet is malformed, also on one host, where it has no effect."""
+    subnet, _ = split_network(value)
+    if subnet is not None:
+        parse_cidr(subnet)
     return value
 
 
-network_options = option_group(
-    option(
-        "Network", "--network", metavar="CIDR", callback=_check_network,
-        show_default="the fastest one that all hosts share",
-        help="Subnet for the traffic between hosts, such as 10.0.0.0/16.",
-    ),
-    option(
-        "Network", "--network-interface", metavar="NAME,...",
-        help="Interfaces for the traffic between hosts; each host uses those that it has.",
-    ),
+network_option = option(
+    "Network", "--network", metavar="CIDR|NAME,...", callback=_check_network,
+    show_default="the fastest one that all hosts share",
+    help="Network for the traffic between hosts: a subnet such as 10.0.0.0/16, or interfaces such as ib0,eth1, of "
+    "which each host uses those that it has.",
 )  # fmt: skip
 tcp_option = option("Network", "--tcp", is_flag=True, help="Use TCP between hosts, never RDMA.")
 encrypt_option = option(
@@ -70,7 +66,7 @@ start_timeout_option = option(
     "Hosts", "--start-timeout", type=Time(1), default=30, show_default=True, metavar="TIME", help=UNREACHABLE_HELP
 )
 check_options = option_group(
-    network_options,
+    network_option,
     tcp_option,
     encrypt_option,
     start_timeout_option,
@@ -124,7 +120,7 @@ measuring_options = option_group(
     ssh_options,
     scheduler_options,
     start_timeout_option,
-    network_options,
+    network_option,
     tcp_option,
     checks_option,
     mpirun_option,

@@ -16,6 +16,7 @@ SYNONYMS = {
     "--nproc": "-np", "--np": "-np", "--accelerators": "--ranks-per-host", "--gpus-per-node": "--ranks-per-host",
     "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
     "--binding": "--bind", "--dashboard": "--web", "--to": "--otlp", "--metrics": "--listen", "--load": "--machine",
+    "--network-interface": "--network",
     "--skip-checks": "--checks", "--only-checks": "--checks", "--walltime": "--timeout", "--dryrun": "--dry-run",
 }  # fmt: skip
 
