@@ -56,13 +56,6 @@ SECTIONS = {
         "network": "Measure the network of HOSTS, tune for it, or predict a job on it.",
     },
 }
-# Command -> module and function.
-PLACES = {
-    **{name: f"ddlrun.cli.{name}:command" for names in SECTIONS.values() for name in names},
-    "gen-rankfile": "ddlrun.cli.gen_rankfile:command",
-    "kill": "ddlrun.cli.processes:kill",
-    "clean": "ddlrun.cli.processes:clean",
-}
 # Commands of other programs, and other words for a command -> command here.
 SYNONYMS = {
     "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch",
@@ -82,7 +75,7 @@ MOST_COLUMNS = 120
 @click.group(
     cls=LazyGroup,
     sections=SECTIONS,
-    places=PLACES,
+    package=__name__,
     synonyms=SYNONYMS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MOST_COLUMNS},
 )

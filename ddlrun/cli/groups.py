@@ -21,7 +21,7 @@ class LazyGroup(click.Group):
         self,
         *args: Any,  # noqa: ANN401 - click's own
         sections: Mapping[str, Mapping[str, str]],
-        places: Mapping[str, str],
+        package: str,
         synonyms: Mapping[str, str],
         **kwargs: Any,  # noqa: ANN401 - click's own
     ) -> None:
@@ -30,12 +30,12 @@ class LazyGroup(click.Group):
         Args:
             args: of click.
             sections: heading of the help -> commands, each with the first sentence of its help.
-            places: command -> MODULE:FUNCTION.
+            package: the package with a module per command.
             synonyms: word that people may type -> command here.
             kwargs: of click.
         """
         super().__init__(*args, **kwargs)
-        self.sections, self._places, self._synonyms = sections, places, synonyms
+        self.sections, self._package, self._synonyms = sections, package, synonyms
         self._summaries = {name: text for names in sections.values() for name, text in names.items()}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -91,11 +91,10 @@ class LazyGroup(click.Group):
         """Import and return one command."""
         if cmd_name not in self._summaries:
             return None
-        module_name, _, function = self._places[cmd_name].partition(":")
-        module = importlib.import_module(module_name)
+        module = importlib.import_module(f"{self._package}.{cmd_name.replace('-', '_')}")
         gc.freeze()
         gc.enable()
-        command = getattr(module, function)
+        command = module.command
         if not isinstance(command, click.Command):
             raise TypeError(cmd_name)
         return command

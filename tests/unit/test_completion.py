@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
-from ddlrun.cli import PLACES, group
+from ddlrun.cli import group
 from ddlrun.cli.completion import complete_line
 from ddlrun.cli.show import VIEWS
 from tests.support import needs
@@ -82,7 +83,7 @@ def plain(lines: list[str]) -> set[str]:
 
 
 def test_commands(answer: Answer) -> None:
-    assert plain(answer("")) == set(PLACES)
+    assert plain(answer("")) == set(group.list_commands(click.Context(group)))
     assert plain(answer("ch")) == {"check"}
 
 

@@ -14,14 +14,13 @@ SECTIONS = {
         "plan": "Predict the step time of every topology.",
     },
 }
-PLACES = {name: f"ddlrun.cli.network.{name}:command" for names in SECTIONS.values() for name in names}
 SYNONYMS = {
     "benchmark": "bench", "measure": "bench", "links": "bench", "rack": "racks", "topology": "racks", "predict": "plan",
     "forecast": "plan", "autotune": "tune",
 }  # fmt: skip
 
 
-@click.group(cls=LazyGroup, sections=SECTIONS, places=PLACES, synonyms=SYNONYMS)
+@click.group(cls=LazyGroup, sections=SECTIONS, package=__name__, synonyms=SYNONYMS)
 def command() -> None:
     """Measure the network of HOSTS, tune for it, or predict a job on it.
 
