@@ -22,8 +22,8 @@ sets it. `make reference` generates this page from the program.
 """
 HEAD = """# Command-line reference
 
-This page shows the help of every command, generated from the program. Options that mean the same for several commands
-are shown once; `ddlrun COMMAND --help` has all of them.
+This page shows the help of every command, generated from the program. What is the same for several commands is shown
+once; `ddlrun COMMAND --help` has all of it.
 """
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, shown once in the command-line reference."""
+"""Options and paragraphs that several commands share, shown once in the command-line reference."""
 
 import re
 import textwrap
@@ -10,15 +10,21 @@ SECTION = re.compile(r"^([A-Z][\w ,-]*):\n((?: .*\n|\n(?= ))*)", re.MULTILINE)
 
 
 class ShownOptions:
-    """The options that the page has shown so far, each with the command under which it stands."""
+    """What the page has shown so far, each part with the command under which it stands."""
 
     def __init__(self) -> None:
         self._commands: dict[str, str] = {}
 
     def shorten(self, command: str, text: str) -> str:
-        """Return a command's help without the options that stand under an earlier command; these are named."""
+        """Return a command's help without what stands under an earlier command; options are named."""
         found = SECTION.sub(lambda match: self._shorten_section(command, match[1], match[2]), f"{text}\n")
-        return re.sub(r"\n{3,}", "\n\n", found).strip("\n")
+        paragraphs = re.split(r"\n{2,}", found.strip("\n"))
+        new = (text for text in paragraphs if text[0] != " " or self._is_new(text, command))
+        return "\n\n".join(new)
+
+    def _is_new(self, text: str, command: str) -> bool:
+        """Return True for a text that no earlier command has."""
+        return self._commands.setdefault(normalise(text), command) == command
 
     def _shorten_section(self, command: str, heading: str, body: str) -> str:
         shown, named = list[str](), dict[str, list[str]]()
