@@ -209,6 +209,8 @@ def _exports(job: PlacedJob, variables: Mapping[str, str]) -> _Exports:
     overruling = [name for name in OVERRULING if name in environ]
     parts = [name for name in PARTS if by_slurm and name in environ]
     notes = [f"{name}: left out, as it contradicts the rank file" for name in overruling]
+    if "TMPDIR" in job.inherited and "TMPDIR" not in user.names and not job.settings.hosts.all_local:
+        notes.append("TMPDIR: ranks on other hosts get their own; -x TMPDIR passes yours on")
     sharing = [f"{name}={environ[name]}" for name in overruling if "oversubscribe" in environ[name].lower()]
     unset = [f"-x {name}" for name in user.passed if name not in environ]
     unset += [f"--export {name}" for name in user.export.names if name not in environ]

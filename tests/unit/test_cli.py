@@ -540,6 +540,13 @@ def test_the_hint_on_a_missing_module_names_the_python(tmp_path: Path) -> None:
         assert f"hint: {sys.executable} on that host has no module yamlfit" in done.stderr
 
 
+def test_a_folder_for_temporary_files_is_a_matter_of_hosts(tmp_path: Path) -> None:
+    line = ["launch", "--dry-run", "--machine", "dgx1", "-np", "2", "-H"]
+    note = "TMPDIR: ranks on other hosts get their own; -x TMPDIR passes yours on"
+    for words, noted in ((["h1,h2"], True), (["h1,h2", "-x", "TMPDIR"], False), (["localhost"], False)):
+        assert (note in ddlrun(*line, *words, "true", TMPDIR=str(tmp_path)).stdout) == noted
+
+
 def test_an_exported_ddl_options_is_replaced_by_mode_with_a_note() -> None:
     replaced = "DDL_OPTIONS: --mode r replaces the exported '-mode b -dump_iter 9' with '-mode r:1x1x1'"
     arguments = ["show", "env", "-np", "1", "--mode", "r"]
