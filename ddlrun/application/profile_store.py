@@ -1,4 +1,4 @@
-"""Store of tuning profiles: written by tune, read by launch and plan."""
+"""Store of tuning profiles: written by network tune, read by launch and network plan."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -56,18 +56,35 @@ SECTIONS = {
         "network": "Measure the network of HOSTS, tune for it, or predict a job on it.",
     },
 }
-# Commands of other programs, and other words for a command -> command here.
-SYNONYMS = {
-    "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch",
-    "restart": "rerun", "debug": "launch --debug-rank", "batch": "submit", "sbatch": "submit",
-    "stop": "kill", "cancel": "kill", "scancel": "kill", "cleanup": "clean",
-    "ps": "runs --processes", "status": "runs", "list": "runs", "history": "runs", "jobs": "runs", "squeue": "runs",
-    "tail": "logs -f", "output": "logs", "monitor": "top", "watch": "top", "htop": "top",
-    "dashboard": "top --web", "metrics": "top --listen", "rankfile": "gen-rankfile", "preflight": "check",
-    "topo": "probe", "machines": "probe", "racks": "network racks", "bench": "network bench",
-    "benchmark": "network bench", "tune": "network tune", "plan": "network plan", "predict": "network plan",
-    "version": "--version", "-v": "--version", "-version": "--version", "-help": "--help", "-?": "--help",
-}  # fmt: skip
+# Command -> words that people may type instead: those of other programs, and plain ones.
+_TYPED = {
+    "launch": "run exec start torchrun mpirun",
+    "launch --debug-rank": "debug",
+    "logs": "output",
+    "logs -f": "tail attach",
+    "top": "monitor watch htop",
+    "top --web": "dashboard",
+    "top --listen": "metrics",
+    "doctor": "hang stack",
+    "runs": "status list ls history jobs squeue",
+    "runs --processes": "ps",
+    "rerun": "restart",
+    "kill": "stop cancel scancel",
+    "clean": "cleanup",
+    "submit": "batch sbatch",
+    "gen-rankfile": "rankfile",
+    "show placement": "placement",
+    "show schema": "schema",
+    "check": "preflight",
+    "probe": "topo machines",
+    "network racks": "racks",
+    "network bench": "bench benchmark",
+    "network tune": "tune",
+    "network plan": "plan predict",
+    "--version": "version -v -version",
+    "--help": "-help -?",
+}
+SYNONYMS = {word: name for name, words in _TYPED.items() for word in words.split()}
 # Columns of a help text on a terminal that is wide enough.
 MOST_COLUMNS = 120
 
@@ -83,9 +100,11 @@ MOST_COLUMNS = 120
 def group() -> None:
     """Launch distributed training, with each rank bound to cores near its GPU.
 
-    The topology of a job is XxYxZ: X ranks per host, Y hosts per rack, Z racks. Run ddlrun help COMMAND for the options
-    of a command.
-    """
+    \b
+    ddlrun launch train.py           on this machine, with one rank per GPU
+    ddlrun launch -H n1,n2 train.py  on two hosts
+    ddlrun help COMMAND              the options of a command
+    """  # noqa: D301 - click keeps the lines of a paragraph that begins with \b
 
 
 def print_error(error: DdlrunError) -> None:
