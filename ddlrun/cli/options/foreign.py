@@ -82,6 +82,7 @@ WITHOUT_EFFECT = {
         "ddlrun sets MASTER_ADDR and MASTER_PORT for every rank; --env MASTER_ADDR=... sets your own"),
     "--local-addr": "ddlrun chooses the addresses on the network of the job; see --network",
     "--monitor-interval": "ddlrun notices the end of a rank at once",
+    "--log-line-prefix-template": "lines begin with [RANK@HOST]; see --output",
     "--start-method": "every rank is a process of its own",
     "--event-log-handler": "ddlrun has no such handlers; ddlrun runs and ddlrun logs show what happened",
     **dict.fromkeys(("--node-rank", "--machine-rank"), STARTED_ONCE),

@@ -75,6 +75,7 @@ _UNSUPPORTED = {
     STARTED_ONCE: "--no-ssh",
     "activate the environment before ddlrun, whose Python starts the ranks; --ship env copies it": "--venv-script",
     "ddlrun network tune tunes ddlrun and Horovod; DeepSpeed's settings need its own launcher": "--autotuning",
+    "ddlrun's installation has completion for bash, zsh and fish": "--print-completion",
     "ddlrun takes no plug-in for logs; ddlrun logs prints those of each rank": "--logs-specs",
 }  # fmt: skip
 UNSUPPORTED = {name: reason for reason, names in _UNSUPPORTED.items() for name in names.split()}
