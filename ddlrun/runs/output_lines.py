@@ -1,7 +1,9 @@
 """Lines of ranks in one stream: their tags, and the ends of unfinished ones."""
 
+import os
 import re
 import time
+import unicodedata
 from collections.abc import Iterable
 
 from ddlrun.plan.supervision import OutputStyle
@@ -12,6 +14,10 @@ from ddlrun.runs.output_order import TagSwitches
 SAFE_COLOURS = ("38;5;208", "38;5;74", "38;5;36", "38;5;220", "38;5;32", "38;5;166", "38;5;175")
 # Without red and green, on other terminals.
 FEW_COLOURS = ("36", "33", "35", "34", "96", "93", "95", "94")
+# Colours, and movements of the cursor.
+ESCAPE = r"\x1b\[[0-9;:?]*[A-Za-z]"
+# The cells of a row of a terminal whose size is not known.
+MOST_CELLS = 1 << 16
 
 
 def tag_lines(block: bytes, tag: bytes) -> bytes:
@@ -27,13 +33,41 @@ def tag_lines(block: bytes, tag: bytes) -> bytes:
     return tag + re.sub(rb"(\r\n|\n|\r(?!\n))(?=[\s\S])", lambda match: match[0] + tag, block)
 
 
+def fit_rewritten(block: bytes, cells: int, *, last: bool) -> bytes:
+    r"""Cut lines that are rewritten to the cells of a terminal, which could not erase a line of two rows.
+
+    These are the lines that end with a carriage return, and perhaps the `last` one, which is unfinished.
+
+    >>> fit_rewritten(b"printed\n50% ###\r60% ###\r70% ###", 5, last=True)
+    b'printed\n50% #\r60% #\r70% #'
+    """
+    return re.sub(
+        rb"[^\r\n]+(?=\r(?!\n)|\Z)" if last else rb"[^\r\n]+(?=\r(?!\n))", lambda line: _cut(line[0], cells), block
+    )
+
+
+def _cut(line: bytes, cells: int) -> bytes:
+    """Return the beginning of a line that fits into cells of a terminal; escape sequences take none, and are kept."""
+    kept, used = "", 0
+    for part in re.split(f"({ESCAPE})", line.decode(errors="surrogateescape")):
+        if re.fullmatch(ESCAPE, part):
+            kept += part
+            continue
+        for character in part:
+            wide = unicodedata.east_asian_width(character) in "WF"
+            used += 0 if unicodedata.combining(character) else 1 + wide
+            kept += character if used <= cells else ""
+    return kept.encode(errors="surrogateescape")
+
+
 class LineMerger:
     """The lines of several owners in one stream: another owner's output ends an unfinished line.
 
     On a terminal, it replaces a line that its owner keeps rewriting, such as a progress bar.
     """
 
-    def __init__(self, *, terminal: bool = False) -> None:
+    def __init__(self, terminal: int | None = None) -> None:
+        """Merge lines for a file, or for the terminal at a file descriptor."""
         self._terminal = terminal
         self._owner: object = None
         """The owner of the line in which the next output begins; None: it begins a new line."""
@@ -56,7 +90,7 @@ class LineMerger:
             return b""
         same = owner == self._owner
         goes_on = self._open and same
-        kept = self._owner is None or same or not (self._open or self._terminal)
+        kept = self._owner is None or same or not (self._open or self._terminal is not None)
         end = b"" if kept else self.end_line()
         _, newline, last = block.rpartition(b"\n")
         if newline or raw:
@@ -65,6 +99,8 @@ class LineMerger:
             self._rewriters.add(owner)
         self._open = not block.endswith((b"\n", b"\r"))
         self._owner = None if block.endswith(b"\n") else owner
+        if self._terminal is not None and not raw and (b"\r" in block or owner in self._rewriters):
+            block = fit_rewritten(block, self._cells(tag), last=owner in self._rewriters)
         tagged = tag_lines(block, tag)
         return end + (tagged[len(tag) :] if goes_on else tagged)
 
@@ -72,9 +108,17 @@ class LineMerger:
         """Return the bytes after which a new line begins."""
         owner, self._owner = self._owner, None
         self._open = False
-        if owner in self._rewriters and self._terminal:
+        if owner in self._rewriters and self._terminal is not None:
             return b"\r\x1b[K"
         return b"" if owner is None else b"\n"
+
+    def _cells(self, tag: bytes) -> int:
+        """Return the cells of a row of the terminal beside a tag, and many where it has no size."""
+        try:
+            columns = os.get_terminal_size(self._terminal or 0).columns
+        except OSError:
+            columns = 0
+        return columns - len(re.sub(ESCAPE, "", tag.decode())) if columns else MOST_CELLS
 
 
 def tag_switches(style: OutputStyle, ranks: int) -> TagSwitches:

@@ -23,7 +23,7 @@ class OutputStream:
         """Whether it can be written no more."""
         self.error: str | None = None
         """The reason for that; None: its reader is gone."""
-        self.lines = LineMerger(terminal=os.isatty(fd))
+        self.lines = LineMerger(fd if os.isatty(fd) else None)
         self.unwritten = 0
         """The number of bytes that were given up."""
         self._waiting = backlog

@@ -18,9 +18,10 @@ from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
+from ddlrun.rank.program_input import set_size
 from ddlrun.rank.protocol import ProgramEnd, ProtocolError
 from ddlrun.runs.merged_output import MergedOutput
-from ddlrun.runs.output_lines import LineMerger, RankTags, tag_lines, tag_switches
+from ddlrun.runs.output_lines import ESCAPE, LineMerger, RankTags, fit_rewritten, tag_lines, tag_switches
 from ddlrun.supervise import folding
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
@@ -385,23 +386,36 @@ def test_a_traceback_in_view_needs_no_repetition(frames: int) -> None:
 @pytest.mark.parametrize(
     ("terminal", "written"),
     [
-        (True, b"[0] 50%\r\r\x1b[K[1] a\n[0] 60%\r[0] 70%\r\x1b[K[0] b\n[0] 80%\r\x1b[K"),
-        (False, b"[0] 50%\r[1] a\n[0] 60%\r[0] 70%\n[0] b\n[0] 80%\n"),
+        (True, b"[0] 50%\r\r\x1b[K[1] a\n[0] 60%\r[0] 70%\r\x1b[K[0] b b\n[0] 80%\r\x1b[K"),
+        (False, b"[0] 50% #\r[1] a\n[0] 60% #\r[0] 70% #\n[0] b b\n[0] 80% #\n"),
     ],
 )
 def test_a_progress_bar_gives_way_on_a_terminal(terminal: bool, written: bytes) -> None:  # noqa: FBT001
-    lines = LineMerger(terminal=terminal)
+    ours, theirs = os.openpty()
+    set_size(theirs, 24, 7)
+    lines = LineMerger(theirs if terminal else None)
     bar, printed = (0, 1), (0, 0)
     pieces = [
-        lines.join(bar, b"50%\r", b"[0] "),
+        lines.join(bar, b"50% #\r", b"[0] "),
         lines.join((1, 0), b"a\n", b"[1] "),
-        lines.join(bar, b"60%\r", b"[0] "),
-        lines.join(bar, b"70%", b"[0] "),
-        lines.join(printed, b"b\n", b"[0] "),
-        lines.join(bar, b"80%", b"[0] "),
+        lines.join(bar, b"60% #\r", b"[0] "),
+        lines.join(bar, b"70% #", b"[0] "),
+        lines.join(printed, b"b b\n", b"[0] "),
+        lines.join(bar, b"80% #", b"[0] "),
         lines.end_line(),
     ]
     assert b"".join(pieces) == written
+    os.close(ours)
+    os.close(theirs)
+
+
+@given(st.text("ab界é\u0301\x1b[31m\udcff", max_size=20), st.integers(0, 20))
+def test_a_rewritten_line_fits_into_a_row(text: str, cells: int) -> None:
+    line = text.encode(errors="surrogateescape")
+    cut = fit_rewritten(line + b"\r", cells, last=False)
+    shown = re.sub(ESCAPE, "", cut.decode(errors="surrogateescape")).rstrip("\r")
+    assert len(shown) + shown.count("界") - shown.count("\u0301") <= cells
+    assert fit_rewritten(line + b"\r", 100, last=False) == line + b"\r"
 
 
 def test_tracebacks_wait_for_the_report_once_a_rank_has_failed() -> None:
