@@ -150,10 +150,10 @@ def script_name(program: Sequence[str]) -> str:
 
     >>> script_name(["/bin/python3", "-u", "a/train.py", "x"]), script_name(["python", "-m", "pkg.train"])
     ('train.py', 'pkg.train')
-    >>> script_name(["./solve"]), script_name([])
-    ('solve', 'ddlrun')
+    >>> script_name(["./solve"]), script_name(["python", "-c", "print()"]), script_name([])
+    ('solve', 'python', 'ddlrun')
     """
     words = [word for word in program if not word.startswith("-")]
-    if len(words) > 1 and os.path.basename(words[0]).startswith("python"):
+    if len(words) > 1 and "-c" not in program and os.path.basename(words[0]).startswith("python"):
         words = words[1:]
     return os.path.basename(words[0]) if words else "ddlrun"
