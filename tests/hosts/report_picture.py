@@ -5,11 +5,8 @@ The hosts are network namespaces; `--page FILE` takes the page of another run in
 
 import argparse
 import base64
-import io
 import tempfile
 from pathlib import Path
-
-from PIL import Image
 
 from ddlrun.page.html import render_file
 from tests.cluster.cluster import Cluster
@@ -65,8 +62,7 @@ def draw(page: Path) -> None:
         height = browser.evaluate("document.getElementById('ranks').getBoundingClientRect().bottom + 24")
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
         reply = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-    picture = Image.open(io.BytesIO(base64.b64decode(reply["data"])))
-    picture.convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE).save(PICTURE, optimize=True)
+    PICTURE.write_bytes(base64.b64decode(reply["data"]))
 
 
 def main() -> None:
