@@ -77,21 +77,33 @@ def _beyond(retention: Retention, ended: Mapping[str, EndedRun]) -> Iterator[str
 
 
 def _has_ended(path: str) -> bool:
-    """Return True for a run that has an outcome, whose ddlrun is gone, or whose folder is gone."""
+    """Return True for a run that has an outcome, whose ddlrun or folder is gone, or that did not start for a day."""
     if os.path.islink(path) and not os.path.exists(path):
         return True
     attempts = [past for past in map(read_past_run, attempt_folders(path)) if past is not None]
     if any(past.run.alive() or past.state is PastRunState.UNKNOWN for past in attempts):
         return False
-    return bool(attempts) or os.path.exists(find_path(RunDir(path).outcome))
+    recorded = bool(attempts) or os.path.exists(find_path(RunDir(path).outcome))
+    return recorded or _changed_at(path) < time.time() - DAY_SECONDS  # a start takes less time
 
 
 def _measure(path: str) -> EndedRun:
     """Return the size of a run that has ended; that of a link is none."""
-    if os.path.islink(path):
-        return EndedRun(os.lstat(path).st_mtime, 0)
-    files = [os.stat(f"{folder}/{name}") for folder, _, names in os.walk(path) for name in names]
-    return EndedRun(max((file.st_mtime for file in files), default=0.0), sum(file.st_size for file in files))
+    size, written = 0, 0.0
+    for folder, _, names in () if os.path.islink(path) else os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):  # it has just been removed
+                status = os.lstat(f"{folder}/{name}")
+                size += status.st_size
+                written = max(written, status.st_mtime)
+    return EndedRun(written or _changed_at(path), size)
+
+
+def _changed_at(path: str) -> float:
+    """Return the time of the last change of a folder or link; 0 where it has just been removed."""
+    with suppress(FileNotFoundError):
+        return os.lstat(path).st_mtime
+    return 0.0
 
 
 def _remove(path: str) -> bool:

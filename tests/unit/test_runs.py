@@ -233,8 +233,14 @@ def test_old_runs_are_removed(tmp_path: Path) -> None:
     (tmp_path / "runs" / "20261105-outside").symlink_to(outside)
     (tmp_path / "runs" / "20261106-gone").symlink_to(tmp_path / "gone")
     (tmp_path / "runs" / "20261107-starting").mkdir()
+    unstarted = make_run(tmp_path, "20261108-unstarted", age=9 * DAY, exit_code=None)
+    changed = unstarted.stat().st_mtime
+    (unstarted / "run.json").unlink()
+    (unstarted / "link").symlink_to("nowhere")
+    os.utime(unstarted / "link", (changed, changed), follow_symlinks=False)
+    os.utime(unstarted, (changed, changed))
     assert remove_old_runs(state, Retention()) == 0
-    assert remove_old_runs(state, Retention(days=8.5)) == 1
+    assert remove_old_runs(state, Retention(days=8.5)) == 2
     left = {path.name for path in (tmp_path / "runs").iterdir()}
     assert "20261101-old" not in left
     assert len(left) == 6
