@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ddlrun.managers.installation import allows_root
 from ddlrun.managers.openmpi import OVERRULING
 from ddlrun.ranges import render_ranges
+from ddlrun.runs.state_folders import elsewhere
 from ddlrun.wording import counted
 from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import launch_line
@@ -597,9 +598,9 @@ def test_without_a_home_that_can_be_written_it_runs_all_the_same(mpirun: str, tm
     barred = {**plain, "XDG_STATE_HOME": "/dev/null/none", "TMPDIR": str(tmp_path)}
     done = subprocess.run(line, env=barred, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
-    named = re.search(r"(?m)^run: \S+ in (/tmp/ddlrun-run-\S+)$", done.stderr)
+    named = re.search(r"(?m)^ddlrun: note: /dev/null/none/ddlrun/runs: .*; this run is in (/tmp/\S+)$", done.stderr)
     assert named is not None, done.stderr
-    shutil.rmtree(named[1])
+    shutil.rmtree(elsewhere("/dev/null"))
 
 
 @pytest.mark.parametrize(("major", "ranks"), [(5, 1), (4, 2)], indirect=["major"])
