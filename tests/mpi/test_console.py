@@ -33,7 +33,9 @@ def test_ranks_wait_for_a_slow_reader(mpirun: str, tmp_path: Path, heartbeat: in
     """The readers of a pipe and of a terminal are slow, and the output exceeds the buffers."""
     ours, theirs = pty.openpty()
     lines = [launch_line(mpirun, tmp_path / name, "--quiet") for name in ("pipe", "pty")]
-    to_pipe, to_pty = ([*line, "--heartbeat", str(heartbeat), "-np", "2", "sh", "-c"] for line in lines)
+    for line in lines:
+        line[line.index("--heartbeat") + 1] = str(heartbeat)
+    to_pipe, to_pty = ([*line, "-np", "2", "sh", "-c"] for line in lines)
     reader, writer = os.pipe()
     with (
         open(reader, encoding="ascii") as pipe,
@@ -168,7 +170,7 @@ def test_output_files_are_overwritten(line: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     line[line.index("--run-dir") + 1] = str(tmp_path / "three")
     refused = run(line, "-np", "1", "--output-filename", str(tmp_path / "file" / "x"), "true")
-    assert (refused.returncode, "--output-filename" in refused.stderr) == (2, True)
+    assert (refused.returncode, "--output" in refused.stderr) == (2, True)
 
 
 def test_the_status_line_is_for_terminals_alone(line: list[str], tmp_path: Path) -> None:
