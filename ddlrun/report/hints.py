@@ -16,6 +16,10 @@ PACKAGES = {
 # Patterns in the output of a program or of the process manager -> the likely cause and the remedy, which may name the
 # program's {python}.
 HINTS = (
+    (
+        r"(?:partially initialized module|No module named '[\w.]+';) '(\w+)'",
+        "a file {0}.py, perhaps the script itself, is imported in place of the library: give it another name",
+    ),
     *(
         (
             rf"No module named '?{re.escape(module)}(?![\w.])",
