@@ -64,6 +64,9 @@ class SshProblem(Enum):
     SHELL_ENDED = SshRule(None, "{line}", "see what its shell's start files do: {ssh} {host} true")
     OTHER = SshRule(None, "{line}", _TRY)
     NO_CLIENT = SshRule(None, "ssh is not on this machine's PATH", "install openssh-client on this machine")
+    NO_LAUNCHER = SshRule(
+        None, "{launcher} is not on this machine's PATH", "put it on PATH, or start programs by ssh: `--launcher` ssh"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,10 @@ class SshFailure:
         return self.problem.value.remedy.format_map(self.values)
 
 
-NO_CLIENT = SshFailure(SshProblem.NO_CLIENT, {})
+def missing_client(launcher: str) -> SshFailure:
+    """Return the failure on every host where ssh, or the launcher of a scheduler, is not on PATH."""
+    problem = SshProblem.NO_CLIENT if launcher == "ssh" else SshProblem.NO_LAUNCHER
+    return SshFailure(problem, {"launcher": launcher})
 
 
 def diagnose(host: str, reply: FinishedProcess, ssh: Sequence[str], seconds: float) -> SshFailure:

@@ -115,6 +115,10 @@ HINTS = (
         r"EOFError: EOF when reading a line",
         "its standard input is empty: --stdin-rank N passes yours on to rank N, and --pty gives a rank your terminal",
     ),
+    (
+        r"required: .*--local[-_]rank",
+        "no launcher but the old torch.distributed.launch passes --local-rank: read LOCAL_RANK from os.environ",
+    ),
     (r"Unknown backend type ddl", "the script has to import ddlrun.ddl.torch first"),
     (
         r"Permission denied",

@@ -540,6 +540,14 @@ def test_the_hint_on_a_missing_module_names_the_python(tmp_path: Path) -> None:
         assert f"hint: {sys.executable} on that host has no module yamlfit" in done.stderr
 
 
+def test_a_launcher_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    done = ddlrun("check", PATH=str(tmp_path), SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-2]")
+    assert done.stdout.startswith("ssh  n[1-2]  FAILURE  srun is not on this machine's PATH\n")
+    done = ddlrun("check", "n1,n2", PATH=str(tmp_path))
+    assert done.stdout.startswith("ssh  n[1-2]  FAILURE  ssh is not on this machine's PATH\n")
+
+
 def test_a_folder_for_temporary_files_is_a_matter_of_hosts(tmp_path: Path) -> None:
     line = ["launch", "--dry-run", "--machine", "dgx1", "-np", "2", "-H"]
     note = "TMPDIR: ranks on other hosts get their own; -x TMPDIR passes yours on"
