@@ -1,4 +1,4 @@
-"""Sections of a page as values: texts, facts, tables and charts, which the page draws all alike."""
+"""Sections of a page as values: facts, tables and charts, which the page draws all alike."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
@@ -38,7 +38,6 @@ class PageSection(TypedDict):
     charts: list[Chart]
     facts: list[tuple[str, str]]
     tables: list[Table]
-    text: str
 
 
 class Column(TypedDict):
@@ -61,7 +60,6 @@ def make_section(
     charts: Iterable[Chart] = (),
     facts: Iterable[tuple[str, str]] = (),
     tables: Iterable[Table] = (),
-    text: str = "",
 ) -> PageSection:
     """Return a section without its empty parts."""
     return {
@@ -70,7 +68,6 @@ def make_section(
         "charts": [chart for chart in charts if chart["lines"]],
         "facts": [(name, words) for name, words in facts if words],
         "tables": [table for table in tables if table["rows"]],
-        "text": text,
     }
 
 
@@ -88,4 +85,4 @@ def make_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str
 
 def has_content(section: PageSection) -> bool:
     """Return False for a section that shows nothing."""
-    return bool(section["charts"] or section["facts"] or section["tables"] or section["text"])
+    return bool(section["charts"] or section["facts"] or section["tables"])

@@ -22,7 +22,8 @@ function chart({title, unit, lines, band = null, label, begin = Infinity, marks 
   const first = Math.min(...xs), end = Math.max(...xs);
   const near = marks.filter(({time}) => time > first - NEAR_SECONDS && time < end + NEAR_SECONDS);
   const from = Math.min(first, begin, ...near.map(({time}) => time)), to = Math.max(end, ...near.map(({time}) => time));
-  const top = axisEnd(unit, [...lines.flatMap(({points}) => points.map(([, y]) => y)), ...(band ?? []).map(([, , high]) => high)]);
+  const highs = [...lines.flatMap(({points}) => points.map(([, y]) => y)), ...(band ?? []).map(([, , high]) => high)];
+  const top = axisEnd(unit, highs);
   const x = (at) => LEFT + (WIDTH - LEFT - 4) * (to > from ? (at - from) / (to - from) : 0.5);
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - Math.min(1, value / top));
   const place = ([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`;
@@ -33,7 +34,10 @@ function chart({title, unit, lines, band = null, label, begin = Infinity, marks 
   }
   svg.append(draw("text", {x: LEFT, y: HEIGHT - 6}, label(from)));
   if (to > from) svg.append(draw("text", {x: WIDTH - 4, y: HEIGHT - 6, "text-anchor": "end"}, label(to)));
-  if (band) svg.append(draw("polygon", {class: "band", points: [...band.map(([at, low]) => [at, low]), ...band.map(([at, , high]) => [at, high]).reverse()].map(place).join(" ")}));
+  if (band) {
+    const outline = [...band.map(([at, low]) => [at, low]), ...band.map(([at, , high]) => [at, high]).reverse()];
+    svg.append(draw("polygon", {class: "band", points: outline.map(place).join(" ")}));
+  }
   for (const {name, style, points, back} of lines) {
     const drawn = points.length > 1 ? points : [...points, ...points];  // a line of one point would be invisible
     svg.append(draw("polyline", {class: `${style}${back ? " back" : ""}`, points: drawn.map(place).join(" ")}));
@@ -52,7 +56,8 @@ function chart({title, unit, lines, band = null, label, begin = Infinity, marks 
 
 function keys(lines, band) {
   const list = make("ul", "", "keys");
-  for (const {name, style} of [...(band ? [{name: "lowest to highest", style: "band"}] : []), ...lines.slice(0, MOST_KEYS)]) {
+  const range = band ? [{name: "lowest to highest", style: "band"}] : [];
+  for (const {name, style} of [...range, ...lines.slice(0, MOST_KEYS)]) {
     list.append(make("li", name));
     list.lastChild.prepend(swatch(style));
   }
@@ -71,6 +76,6 @@ function summarize(lines, matters) {
     band.push([x, values[0], values.at(-1)]);
     median.push([x, values[Math.floor((values.length - 1) / 2)]]);
   }
-  const name = `median of ${lines.length}`;
-  return {band, lines: [{name, style: "median", points: median, back: false}, ...lines.filter(matters).slice(0, MOST_LINES)]};
+  const middle = {name: `median of ${lines.length}`, style: "median", points: median, back: false};
+  return {band, lines: [middle, ...lines.filter(matters).slice(0, MOST_LINES)]};
 }

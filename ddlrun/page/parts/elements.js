@@ -23,7 +23,8 @@ function put(element, text) {
 
 // Elements stay where they are as long as their order does, so that a click, a focus or a selection is not lost.
 function arrange(parent, children) {
-  if (children.length === parent.children.length && children.every((child, index) => child === parent.children[index])) return;
+  const same = children.every((child, index) => child === parent.children[index]);
+  if (same && children.length === parent.children.length) return;
   const focus = document.activeElement;
   parent.replaceChildren(...children);
   if (parent.contains(focus)) focus.focus({preventScroll: true});
@@ -53,7 +54,8 @@ const styleOf = (number) => `s${number % COLOURS} d${Math.floor(number / COLOURS
 
 function swatch(style) {
   const svg = draw("svg", {class: "swatch", viewBox: "0 0 20 10", "aria-hidden": "true"});
-  svg.append(style === "band" ? draw("rect", {class: style, width: 20, height: 10}) : draw("line", {class: style, x1: 1, x2: 19, y1: 5, y2: 5}));
+  const line = {class: style, x1: 1, x2: 19, y1: 5, y2: 5}, area = {class: style, width: 20, height: 10};
+  svg.append(style === "band" ? draw("rect", area) : draw("line", line));
   return svg;
 }
 

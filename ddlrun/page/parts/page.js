@@ -24,14 +24,18 @@ function show() {
   showRows(names, causes);
   showSections();
   byId("controls").hidden = allNames().length < 2;
-  const visible = [...document.querySelectorAll("section:not([hidden]), details")].map((part) => [part.id, part.querySelector("h2").textContent]);
-  const links = visible.map(([id, title]) => `${id} ${title}`).join();
-  if (byId("links").dataset.for === links) return;
-  byId("links").dataset.for = links;
-  byId("links").replaceChildren(...visible.map(([id, title]) => {
-    const item = make("li"), link = make("a", title);
-    link.href = `#${id}`;
-    link.addEventListener("click", () => { if (byId(id).tagName === "DETAILS") byId(id).open = true; });
+  showLinks();
+}
+
+function showLinks() {
+  const parts = [...document.querySelectorAll("section:not([hidden]), details")];
+  const titles = parts.map((part) => part.querySelector("h2").textContent);
+  if (byId("links").dataset.titles === titles.join()) return;
+  byId("links").dataset.titles = titles.join();
+  byId("links").replaceChildren(...parts.map((part, index) => {
+    const item = make("li"), link = make("a", titles[index]);
+    link.href = `#${part.id}`;
+    link.addEventListener("click", () => { if (part.tagName === "DETAILS") part.open = true; });
     item.append(link);
     return item;
   }));
@@ -40,7 +44,8 @@ function show() {
 function showHead() {
   document.title = `${latest.script}, ${latest.run}: ${latest.state}`;
   put(byId("script"), latest.script);
-  put(byId("job"), [latest.run, content.job, latest.started ? new Date(1000 * latest.started).toLocaleString("sv") : ""].filter(Boolean).join(" · "));
+  const started = latest.started ? new Date(1000 * latest.started).toLocaleString("sv") : "";
+  put(byId("job"), [latest.run, content.job, started].filter(Boolean).join(" · "));
   put(byId("state"), latest.status);
   byId("state").className = `status ${LEVELS[latest.state] ?? "warning"}`;
   byId("notes").replaceChildren(...content.notes.map((note) => make("li", `Note: ${note}.`)));
@@ -51,29 +56,45 @@ function showHead() {
   byId("failure").hidden = !content.failure;
 }
 
+function makeLine(name, style, samples, value, back = false) {
+  const points = (samples ?? []).map((sample) => [sample.time, value(sample)]).filter(([, y]) => y !== null);
+  return {name, style, points, back};
+}
+
+function rankLines(names) {
+  return byNumber(names).map((name) => {
+    const back = chosen !== null && name !== chosen;
+    return makeLine(`rank ${name}`, styleOf(parseInt(name)), ranks.get(name), metric.value, back);
+  });
+}
+
+function hostLines(names, value) {
+  const shown = new Set(names.map(hostOf));
+  const lines = hostNames().map((host, index) => makeLine(host, styleOf(index), hosts.get(host), value));
+  return lines.filter(({name}) => shown.has(name));
+}
+
 function showCharts(names, causes) {
+  const firsts = [...ranks.values(), ...hosts.values()].map(([sample]) => sample.time);
+  const begin = latest.started || Math.min(...firsts), label = (time) => elapsed(Math.max(0, time - begin));
   const marks = latest.events.map((event, index) => ({...event, number: index + 1}));
-  const begin = latest.started || Math.min(...[...ranks.values(), ...hosts.values()].map(([sample]) => sample.time));
-  const label = (time) => elapsed(Math.max(0, time - begin));
-  const line = (name, style, samples, value, back = false) =>
-    ({name, style, back, points: (samples ?? []).map((sample) => [sample.time, value(sample)]).filter(([, y]) => y !== null)});
-  const matters = (names) => ({name}) => names.has(name);
-  const some = new Set([...causes.keys(), ...(chosen === null ? [] : [chosen])].map((name) => `rank ${name}`));
-  const charts = [[`Ranks: ${metric.title}`, metric.unit, byNumber(names).map((name) =>
-    line(`rank ${name}`, styleOf(parseInt(name)), ranks.get(name), metric.value, chosen !== null && name !== chosen)), some]];
-  const all = hostNames(), shown = new Set(names.map(hostOf));
-  const each = (title, unit, value) => charts.push([title, unit, all.flatMap((host, index) => shown.has(host) ? [line(host, styleOf(index), hosts.get(host), value)] : []), new Set()]);
-  each("Hosts: CPU", "%", (sample) => Math.min(100, 100 * sample.cpu / Math.max(1, sample.cores)));
-  each("Hosts: memory in use", "B", (sample) => sample.memory - sample.available);
-  each("Hosts: network, both directions", "B/s", (sample) => sample.received + sample.sent);
-  each("Hosts: temperature of the hottest GPU", "°C", (sample) => sample.temperature);
-  const used = charts.map(([title, unit, lines, important]) => [title, unit, lines.filter(({points}) => points.length), important])
-    .filter(([, unit, lines]) => lines.some(({points}) => unit === "%" || points.some(([, y]) => y > 0)));
-  byId("charts").replaceChildren(...used.map(([title, unit, lines, important]) => chart({title, unit, label, begin, marks, ...summarize(lines, matters(important))})));
-  byId("events").replaceChildren(...latest.events.map(({time, text}) => make("li", `${elapsed(Math.max(0, time - begin))}: ${text}`)));
+  const important = new Set([...causes.keys(), chosen].map((name) => `rank ${name}`));
+  const share = ({cpu, cores}) => Math.min(100, 100 * cpu / Math.max(1, cores));
+  const charts = [
+    [`Ranks: ${metric.title}`, metric.unit, rankLines(names)],
+    ["Hosts: CPU", "%", hostLines(names, share)],
+    ["Hosts: memory in use", "B", hostLines(names, ({memory, available}) => memory - available)],
+    ["Hosts: network, both directions", "B/s", hostLines(names, ({received, sent}) => received + sent)],
+    ["Hosts: temperature of the hottest GPU", "°C", hostLines(names, ({temperature}) => temperature)],
+  ].map(([title, unit, lines]) => [title, unit, lines.filter(({points}) => points.length)]);
+  const used = charts.filter(([, unit, lines]) => lines.some(({points}) => unit === "%" || points.some(([, y]) => y > 0)));
+  byId("charts").replaceChildren(...used.map(([title, unit, lines]) =>
+    chart({title, unit, label, begin, marks, ...summarize(lines, ({name}) => important.has(name))})));
+  byId("events").replaceChildren(...latest.events.map(({time, text}) => make("li", `${label(time)}: ${text}`)));
   byId("time").hidden = !used.length && !latest.events.length;
   byId("choice").hidden = !ranks.size;
-  document.querySelector("option[value=gpu]").hidden = ![...ranks.values()].some((samples) => samples.at(-1).gpu !== null);
+  const gpus = [...ranks.values()].some((samples) => samples.at(-1).gpu !== null);
+  document.querySelector("option[value=gpu]").hidden = !gpus;
 }
 
 function showSections() {
@@ -95,7 +116,7 @@ function showSections() {
 
 const idOf = (title) => title.toLowerCase().replaceAll(" ", "-");
 
-function makeSection({title, unfolded, charts, facts: pairs, tables, text}) {
+function makeSection({title, unfolded, charts, facts: pairs, tables}) {
   const part = make(unfolded ? "section" : "details"), head = make("h2", title);
   part.id = idOf(title);
   part.append(unfolded ? head : make("summary"));
@@ -103,7 +124,6 @@ function makeSection({title, unfolded, charts, facts: pairs, tables, text}) {
   if (charts.length) part.append(make("div", "", "charts"));
   if (pairs.length) part.append(facts(pairs));
   part.append(...tables.map(({caption, columns: names, rows}) => table(caption, names, rows)));
-  if (text) part.append(make("pre", text));
   return part;
 }
 

@@ -48,7 +48,8 @@ const running = () => ["running", "starting", "unknown"].includes(latest.state);
 
 // What a rank uses: now, or on average after the end of the run.
 function usage(name, {value}) {
-  const found = (running() ? (ranks.get(name) ?? []).slice(-1) : ranks.get(name) ?? []).map(value).filter((number) => number !== null);
+  const samples = ranks.get(name) ?? [];
+  const found = (running() ? samples.slice(-1) : samples).map(value).filter((number) => number !== null);
   return found.length ? found.reduce((sum, number) => sum + number, 0) / found.length : null;
 }
 
@@ -80,8 +81,8 @@ function showPlacement(names, causes) {
     arrange(box.lastChild, cells.get(host));
     return box;
   }));
-  const strongest = `The stronger its colour, the more ${metric.title}${running() ? "" : ", on average"}; the strongest is ${render(top, metric.unit)}.`;
-  put(byId("legend"), values.length ? `Each box is a rank. ${strongest}` : "");
+  const what = `${metric.title}${running() ? "" : ", on average"}; the strongest is ${render(top, metric.unit)}`;
+  put(byId("legend"), values.length ? `Each box is a rank. The stronger its colour, the more ${what}.` : "");
   byId("placement").hidden = names.length < 2;
 }
 
@@ -127,7 +128,8 @@ function columns(causes) {
     {title: "state", width: "always", text: (name) => running() && last(name) ? stateOf(last(name)) : ""},
     used("read/s", "read", "B", "wide"), used("written/s", "written", "B", "chosen"), used("queue %", "queue", "", "wide"),
     ...content.columns.map(({title, number, width, texts, failures}) => ({
-      title, number, width, text: (name) => texts[name] ?? "", failed: (name) => failures.includes(Number(name)), words: title === "end",
+      title, number, width, words: title === "end",
+      text: (name) => texts[name] ?? "", failed: (name) => failures.includes(Number(name)),
     })),
     {title: "cause of slowness", width: "always", text: (name) => causes.get(name) ?? "", failed: () => true},
   ];
@@ -147,14 +149,15 @@ function showRows(names, causes) {
   }
   const rows = names.slice(0, MOST_ROWS);
   arrange(byId("rows"), rows.map((name) => updateRow(kept(rowOf, name, () => makeRow(name, shown)), name, shown)));
-  const notes = [...(ranks.size ? [running() ? "Use in the latest samples" : "Average use"] : []), ...(causes.size ? ["ranks in trouble first"] : [])];
-  put(byId("caption"), notes.join("; "));
+  const use = ranks.size && (running() ? "Use in the latest samples" : "Average use");
+  put(byId("caption"), [use, causes.size && "ranks in trouble first"].filter(Boolean).join("; "));
   put(byId("left-out"), names.length > rows.length ? `${names.length - rows.length} more ranks; filter them above.` : "");
   byId("ranks").hidden = !rows.length;
   showChosen(all);
 }
 
-const kindOf = ({number, width, words}) => [number && "number", width === "wide" && "wide", words && "words"].filter(Boolean).join(" ");
+const kindOf = ({number, width, words}) =>
+  [number && "number", width === "wide" && "wide", words && "words"].filter(Boolean).join(" ");
 
 function makeRow(name, shown) {
   const row = make("tr"), head = make("th"), button = make("button", name);
@@ -192,7 +195,8 @@ function showChosen(all) {
   if (chosen === null) return;
   put(byId("rank-title"), `Rank ${chosen} on ${hostOf(chosen)}`);
   put(byId("chosen").firstChild, `rank ${chosen} and its log`);
-  byId("facts").replaceChildren(...facts(all.map(({title, text}) => [title, text(chosen)]).filter(([title, text]) => text && title !== "host")).children);
+  const pairs = all.map(({title, text}) => [title, text(chosen)]).filter(([title, text]) => text && title !== "host");
+  byId("facts").replaceChildren(...facts(pairs).children);
 }
 
 async function readLog() {
