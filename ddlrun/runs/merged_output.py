@@ -1,6 +1,5 @@
 """The output of all ranks of a run, as its launch printed it: rendered from the logs of ranks and their order."""
 
-from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO
@@ -51,22 +50,19 @@ class MergedOutput:
 
     def read_last(self, lines: int) -> Iterator[tuple[int, bytes]]:
         """Yield the last lines, in place of all that the first `read` would yield. Raises InputError."""
-        history = _Entries()
-        for entry in self._entries():
-            if entry.kind == HOST:
-                self._tags.hosts[entry.source] = entry.host
-            else:
-                history.append(entry)
-                self._logs.move(entry.source, entry.moved)
-        newlines = -1
-        while history.end and newlines < lines:
-            entry = history.step_back()
+        entries = list(self._entries())
+        for entry in entries:
+            self._logs.move(entry.source, entry.moved)
+        start, newlines = len(entries), -1
+        while start and newlines < lines:
+            start -= 1
+            entry = entries[start]
             self._logs.move(entry.source, -entry.moved)
             if entry.kind in self._lines:
                 newlines += self._logs.read(entry.source, entry.length).count(b"\n")
                 self._logs.move(entry.source, -entry.length)
-        self._second = history.time()
-        yield from _keep_last([block for entry in history.rest() for block in self._render(entry)], lines)
+        before = [entry for entry in entries[:start] if not entry.moved]  # hosts and times
+        yield from _keep_last([block for entry in before + entries[start:] for block in self._render(entry)], lines)
 
     def read_rest(self) -> Iterator[tuple[int, bytes]]:
         """Yield what the logs have beyond their order, as after ddlrun was killed or the disk was full."""
@@ -118,36 +114,6 @@ def _keep_last(blocks: list[tuple[int, bytes]], lines: int) -> Iterator[tuple[in
         surplus -= text.count(b"\n") - kept.count(b"\n")
         if kept and surplus <= 0:
             yield stream, kept
-
-
-class _Entries:
-    """Many entries without names, and a place among them."""
-
-    def __init__(self) -> None:
-        self._kinds, self._sources, self._lengths = bytearray(), array("I"), array("I")
-        self.end = 0
-        """The number of entries before the place."""
-
-    def append(self, entry: OrderEntry) -> None:
-        """Add an entry before the place."""
-        self._kinds.append(entry.kind)
-        self._sources.append(entry.source)
-        self._lengths.append(entry.length)
-        self.end += 1
-
-    def step_back(self) -> OrderEntry:
-        """Return the entry before the place, which moves there."""
-        self.end -= 1
-        return OrderEntry(self._kinds[self.end], self._sources[self.end], self._lengths[self.end])
-
-    def time(self) -> int:
-        """Return the time at the place, in seconds since 1970; 0 where there is no entry."""
-        at = self._kinds.rfind(bytes([TIME]), 0, self.end)
-        return self._lengths[at] if at >= 0 else 0
-
-    def rest(self) -> Iterator[OrderEntry]:
-        """Return the entries after the place."""
-        return map(OrderEntry, self._kinds[self.end :], self._sources[self.end :], self._lengths[self.end :])
 
 
 class SourceLogs:
