@@ -73,6 +73,10 @@ HINTS = (
         "it waited for another rank in vain: a shorter --stall-timeout examines all ranks, and names that one",
     ),
     (
+        r"Unable to find address for: \S|no socket interface found",
+        "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no interface of that host: unset it; --network chooses one",
+    ),
+    (
         r"NCCL (?:WARN|error)|ncclSystemError|ncclUnhandledCudaError",
         "NCCL failed: run again with --env NCCL_DEBUG=INFO; --network names the network to use",
     ),

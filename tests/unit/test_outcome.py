@@ -115,6 +115,8 @@ def test_ends_are_rendered() -> None:
         ("/usr/bin/python3: No module named torchh", "has no module torchh"),
         ("ModuleNotFoundError: No module named 'sklearn'", "no sklearn: python -m pip install scikit-learn"),
         ("t.py: error: the following arguments are required: --lr, --local_rank", "read LOCAL_RANK from os.environ"),
+        ("RuntimeError: [enforce fail] ifa != nullptr. Unable to find address for: eth9", "GLOO_SOCKET_IFNAME"),
+        ("NCCL WARN Bootstrap : no socket interface found", "names no interface of that host"),
         ("No module named 'torch.nn'; 'torch' is not a package", "a file torch.py, perhaps the script itself"),
         ("AttributeError: partially initialized module 'torch' has no attribute 'nn'", "a file torch.py"),
         ("ModuleNotFoundError: No module named 'yamlfit'", "on that host has no module yamlfit: install it there"),
