@@ -55,7 +55,7 @@ class Sections(click.Command):
                 formatter.write_dl(sections[section])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; a mistyped name is reported with the nearest one."""
+        """Parse; a mistyped name is reported with the nearest one, a word too many with the usage."""
         params = self.get_params(ctx)
         if args[:1] in (["-h"], ["--help"]) and "--help-all" not in args:
             args = args[:1]  # whatever follows
@@ -65,8 +65,13 @@ class Sections(click.Command):
         if applies and not (ctx.resilient_parsing or {"-h", "--help"} & set(args)):
             apply_configuration(ctx, only=SHARED)
         note_repeated_values(ctx, args, params)
+        may_be_more, ctx.allow_extra_args = ctx.allow_extra_args, True
         with naming_unknown_options(ctx, tuple(args), params):
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+        if rest and not (may_be_more or ctx.resilient_parsing):
+            usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])
+            raise click.UsageError(f"{rest[0]!r}: unexpected argument; write {usage}", ctx)
+        return rest
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own
         """Run the command; before an error about its input, print the options that are not on the command line."""
