@@ -14,7 +14,7 @@ from tests.conftest import launch_line
 pytestmark = pytest.mark.extra
 
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
-SHOW = [sys.executable, "-m", "ddlrun", "show", "machines", "--json"]
+SHOW = [sys.executable, "-m", "ddlrun", "probe", "--json"]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_cgroups_2() -> None:
     argv = ["unshare", "-m", "sh", "-c", script, "sh", *SHOW]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (machine,) = json.loads(done.stdout)
+    (machine,) = json.loads(done.stdout)["machines"]
     assert [[core["pus"] for core in package] for package in machine["packages"]] == [[[1]]]
     assert any(note.startswith("a cgroup allows 1.0 of ") for note in machine["notes"])
 
