@@ -29,7 +29,7 @@ class Top(Sections):
     """A command with --web, whose value may be left out also before RUN."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; a word after --web is its port if it begins with a digit and is no run."""
+        """Parse; a word after --web is its port only if it is a number."""
         return super().parse_args(ctx, [*_name_ports(args)])
 
 
@@ -72,6 +72,7 @@ def command(run: str | None, **options: Any) -> None:  # noqa: ANN401 - click's 
     wanted = {
         "--web": options["web"] is not None, "--listen": options["listen"] is not None, "--otlp": options["otlp"],
         "--openmetrics": options["openmetrics"], "--json": options["as_json"],
+        "--once": options["once"] and not options["as_json"],
     }  # fmt: skip
     ways = [name for name, is_wanted in wanted.items() if is_wanted]
     if len(ways) > 1:
@@ -84,7 +85,7 @@ def command(run: str | None, **options: Any) -> None:  # noqa: ANN401 - click's 
     elif options["otlp"]:
         export_metrics(folder)
     else:
-        _print(folder, options, live=os.isatty(1) and not (ways or options["once"]))
+        _print(folder, options, live=os.isatty(1) and not ways)
 
 
 def _print(folder: str, options: Mapping[str, Any], *, live: bool) -> None:

@@ -109,7 +109,7 @@ def _shorten(text: str, longest: int) -> str:
 
 def runs_record(runs: Sequence[ListedRun], processes: ProcessesByHost | None) -> "RunsRecord":
     """Return runs as JSON can carry them, and all processes if hosts were searched."""
-    record: RunsRecord = {"runs": [_run_record(run.past) for run in runs if run.past]}
+    record: RunsRecord = {"runs": [_run_record(run.past, run.state) for run in runs if run.past]}
     if processes is not None:
         record["processes"] = {
             host: [{**process._asdict(), "keeper": process.keeper} for process in on_host]
@@ -118,11 +118,11 @@ def runs_record(runs: Sequence[ListedRun], processes: ProcessesByHost | None) ->
     return record
 
 
-def _run_record(past: PastRun) -> "PastRunRecord":
+def _run_record(past: PastRun, state: PastRunState) -> "PastRunRecord":
     run = past.run
     return {
         "run": run.run,
-        "state": past.state.value,
+        "state": state.value,
         "exit_code": past.exit_code,
         "started": run.started,
         "seconds": _duration(past),

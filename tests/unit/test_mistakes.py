@@ -122,6 +122,7 @@ MISTAKES = [
     ("stop", "no such command 'stop' (did you mean kill?)"),
     ("network links", "no such command 'links' (did you mean bench?)"),
     ("network --json", "no such option --json; options come after a command, as in ddlrun network racks --json"),
+    ("top --web --once", "--web and --once exclude each other"),
     ("top --web --listen 0", "--web and --listen exclude each other; start ddlrun top once for each"),
     ("launch --dashboard 0 train.py", "no such option --dashboard (did you mean --web?)"),
     ("top --to otlp", "no such option --to (did you mean --otlp?)"),

@@ -35,7 +35,7 @@ from ddlrun.runs.orphans import LIST, end_runs, orphans, parse_processes
 from ddlrun.runs.registry import born
 from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.run_list import list_runs
-from ddlrun.runs.run_table import render_runs
+from ddlrun.runs.run_table import render_runs, runs_record
 from ddlrun.runs.state_folders import ELSEWHERE, choose_path, elsewhere
 from ddlrun.runs.store import RESERVED_BYTES, reserve_outcome, state_folder, write_private
 from tests.support.processes import command_line, mark, see_only
@@ -158,6 +158,16 @@ def test_runs_with_processes_come_before_others_of_any_number(tmp_path: Path) ->
     assert table[2:5] == [
         "  h3: 1 process, ranks none", table[3], "  ended, but left processes on h3: ddlrun clean h3",
     ]  # fmt: skip
+
+
+def test_processes_tell_the_state_of_a_run_of_another_computer(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "20261123-tokarumi", exit_code=None)
+    start = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**start, "host": "elsewhere"}))
+    for processes, state in (({}, "unknown"), ({"h3": parse_processes(AGENT.format(parent=5, state="S"))}, "running")):
+        listed = list_runs(str(tmp_path), None, processes)
+        assert [run["state"] for run in runs_record(listed, processes)["runs"]] == [state]
+        assert render_runs(listed).splitlines()[1].split()[3] == state
 
 
 def test_the_latest_runs_are_counted_as_they_are_shown(tmp_path: Path) -> None:
