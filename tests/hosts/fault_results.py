@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = Path(__file__).with_name("fault_results.json")
+LONGEST_LINE = 105
 # What starts the ranks: of Open MPI, or ddlrun's own process manager with an MPI or without.
 MANAGERS = {"openmpi4": "openmpi", "openmpi5": "openmpi", "without-mpi": "own", "mpich": "own", "impi-rt": "own"}
 # Test and parameter of test_faults.py -> the row's name. The rows of fault_table.py have their own.
@@ -135,4 +136,4 @@ def first_line(errors: str) -> str:
         (r"(10(\.\d+){3}):\d+", r"\1:PORT"), (r"\b\d{6,}\b", "N"), (r"; .*", ""),
     ):  # fmt: skip
         line = re.sub(pattern, replacement, line)
-    return line
+    return line if len(line) <= LONGEST_LINE else line.rpartition(": ")[0]
