@@ -25,7 +25,7 @@ def spell_options(text: str, spell: Callable[[str], str] = str) -> str:
     """
     import re  # noqa: PLC0415 - keepers import this module, and seldom print a problem
 
-    return re.sub("`(--?[A-Za-z][A-Za-z_, -]*)`", lambda match: spell(match[1]), text)
+    return re.sub("`(--?[^`-][^`]*)`", lambda match: spell(match[1]), text)
 
 
 class DdlrunError(Exception):

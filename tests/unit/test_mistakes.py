@@ -141,6 +141,7 @@ MISTAKES = [
     ("launch : true", "the program before the colon is missing; write -np 2 A : -np 3 B"),
     ("launch true : -n 1 true", "the first of several programs has no number of ranks; write -np 2 A : -np 3 B"),
     ("launch -np 1 true : -n 1 x.py", "script 'x.py' does not exist"),
+    ("launch --model.size=3 x.py", "no such option --model.size (did you mean --mode?)"),
     ("runs h1", "'h1': unexpected argument; write ddlrun runs [OPTIONS]"),
     ("logs a b", "'b': unexpected argument; write ddlrun logs [OPTIONS] [RUN]"),
     ("probe a b c", "hosts are one word: a,b,c instead of a b c"),
