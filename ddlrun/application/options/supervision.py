@@ -15,7 +15,7 @@ from ddlrun.schedulers import Allocation
 from ddlrun.supervise.encryption import find_cryptography
 from ddlrun.wording import did_you_mean
 
-OUTPUT_WORDS = ("tag", "no-tag", "timestamp", "fold", "dir")
+OUTPUT_WORDS = ("tag", "no-tag", "timestamp", "fold", "dir=DIR")
 # These end the job, or cannot be caught.
 UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 
@@ -47,7 +47,7 @@ def read_supervision(
             timestamp="timestamp" in output,
             ranks=parse_ranks(ranks, "`--ranks`") if ranks else None,
             local_ranks=parse_ranks(local, "`--local-ranks`") if local else None,
-            folder=requeued(os.path.abspath(folder), allocation) if folder else None,
+            folder=requeued(os.path.abspath(os.path.expanduser(folder)), allocation) if folder else None,
             fold="fold" in output,
             many_colours="256color" in os.environ.get("TERM", "") or "COLORTERM" in os.environ,
             raw=stdin.rank if stdin is not None and at_terminal else None,
@@ -66,10 +66,10 @@ def parse_output(text: str | None) -> dict[str, str]:
     """
     words = {}
     for word in text.split(",") if text else ():
-        name, equals, value = word.partition("=")
-        if bool(value) != (name == "dir") or name not in OUTPUT_WORDS or (equals and not value):
-            hint = did_you_mean(name, OUTPUT_WORDS)
-            raise InputError(f"`--output` {text!r}: {word!r} is none of {', '.join(OUTPUT_WORDS)}=DIR{hint}")
+        name, _, value = word.partition("=")
+        if word not in OUTPUT_WORDS and not (value and name == "dir"):
+            hint = did_you_mean(word, OUTPUT_WORDS) or "; to write a file, redirect the output: > FILE"
+            raise InputError(f"`--output` {text!r}: {word!r} is none of {', '.join(OUTPUT_WORDS)}{hint}")
         words[name.removeprefix("no-")] = value or word
     return words
 

@@ -7,6 +7,7 @@ import click
 
 from ddlrun.cli.console import print_note
 from ddlrun.cli.options.argv import match_option, options_by_name
+from ddlrun.environment.library_settings import SETTINGS
 from ddlrun.wording import nearest
 
 # Names of the parameter of -H.
@@ -17,7 +18,8 @@ SYNONYMS = {
     "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
     "--binding": "--bind", "--dashboard": "--web", "--to": "--otlp", "--metrics": "--listen", "--load": "--machine",
     "--network-interface": "--network",
-    "--skip-checks": "--checks", "--only-checks": "--checks", "--walltime": "--timeout", "--dryrun": "--dry-run",
+    "--spread": "--packing", "--skip-checks": "--checks", "--only-checks": "--checks",
+    "--walltime": "--timeout", "--dryrun": "--dry-run",
 }  # fmt: skip
 
 
@@ -50,6 +52,8 @@ def naming_unknown_options(
     except click.NoSuchOption as error:
         word = _typed_word(error.option_name, args, options)
         visible = [name for name, option in options.items() if not option.hidden and len(name) > 2]
+        if "--autotune" in visible:
+            visible += [f"--{setting.option}" for setting in SETTINGS]
         synonyms = {typed: name for typed, name in SYNONYMS.items() if name in options}
         meant = nearest(f"--{word.lstrip('-')}" if len(word) > 2 else word, visible, synonyms)
         hint = "" if meant is None else f" (did you mean `{meant}`?)"
