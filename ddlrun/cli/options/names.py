@@ -24,7 +24,7 @@ SYNONYMS = {
 
 
 def note_repeated_values(ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]) -> None:
-    """Print a note on each option that has several values, of which only the last counts."""
+    """Print a note on each option that has several values, of which only the last counts, unless --quiet holds."""
     options, rest, given = options_by_name(params), list(args), dict[str, list[str]]()
     while rest and rest[0] != "--" and (ctx.allow_interspersed_args or rest[0].startswith("-")):
         match = match_option(rest[0], options) if rest[0].startswith("-") else None
@@ -32,8 +32,10 @@ def note_repeated_values(ctx: click.Context, args: Sequence[str], params: Iterab
         if match and not match.option.multiple:
             given.setdefault(str(match.option.name), []).append(" ".join(words))
         del rest[: len(words)]
+    if ctx.resilient_parsing or given.get("verbose", [""])[-1] == "--quiet":
+        return
     for name, values in given.items():
-        if len({*values}) > 1 and not ctx.resilient_parsing:
+        if len({*values}) > 1:
             remedy = "; write -H A,B" if name in HOSTS else ""
             print_note(f"{', '.join(values)}: only the last one counts, {values[-1]}{remedy}")
 
