@@ -38,7 +38,7 @@ def check_names(
             if name in facts and name not in ("localhost", host):
                 yield from _check_name(host, name, host_facts.names[name], book)
         yield from _check_listed_name(host, host_facts, book)
-        yield from _check_own_name(host, host_facts)
+        yield from _check_own_name(host, host_facts, alone=len(facts) == 1)
 
 
 def _owners(facts: Mapping[str, HostFacts]) -> dict[str, str]:
@@ -89,17 +89,18 @@ def _resolved_here(name: str, book: _AddressBook) -> set[str]:
     return {ip for ip in book.here.names.get(name, ()) if not _is_loopback(ip)}
 
 
-def _check_own_name(host: str, facts: HostFacts) -> Iterator[PreflightFinding]:
+def _check_own_name(host: str, facts: HostFacts, *, alone: bool) -> Iterator[PreflightFinding]:
+    """Find a name of a host's own that leads elsewhere; to loopback, if other hosts are to connect to it."""
     resolved = facts.names.get(facts.hostname)
     if resolved is None or not facts.addresses:
         return
     loopback = next(filter(_is_loopback, resolved), None)  # which comes first, where there are others
     if not resolved:
         yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_UNKNOWN, {"name": facts.hostname})
-    elif loopback is not None:
+    elif loopback is not None and not alone:
         values = {"name": facts.hostname, "address": loopback}
         yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_LOOPBACK, values)
-    elif {address.ip for address in facts.addresses}.isdisjoint(resolved):
+    elif loopback is None and {address.ip for address in facts.addresses}.isdisjoint(resolved):
         values = {"name": facts.hostname, "address": resolved[0]}
         yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_FOREIGN, values)
 

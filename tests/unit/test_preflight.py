@@ -284,6 +284,9 @@ def test_names_that_resolve_to_another_host() -> None:
     # Debian's 127.0.1.1 comes first, also where the host's address is listed, too
     (finding,) = bad(names={"h1": ("10.0.0.1",), "h2": ("10.0.0.2", "127.0.1.1")})
     assert (finding.code, finding.values["address"]) == (FindingCode.OWN_NAME_LOOPBACK, "127.0.1.1")
+    # no other host is to connect to a host that is alone
+    alone = facts(1, names={"h1": ("127.0.1.1",)})
+    assert bad_among({"h1": alone}, alone) == []
     # an address to which this machine resolves the name, too, as behind NAT, is correct
     here = facts(1, names={"h3": ("192.0.2.3",)})
     assert bad(here, names={"h2": ("10.0.0.2",), "h3": ("192.0.2.3",)}) == []
