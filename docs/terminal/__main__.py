@@ -17,7 +17,7 @@ HOME, HOST = "/home/ada", "n1"
 COMMANDS = (
     "ddlrun launch -H n1,n2 --machine c4140 --dry-run train.py | head -7",
     "ddlrun launch -np 2 --quiet train.py --data empty",
-    "ddlrun launch -np 2 --quiet --stall-timeout 5 train.py --data stuck 2>&1 | grep ': hang:'",
+    "ddlrun launch -np 2 --quiet --stall-timeout 5 train.py --data stuck 2>&1 | grep ': hang:' | fold -sw 110",
 )
 
 
@@ -31,6 +31,7 @@ def run_commands(home: Path, environ: Mapping[str, str]) -> str:
         argv = ["bash", "-c", f"exec 2>&1; {command}"]
         done = subprocess.run(argv, cwd=home, env=environ, stdout=subprocess.PIPE, text=True, check=False)
         shown += f"$ {command}\n{done.stdout}"
+    shown = re.sub(r"(?m) +$", "", shown)
     return shown.replace(str(home), HOME).replace(f" on {socket.gethostname()} ", f" on {HOST} ")
 
 
