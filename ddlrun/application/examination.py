@@ -4,9 +4,8 @@ import json
 import os
 import secrets
 import time
-from typing import cast
+from typing import Any
 
-from ddlrun.doctor.diagnosis import DiagnosisRecord
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import read_past_run
@@ -18,7 +17,7 @@ POLL_SECONDS = 0.05
 REMEDY = "ddlrun launch --stall-timeout TIME examines a job that hangs"
 
 
-def examine(folder: str, interval: float) -> DiagnosisRecord:
+def examine(folder: str, interval: float) -> dict[str, Any]:
     """Return a new examination of a run; of one that has ended, the last. Raises InputError and UnreachableError."""
     files = RunDir(folder)
     past = read_past_run(folder)
@@ -29,7 +28,7 @@ def examine(folder: str, interval: float) -> DiagnosisRecord:
     return record
 
 
-def _examine(files: RunDir, interval: float) -> DiagnosisRecord:
+def _examine(files: RunDir, interval: float) -> dict[str, Any]:
     """Request an examination, and return its record. Raises InputError or UnreachableError."""
     request = secrets.token_hex(8)
     try:
@@ -46,10 +45,10 @@ def _examine(files: RunDir, interval: float) -> DiagnosisRecord:
     raise UnreachableError(f"run {os.path.basename(files.path)}: its ddlrun did not reply in {seconds:g} s")
 
 
-def _read(files: RunDir) -> DiagnosisRecord | None:
+def _read(files: RunDir) -> dict[str, Any] | None:
     """Return the record of the last examination; None if there is none."""
     try:
         with open(files.diagnosis, encoding="utf-8") as file:
-            return cast("DiagnosisRecord", dict(json.load(file)))
+            return dict(json.load(file))
     except (OSError, ValueError):
         return None

@@ -15,7 +15,6 @@ from ddlrun.environment.secrets import REDACTED, has_secret, redact
 from ddlrun.hosts import fold
 from ddlrun.plan.precedence import DEFAULT
 from ddlrun.report.table import left_aligned
-from ddlrun.report.view_records import ConfigRecord, OptionRecord
 
 LAUNCH_OPTIONS = tuple(
     param for param in launch.params if isinstance(param, Option) and not param.hidden and param.name != "as_json"
@@ -52,7 +51,7 @@ def command(ctx: click.Context, /, what: str, *, show_all: bool, as_json: bool, 
     records = [record for record in _options(ctx) if show_all or record["source"] != DEFAULT]
     variables = [_redact_assignment(word) for word in configuration.assignments]
     profiles = list(_describe_profiles()) if ctx.params["profile"] == "auto" else []
-    record: ConfigRecord = {
+    record = {
         "files": list(configuration.files),
         "options": records,
         "profiles": profiles,
@@ -71,7 +70,7 @@ def _describe_profiles() -> Iterator[str]:
         yield f"{profile} on {fold(profile.hosts)}, {profile.topology}: {path}"
 
 
-def _options(ctx: click.Context) -> Iterator[OptionRecord]:
+def _options(ctx: click.Context) -> Iterator[dict[str, Any]]:
     """Yield a record for each parameter of launch."""
     values, seen = find_configuration(ctx).values, set[str]()
     for param in LAUNCH_OPTIONS:

@@ -1,6 +1,6 @@
 """ddlrun probe: show the machines of hosts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,9 +20,6 @@ from ddlrun.errors import UnreachableError
 from ddlrun.plan.plan import machine_group_dict
 from ddlrun.remote.probe import group
 from ddlrun.report.machines import render_groups
-
-if TYPE_CHECKING:
-    from ddlrun.plan.records import ProbeRecord
 
 
 @click.command("probe", cls=Sections)
@@ -53,7 +50,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         machines, problems = probe_hosts(hosts, options)
     if machines:
         groups = group(machines)
-        record: ProbeRecord = {
+        record = {
             "machines": [machine_group_dict(names, machine) for machine, names in groups],
             "problems": problems,
         }

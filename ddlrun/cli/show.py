@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -49,9 +49,6 @@ from ddlrun.report.views import (
     show_variables,
 )
 from ddlrun.wording import did_you_mean
-
-if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.report.view_records import SchemasRecord
 
 VIEWS = ("placement", "rankfile", "command", "env", "hosts", "topology", "schema")
 # Words that people may type -> the command for them.
@@ -186,10 +183,9 @@ def _show_schema(name: str | None, more: Sequence[str], *, as_json: bool) -> Non
         click.echo(_read_schema(name), nl=False)
         return
     titles = {name: str(json.loads(_read_schema(name))["title"]) for name in _schema_names()}
-    record: SchemasRecord = {"schemas": titles}
     width = max(map(len, titles))
     text = "".join(f"{name.ljust(width)}  {title}\n" for name, title in titles.items())
-    print_result(record, text, as_json=as_json)
+    print_result({"schemas": titles}, text, as_json=as_json)
 
 
 def _read_schema(name: str) -> str:

@@ -1,9 +1,9 @@
 """The diagnosis of a job: one look or several at its ranks, and the verdict; its record as JSON."""
 
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypedDict
 
-from ddlrun.doctor.position import Activity, Position, locate_rank
+from ddlrun.doctor.position import Position, locate_rank
 from ddlrun.doctor.progress import has_progressed, is_computing, mark_stays
 from ddlrun.doctor.records import RankReport
 from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, group_ranks, judge
@@ -109,53 +109,8 @@ class HangVerdictRecord(TypedDict):
     """A sentence."""
 
 
-class PositionRecord(TypedDict):
-    """The position of a rank."""
-
-    activity: Annotated[str, Activity]
-    call: str
-    """The function of a library, or the file, that it waits for."""
-    function: str
-    """The innermost function of the program."""
-    file: str
-    line: int
-    """0: unknown."""
-    source: str
-    """The line of the file."""
-    collective: str
-    """The operation of torch.distributed, such as `7: all_reduce Float[4]`; empty: none, or not known."""
-
-
-class ExaminedRankRecord(TypedDict):
-    """A rank of an examined job."""
-
-    rank: int
-    host: str
-    exit_code: int | None
-    """null: it has not ended."""
-    position: PositionRecord | None
-    """null: it has ended, or did not reply."""
-    report: list[str]
-    """The states and stacks of its processes, in lines."""
-
-
-class DiagnosisRecord(TypedDict):
-    """doctor.json of a run folder, and the output of `ddlrun doctor --json`."""
-
-    request: str
-    """The request of `ddlrun doctor` to which this is the reply; empty: ddlrun has examined the job by itself."""
-    time: float
-    """Seconds since the epoch."""
-    verdict: HangVerdictRecord
-    sentence: str
-    """The verdict, and whether the job hangs."""
-    states: str
-    """The states and stacks of all ranks, those of ranks at the same position once."""
-    ranks: list[ExaminedRankRecord]
-
-
-def record_diagnosis(diagnosis: Diagnosis, request: str, time: float) -> DiagnosisRecord:
-    """Return the record of a diagnosis."""
+def record_diagnosis(diagnosis: Diagnosis, request: str, time: float) -> dict[str, Any]:
+    """Return doctor.json of a run folder; without a request of `ddlrun doctor`, ddlrun examined the job by itself."""
     return {
         "request": request,
         "time": time,
@@ -187,7 +142,7 @@ def record_verdict(diagnosis: Diagnosis) -> HangVerdictRecord:
     }
 
 
-def _record_position(position: Position) -> PositionRecord:
+def _record_position(position: Position) -> dict[str, Any]:
     frame, collective = position.frame, position.collective
     return {
         "activity": position.activity.value,
@@ -200,6 +155,6 @@ def _record_position(position: Position) -> PositionRecord:
     }
 
 
-def render_record(record: DiagnosisRecord) -> str:
+def render_record(record: Mapping[str, Any]) -> str:
     """Return the lines that a terminal shows of a record."""
     return f"{record['sentence']}\n\n{record['states']}\n"

@@ -7,10 +7,7 @@ compares it with a real mpirun of each.
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.mapping.lint_record import LintRecord
+from typing import Any, NamedTuple
 
 NO_VALUES: Mapping[str, object] = MappingProxyType({})
 
@@ -289,7 +286,7 @@ class LintFinding(NamedTuple):
             return f"Open MPI {self.open_mpi_5}"
         return f"4.1 {self.open_mpi_4}, 5.0 {self.open_mpi_5}"
 
-    def as_dict(self) -> "LintRecord":
+    def as_dict(self) -> dict[str, Any]:
         """Return the finding for `ddlrun lint --json`."""
         return {
             "code": self.code.name.lower().replace("_", "-"),

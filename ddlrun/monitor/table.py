@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.findings import Finding
@@ -13,9 +13,6 @@ from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.ranges import parse_ranges
 from ddlrun.units import render_byte_rate, render_bytes
 from ddlrun.wording import counted, kernel_wait
-
-if TYPE_CHECKING:
-    from ddlrun.monitor.records import TopRecord
 
 COLUMNS = 80
 BARS = "▁▂▃▄▅▆▇█"
@@ -53,7 +50,7 @@ def render_top(
     return [line[:columns] for line in (*wrapped, *render_table(history, findings, most_rows, columns))]
 
 
-def top_record(folder: str, history: History) -> "TopRecord":
+def top_record(folder: str, history: History) -> dict[str, Any]:
     """Return the latest samples of a run folder and the findings as JSON can carry them."""
     findings = diagnose(history)
     ranks = history.ranks()

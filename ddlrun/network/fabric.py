@@ -23,15 +23,12 @@ Only `nic.bandwidth` is required. `burst: 512 KiB`: the bytes that a shaper lets
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from ddlrun.errors import InputError
 from ddlrun.units import parse_bytes, parse_rate, parse_seconds
-
-if TYPE_CHECKING:  # for the annotations alone; it imports msgspec
-    from ddlrun.network.description import LinkDescription
 
 LEVELS = ("host", "nic", "uplink", "aisle")
 
@@ -191,8 +188,8 @@ def render_fabric(fabric: Fabric) -> str:
     return yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)
 
 
-def _link_entry(link: Link) -> "LinkDescription":
-    entry: LinkDescription = {"bandwidth": f"{_number(link.bandwidth / 1e6)} MB/s"}
+def _link_entry(link: Link) -> dict[str, Any]:
+    entry: dict[str, Any] = {"bandwidth": f"{_number(link.bandwidth / 1e6)} MB/s"}
     if link.latency:
         entry["latency"] = f"{_number(link.latency * 1e6)} us"
     if link.payload != 1:

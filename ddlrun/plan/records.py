@@ -51,14 +51,6 @@ class MachineGroupRecord(MachineRecord):
     hosts: list[str]
 
 
-class ProbeRecord(TypedDict):
-    """The output of `ddlrun probe --json`: the hardware of the hosts."""
-
-    machines: list[MachineGroupRecord]
-    problems: list[str]
-    """The problems of hosts that could not be probed."""
-
-
 class PlannedHostRecord(TypedDict):
     """A host of the job."""
 

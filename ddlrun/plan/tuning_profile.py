@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.errors import InputError
@@ -46,19 +46,6 @@ class Profile(NamedTuple):
             return False
         alike = (self.topology.ranks_per_host, self.topology.hosts) == (topology.ranks_per_host, topology.hosts)
         return alike and major in (None, self.major)
-
-
-class ProfileTopology(TypedDict):
-    """The field of a profile that its JSON has in another form."""
-
-    topology: str
-    """XxYxZ: ranks per host, hosts per rack, racks."""
-
-
-class ProfilesRecord(TypedDict):
-    """Tuning profiles: the file that `ddlrun network tune` writes and `ddlrun launch --profile` reads."""
-
-    profiles: list[Annotated[dict[str, Any], Profile, ProfileTopology]]
 
 
 class Profiles(NamedTuple):
@@ -122,10 +109,8 @@ def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:
 
 def render_profiles(profiles: Iterable[Profile]) -> str:
     """Render profiles as JSON."""
-    records: ProfilesRecord = {
-        "profiles": [{**profile._asdict(), "topology": str(profile.topology)} for profile in profiles],
-    }
-    return json.dumps(records, indent=1) + "\n"
+    records = [{**profile._asdict(), "topology": str(profile.topology)} for profile in profiles]
+    return json.dumps({"profiles": records}, indent=1) + "\n"
 
 
 def replace_profile(profiles: Iterable[Profile], new: Profile) -> tuple[Profile, ...]:

@@ -1,4 +1,4 @@
-"""Records of `ddlrun check` and of check.json: the types of their JSON objects, the source of their schemas."""
+"""Records of `ddlrun check`: the types of its JSON objects, the source of its schema."""
 
 from typing import Annotated, Literal, TypedDict
 
@@ -49,23 +49,3 @@ class CheckRecord(TypedDict):
     network: NetworkRecord | None
     """Null with fewer than two hosts."""
     findings: list[FindingRecord]
-
-
-class FindingGroupRecord(TypedDict):
-    """Equal results of a check on several hosts."""
-
-    check: str
-    hosts: str
-    """The hosts, with ranges: n[1-4]."""
-    level: str
-    """ok, WARNING or FAILURE."""
-    message: str
-    """The problem; empty if the check passed."""
-    remedy: str
-
-
-class RunCheckRecord(TypedDict):
-    """The check of the hosts before a run: check.json in its folder."""
-
-    summary: str
-    findings: list[FindingGroupRecord]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ddlrun.hosts import fold
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings
@@ -13,7 +13,7 @@ from ddlrun.wording import counted
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.network.subnet_selection import Network
-    from ddlrun.preflight.records import CheckRecord, FindingGroupRecord, FindingRecord, NetworkRecord, RunCheckRecord
+    from ddlrun.preflight.records import CheckRecord, FindingRecord, NetworkRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,4 @@ def _network_dict(network: "Network") -> "NetworkRecord":
 def check_json(report: PreflightReport) -> str:
     """Write the JSON of a report for the run folder: all findings, equal ones of several hosts as one."""
     rows = [row for name in NAMES for row in _rows(report, name, everything=True)]
-    record: RunCheckRecord = {
-        "summary": _summary(report),
-        "findings": [cast("FindingGroupRecord", asdict(row)) for row in rows],
-    }
-    return json.dumps(record) + "\n"
+    return json.dumps({"summary": _summary(report), "findings": [asdict(row) for row in rows]}) + "\n"

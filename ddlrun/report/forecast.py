@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.network.forecast import Forecast, OrderPenalties, OrderPenalty, TrainingStep, UnevenData
@@ -12,9 +12,6 @@ from ddlrun.report.table import aligned
 from ddlrun.topology import JobTopology, RankOrder, Topology, ddl_topology, describe
 from ddlrun.units import render_byte_rate, render_bytes, render_rate, render_seconds
 from ddlrun.wording import counted
-
-if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.report.records import DecompositionRecord, ForecastRecord, PenaltyRecord
 
 # One screen.
 MOST_ROWS = 16
@@ -145,7 +142,7 @@ def _render_epoch(epoch: Epoch, own: Forecast, learners: int) -> str:
     return f"{line}; with the allreduce {efficiency}, {render_seconds(epoch.data.steps * own.step)} per epoch"
 
 
-def forecast_dict(report: ForecastReport) -> "ForecastRecord":
+def forecast_dict(report: ForecastReport) -> dict[str, Any]:
     """Return the JSON of --json: bytes and seconds; null where there is no limit or no value was given."""
     epoch = report.epoch
     return {
@@ -168,7 +165,7 @@ def forecast_dict(report: ForecastReport) -> "ForecastRecord":
     }
 
 
-def _decomposition_dict(entry: Forecast) -> "DecompositionRecord":
+def _decomposition_dict(entry: Forecast) -> dict[str, Any]:
     return {
         "topology": str(entry.topology),
         "steps": entry.cost.steps,
@@ -181,5 +178,5 @@ def _decomposition_dict(entry: Forecast) -> "DecompositionRecord":
     }
 
 
-def _penalty_dict(penalty: OrderPenalty | None) -> "PenaltyRecord | None":
+def _penalty_dict(penalty: OrderPenalty | None) -> dict[str, Any] | None:
     return None if penalty is None else {"level": penalty.level, "factor": penalty.factor}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.mapping.rack_layout import by_rack
@@ -11,7 +11,6 @@ from ddlrun.units import render_rate, render_seconds
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.network.measurements import MeasuredLevel, RacksResult
-    from ddlrun.report.records import HierarchyLevelRecord, HierarchyRecord
 
 NAMES = ("rack", "aisle", "hall")
 
@@ -112,7 +111,7 @@ def _evidence(hierarchy: MeasuredHierarchy) -> Iterator[str]:
         yield f"racks of {comparison.source}: {'the same' if comparison.same else declared}"
 
 
-def hierarchy_dict(hierarchy: MeasuredHierarchy) -> "HierarchyRecord":
+def hierarchy_dict(hierarchy: MeasuredHierarchy) -> dict[str, Any]:
     """Return the JSON of --json: bytes/s of a pair per direction, seconds, names of hosts."""
     names, result = hierarchy.hosts.names, hierarchy.result
     comparison = hierarchy.compare()
@@ -130,7 +129,7 @@ def hierarchy_dict(hierarchy: MeasuredHierarchy) -> "HierarchyRecord":
     }
 
 
-def _level_dict(level: "MeasuredLevel", names: Sequence[str]) -> "HierarchyLevelRecord":
+def _level_dict(level: "MeasuredLevel", names: Sequence[str]) -> dict[str, Any]:
     return {
         "groups": [[names[host] for host in group] for group in level["groups"]],
         "inside": level["inside"],

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddlrun.environment.frameworks import OWN
 from ddlrun.environment.secrets import redact
@@ -21,15 +21,6 @@ from ddlrun.wording import counted
 
 if TYPE_CHECKING:
     from ddlrun.plan.records import ShownPlacement
-    from ddlrun.report.view_records import (
-        CommandRecord,
-        EnvironmentRecord,
-        HostRanksRecord,
-        HostsRecord,
-        RankfileRecord,
-        RankVariablesRecord,
-        TopologyRecord,
-    )
 
 # The ranks whose variables are shown without --ranks.
 MOST_RANKS = 16
@@ -54,17 +45,12 @@ def show_placement(placement: Placement, reason: TopologyReason, canvas: Canvas)
 def show_rankfile(placement: Placement, majors: Sequence[int]) -> View:
     """Return the rank file for these major versions of Open MPI."""
     text = "".join(render(placement, f"by ddlrun: {placement.topology}", majors))
-    record: RankfileRecord = {"rankfile": text}
-    return View(text, record)
+    return View(text, {"rankfile": text})
 
 
 def show_command(plan: Plan) -> View:
     """Return the command that launch runs."""
-    record: CommandRecord = {
-        "argv": list(plan.printed_argv),
-        "variables": plan.printed_variables,
-    }
-    return View(shown_command(plan), record)
+    return View(shown_command(plan), {"argv": list(plan.printed_argv), "variables": plan.printed_variables})
 
 
 def show_topology(placement: Placement, reason: TopologyReason, settings: Settings) -> View:
@@ -81,7 +67,7 @@ def show_topology(placement: Placement, reason: TopologyReason, settings: Settin
     for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
         name = rack if has_racks else f"rack {number}"
         lines.append(f"{name}: {fold(host.name for host in members)}\n")
-    record: TopologyRecord = {
+    record = {
         "topology": str(topology),
         "dims": list(dims),
         "ranks_per_host": [topology.local_size(index) for index in range(topology.hosts)],
@@ -113,7 +99,7 @@ def _shape_reason(settings: Settings) -> str:
 def show_hosts(placement: Placement, settings: Settings) -> View:
     """Return the hosts with their ranks and racks, and the source of the list."""
     rows: list[str] = []
-    values: list[HostRanksRecord] = []
+    values: list[dict[str, Any]] = []
     for index, host in enumerate(placement.hosts):
         coords = placement.topology.host_coords(index)
         ranks = list(placement.topology.ranks_of(index, placement.order))
@@ -121,7 +107,7 @@ def show_hosts(placement: Placement, settings: Settings) -> View:
         rows.append(f"{host.name}  rack {rack}  host {coords[0]}  ranks {','.join(map(str, ranks))}\n")
         values.append({"name": host.name, "slots": host.slots, "rack": rack, "coords": list(coords), "ranks": ranks})
     source, launcher = placement.hosts.source, settings.hosts.launcher.reason
-    record: HostsRecord = {
+    record = {
         "source": source,
         "launcher": launcher,
         "notes": list(settings.hosts.notes),
@@ -134,14 +120,15 @@ def show_variables(plan: Plan, environ: Mapping[str, str], chosen: frozenset[int
     """Return the variables that ranks find; `chosen` are those of --ranks, and `environ` is what ddlrun passes on."""
     ranks = _rank_records(plan, environ, frozenset(range(MOST_RANKS)) if chosen is None else chosen)
     variables = plan.printed_variables
-    record: EnvironmentRecord = {
+    passed_on = sorted(set(plan.exports) - set(variables))
+    record = {
         "set": variables,
         "set_by_rank": [word.partition("=")[0] for word in variables.get(OWN, "").split()],
-        "passed_on": sorted(set(plan.exports) - set(variables)),
+        "passed_on": passed_on,
         "removed": list(plan.removed),
         "ranks": ranks,
     }
-    inherited = redact({name: environ[name] for name in record["passed_on"] if name in environ})
+    inherited = redact({name: environ[name] for name in passed_on if name in environ})
     text = _render_block("all ranks:", shared_variables(plan))
     text += "".join(_render_block(f"rank {rank['rank']} on {rank['host']}:", rank["variables"]) for rank in ranks)
     if chosen is None and plan.placement.topology.size > MOST_RANKS:
@@ -150,7 +137,7 @@ def show_variables(plan: Plan, environ: Mapping[str, str], chosen: frozenset[int
     return View(text + (f"removed: {' '.join(plan.removed)}\n" if plan.removed else ""), record)
 
 
-def _rank_records(plan: Plan, environ: Mapping[str, str], chosen: frozenset[int]) -> "list[RankVariablesRecord]":
+def _rank_records(plan: Plan, environ: Mapping[str, str], chosen: frozenset[int]) -> list[dict[str, Any]]:
     placed = sorted((rank for rank in plan.placement.by_host() if rank.rank in chosen), key=lambda rank: rank.rank)
     return [
         {"rank": rank.rank, "host": rank.host.name, "variables": own_variables(plan, environ, rank)} for rank in placed

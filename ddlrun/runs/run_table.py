@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ddlrun.hosts import fold
 from ddlrun.ranges import render_ranges
@@ -12,9 +12,6 @@ from ddlrun.runs.history import PastRun, PastRunState
 from ddlrun.runs.run_list import ListedRun, ProcessesByHost
 from ddlrun.units import render_duration
 from ddlrun.wording import printable
-
-if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.runs.records import PastRunRecord, RunsRecord
 
 COMMAND_WIDTH = 100
 LONGEST_HOSTS = 24
@@ -107,9 +104,9 @@ def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-def runs_record(runs: Sequence[ListedRun], processes: ProcessesByHost | None) -> "RunsRecord":
+def runs_record(runs: Sequence[ListedRun], processes: ProcessesByHost | None) -> dict[str, Any]:
     """Return runs as JSON can carry them, and all processes if hosts were searched."""
-    record: RunsRecord = {"runs": [_run_record(run.past, run.state) for run in runs if run.past]}
+    record: dict[str, Any] = {"runs": [_run_record(run.past, run.state) for run in runs if run.past]}
     if processes is not None:
         record["processes"] = {
             host: [{**process._asdict(), "keeper": process.keeper} for process in on_host]
@@ -118,7 +115,7 @@ def runs_record(runs: Sequence[ListedRun], processes: ProcessesByHost | None) ->
     return record
 
 
-def _run_record(past: PastRun, state: PastRunState) -> "PastRunRecord":
+def _run_record(past: PastRun, state: PastRunState) -> dict[str, Any]:
     run = past.run
     return {
         "run": run.run,

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
@@ -18,10 +18,6 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.names import NAME, new_name
 from ddlrun.runs.state_folders import elsewhere, make_folder
-
-if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.runs.binding_record import BindingRecord, BindingsRecord
-
 
 # The space that is reserved for the outcome, in case the disk becomes full.
 RESERVED_BYTES = 1 << 16
@@ -179,7 +175,7 @@ def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
 BOUND_FIELDS = ("rank", "host", "cpus", "planned", "gpus", "problem")
 
 
-def bindings(reports: Iterable[str], ranks: int) -> "BindingsRecord":
+def bindings(reports: Iterable[str], ranks: int) -> dict[str, Any]:
     """Return the ranks' reports of their bindings for JSON, with the ranks that differ from the plan."""
     records = [dict(zip(BOUND_FIELDS, report.split("\t"), strict=True)) for report in reports]
     records.sort(key=lambda record: int(record["rank"]))
@@ -188,5 +184,5 @@ def bindings(reports: Iterable[str], ranks: int) -> "BindingsRecord":
         "ranks": ranks,
         "reported": len(records),
         "different": different,
-        "bindings": [cast("BindingRecord", {**record, "rank": int(record["rank"])}) for record in records],
+        "bindings": [{**record, "rank": int(record["rank"])} for record in records],
     }

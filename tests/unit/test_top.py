@@ -22,7 +22,6 @@ from ddlrun.monitor.openmetrics import CONTENT_TYPE, render_openmetrics
 from ddlrun.monitor.server import MetricsServer
 from ddlrun.monitor.table import COLUMNS, render_table, render_top, sort_by_trouble
 from tests.support import needs
-from tests.support.json_schemas import validate
 from tests.support.ports import reserved_port
 from tests.support.processes import started, wait_for
 from tests.support.run_folders import make_run
@@ -77,7 +76,6 @@ def test_top_prints_one_snapshot_without_a_terminal(state: Path) -> None:
 
 def test_top_prints_json(state: Path) -> None:
     record = json.loads(run(state, "top", "--json"))
-    validate(record, "top")
     assert [(finding["cause"], finding["ranks"]) for finding in record["findings"]] == [("storage", "1")]
     assert [rank["ranks"] for rank in record["ranks"]] == ["1", "0"]
 
@@ -132,7 +130,6 @@ def test_a_run_without_samples(state: Path) -> None:
     (state / "ddlrun/runs/20261122-tokarumi/metrics.jsonl").unlink()
     assert "no samples: sampling starts after 2 s; --sample-interval 0 disables it" in run(state, "top")
     record = json.loads(run(state, "top", "--json"))
-    validate(record, "top")
     assert (record["time"], record["ranks"]) == (0.0, [])
     assert run(state, "top", "--openmetrics").endswith("# EOF\n")
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.monitor.event_log import EventLog
-    from ddlrun.ddl.monitor.event_records import StragglerEvent
     from ddlrun.ddl.monitor.iteration_timer import Iteration
     from ddlrun.ddl.monitor.procfs import CpuLoad
     from ddlrun.ddl.monitor.spare_cores import SpareCoreOffer
@@ -141,7 +140,7 @@ class CoreRebinding:
 
     def _log_finding(self, finding: StragglerFinding, cause: str | None = None) -> None:
         if self._rank == 0:
-            event: StragglerEvent = {
+            event: dict[str, Any] = {
                 "event": finding.verdict.value,
                 "rank": finding.rank,
                 "host": self._hosts[finding.rank],

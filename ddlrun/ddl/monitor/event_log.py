@@ -6,10 +6,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ddlrun.ddl.monitor.event_records import IterationsEvent, StragglerEvent
+from typing import Any
 
 NAME = "ddl.jsonl"
 
@@ -20,7 +17,7 @@ class EventLog:
     def __init__(self, folder: str = "") -> None:
         self._path = os.path.join(folder, NAME) if folder and os.path.isdir(folder) else ""
 
-    def write(self, event: IterationsEvent | StragglerEvent) -> None:
+    def write(self, event: dict[str, Any]) -> None:
         """Append an event, with the time in seconds since 1970."""
         if self._path:
             with (

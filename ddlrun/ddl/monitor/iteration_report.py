@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.monitor.event_log import EventLog
-    from ddlrun.ddl.monitor.event_records import IterationSpans, PhaseSpan
     from ddlrun.ddl.monitor.iteration_timer import Iteration
     from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
 
@@ -82,7 +81,7 @@ class IterationReport:
             "dimensions": [{**asdict(line), "rate": line.rate} for line in lines], **self._spans(rows),
         })  # fmt: skip
 
-    def _spans(self, rows: NDArray[Any]) -> IterationSpans:
+    def _spans(self, rows: NDArray[Any]) -> dict[str, Any]:
         """Return when the last iteration and its phases began and ended on each rank, in seconds from the first begin.
 
         Times are by the clock of each rank's host; null if a rank has no such phase.
@@ -95,7 +94,7 @@ class IterationReport:
             return [None if math.isnan(at) else round(at - start, 6) for at in spans[:, place].tolist()]
 
         axes = [*self._grid.axes, self._grid.axes]
-        phases: list[PhaseSpan] = []
+        phases: list[dict[str, Any]] = []
         for place in range(2 * parts):
             whole = place >= 2 * (parts - 1)
             if not np.isnan(spans[:, 2 + place]).all():
