@@ -405,6 +405,7 @@ def test_the_help_of_launch_fits_on_a_screen() -> None:
     names = [word for label in labels for word in label.replace(",", " ").split() if word.startswith("-")]
     assert [name for name in names if name not in known] == []
     everything = "\n".join(help_of("help", "launch", "--help-all"))
+    assert len(re.findall(r"(?m)^  +-", everything)) <= 80
     visible = [param for param in known.values() if isinstance(param, Option) and not param.hidden]
     assert [param.opts[-1] for param in visible if param.opts[-1] not in everything] == []
 

@@ -236,6 +236,11 @@ def test_machines_side_by_side(ddlrun: Ddlrun, tmp_path: Path) -> None:
             "NUMA nodes 0,8 instead of NUMA nodes 0,8,252-255; 256 GiB instead of 320 GiB"
         ),
     ]
+    # In a scheduler's job, the hosts are those of the job.
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    for environ, hosts in (({}, 3), (job, 2)):
+        shown = ddlrun("show", "hosts", "--json", "--machine", str(tmp_path / "saved"), **environ)
+        assert len(json.loads(shown.stdout)["hosts"]) == hosts
     # Each rank is placed by its own host's machine, and lint checks against it.
     ranks = ddlrun("gen-rankfile", "4x3", "n[1-3]", "--machine", str(tmp_path / "saved"))
     assert "rank 0=n1 slot=0:0-10\n" in ranks.stdout
