@@ -13,14 +13,13 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention
 from ddlrun.runs.history import PastRunState, attempt_folders, read_past_run
 from ddlrun.runs.names import NAME
-from ddlrun.runs.state_folders import elsewhere, find_path, run_paths, state_folders, write_state
+from ddlrun.runs.registry import read_runs
+from ddlrun.runs.state_folders import TRASH, elsewhere, find_path, run_paths, state_folders, write_state
 from ddlrun.runs.store import write_private
 
 DAY_SECONDS = 86400
 # The list of ended runs with their sizes, which a launch reads instead of all run folders.
 LIST = "ended"
-# The beginning of the names of folders that are being deleted.
-TRASH = "removed-"
 
 
 class EndedRun(NamedTuple):
@@ -40,6 +39,9 @@ def remove_old_runs(state: str, retention: Retention) -> int:
         return 0
     paths = {name: path for name, path in run_paths(state).items() if re.fullmatch(NAME, name)}
     known = _read_list(state)
+    for run in read_runs(state):
+        if run.alive() is not False:
+            paths.pop(run.run, None)  # whatever its folder lacks, as after a disk was full
     over_now = {name: path for name, path in paths.items() if name in known or _has_ended(path)}
     ended = {name: known.get(name) or _measure(path) for name, path in over_now.items()}
     over = {name for name in _beyond(retention, ended) if _has_ended(paths[name]) and _remove(paths[name])}
@@ -59,9 +61,9 @@ def empty_trash(state: str) -> threading.Thread:
 def _empty(state: str) -> None:
     for folder in state_folders(state):
         with suppress(OSError):
-            for name in os.listdir(folder):
+            for name in os.listdir(f"{folder}/runs"):
                 if name.startswith(TRASH):
-                    shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+                    shutil.rmtree(f"{folder}/runs/{name}", ignore_errors=True)
 
 
 def _beyond(retention: Retention, ended: Mapping[str, EndedRun]) -> Iterator[str]:
@@ -123,7 +125,7 @@ def _remove(path: str) -> bool:
 
 def _rename(path: str) -> None:
     above, name = os.path.split(path)
-    os.rename(path, f"{os.path.dirname(above)}/{TRASH}{name}")
+    os.rename(path, f"{above}/{TRASH}{name}")
 
 
 def _read_list(state: str) -> dict[str, EndedRun]:

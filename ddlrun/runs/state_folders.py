@@ -11,6 +11,8 @@ from ddlrun.plan.run_dir import RunDir
 
 # The folder in /tmp of a user's runs is this and the user's number; the path of the state folder goes on in it.
 ELSEWHERE = "/tmp/ddlrun-state-"  # noqa: S108 - one of another user is not used
+# The beginning of the names of folders of runs that are being deleted: a disk of their own may hold those of runs.
+TRASH = "removed-"
 # The space that the folder of a run needs at least, and the part of it that is tried.
 LEAST_BYTES = 8 << 20
 TRIED_BYTES = 1 << 18
@@ -95,11 +97,12 @@ def _try_write(path: str) -> None:
 
 
 def run_paths(state: str) -> dict[str, str]:
-    """Return the folders of runs, and links to them, by name."""
+    """Return the folders of runs, and links to them, by name, without those that are being deleted."""
     paths: dict[str, str] = {}
     for folder in reversed(state_folders(state)):
         with suppress(OSError):
-            paths |= {name: f"{folder}/runs/{name}" for name in os.listdir(f"{folder}/runs")}
+            names = [name for name in os.listdir(f"{folder}/runs") if not name.startswith(TRASH)]
+            paths |= {name: f"{folder}/runs/{name}" for name in names}
     return paths
 
 

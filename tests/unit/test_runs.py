@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from ddlrun.runs.registry import born
 from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.run_list import list_runs
 from ddlrun.runs.run_table import render_runs, runs_record
-from ddlrun.runs.state_folders import ELSEWHERE, choose_path, elsewhere
+from ddlrun.runs.state_folders import ELSEWHERE, choose_path, elsewhere, run_paths
 from ddlrun.runs.store import RESERVED_BYTES, reserve_outcome, state_folder, write_private
 from tests.support.processes import command_line, mark, see_only
 from tests.support.run_folders import make_run
@@ -251,26 +252,48 @@ def test_old_runs_are_removed(tmp_path: Path) -> None:
     os.utime(unstarted, (changed, changed))
     assert remove_old_runs(state, Retention()) == 0
     assert remove_old_runs(state, Retention(days=8.5)) == 2
-    left = {path.name for path in (tmp_path / "runs").iterdir()}
+    left = run_paths(state)
     assert "20261101-old" not in left
     assert len(left) == 6
     assert remove_old_runs(state, Retention(runs=3)) == 1
     assert not (tmp_path / "runs" / "20261103-lost").exists()
     assert remove_old_runs(state, Retention(days=0.0)) == 3
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"20261102-running", "20261107-starting"}
+    assert sorted(run_paths(state)) == ["20261102-running", "20261107-starting"]
     assert (outside / "plan.json").exists()
-    empty_trash(state)
-    wait_until(lambda: {path.name for path in tmp_path.iterdir()} == {"runs", "other", "ended"})
+    empty_trash(state).join()
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"20261102-running", "20261107-starting"}
+
+
+def test_a_running_run_without_its_records_stays(tmp_path: Path) -> None:
+    """The disk was full when it started, and is not any more."""
+    folder = make_run(tmp_path, "20261101-running", age=9 * DAY, exit_code=None, pid=os.getpid())
+    changed = folder.stat().st_mtime
+    (tmp_path / "active").mkdir()
+    (folder / "run.json").rename(tmp_path / "active" / folder.name)
+    os.utime(folder, (changed, changed))
+    assert remove_old_runs(str(tmp_path), Retention(days=1.0)) == 0
+    assert folder.exists()
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="/dev/shm is the other disk")  # noqa: S108 - as it says
+def test_runs_may_be_on_another_disk(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+        make_run(Path(disk), "20261101-old", age=9 * DAY)
+        (tmp_path / "runs").symlink_to(f"{disk}/runs")
+        assert remove_old_runs(str(tmp_path), Retention(days=1.0)) == 1
+        assert read_history(str(tmp_path)) == []
+        empty_trash(str(tmp_path)).join()
+        assert os.listdir(f"{disk}/runs") == []
 
 
 def test_ended_runs_have_a_size_in_all(tmp_path: Path) -> None:
     for age, name in enumerate(("20261103-new", "20261102-mid", "20261101-old")):
         make_run(tmp_path, name, age=DAY * age, printed=40_000)
     assert remove_old_runs(str(tmp_path), Retention(bytes=100_000)) == 1
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["20261102-mid", "20261103-new"]
+    assert sorted(run_paths(str(tmp_path))) == ["20261102-mid", "20261103-new"]
     (tmp_path / "runs" / "20261102-mid" / "mpirun.log").unlink()  # sizes are read once
     assert remove_old_runs(str(tmp_path), Retention(bytes=1)) == 1
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["20261103-new"]
+    assert list(run_paths(str(tmp_path))) == ["20261103-new"]
 
 
 @pytest.mark.parametrize(
