@@ -1,5 +1,6 @@
 """The output of all ranks of a run, as its launch printed it: rendered from the logs of ranks and their order."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO
@@ -75,7 +76,10 @@ class MergedOutput:
         if self._order is None:
             self._open_order()
         while self._order is not None and (data := self._order.read(CHUNK_BYTES)):
-            yield from self._parser.feed(data)
+            for entry in self._parser.feed(data):
+                if entry.source > self._ranks:
+                    raise InputError(f"run folder {self._files.path}: output.order is damaged; read the files in ranks")
+                yield entry
 
     def _open_order(self) -> None:
         """Open the order once ddlrun has begun it."""
@@ -143,7 +147,7 @@ class SourceLogs:
         """Return the next bytes; fewer where the log has been cut."""
         log = self._use(source)
         self._offsets[source] += length
-        return b"" if log is None else log.read(length)
+        return b"" if log is None else log.read(min(length, os.fstat(log.fileno()).st_size))
 
     def _use(self, source: int) -> IO[bytes] | None:
         """Return a log at its place; None where there is none."""

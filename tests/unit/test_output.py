@@ -22,6 +22,7 @@ from ddlrun.rank.program_input import set_size
 from ddlrun.rank.protocol import ProgramEnd, ProtocolError
 from ddlrun.runs.merged_output import MergedOutput
 from ddlrun.runs.output_lines import ESCAPE, LineMerger, RankTags, fit_rewritten, tag_lines, tag_switches
+from ddlrun.runs.output_order import OUT, pack_entry
 from ddlrun.supervise import folding
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
@@ -181,6 +182,19 @@ def test_logs_of_a_killed_ddlrun_are_readable() -> None:
         order = folder / "output.order"
         order.write_bytes(order.read_bytes() + b"\1\2\3")  # half an entry
         assert read_log(folder)[0] == b"[0@h0] first\n[1@h1] then\n[2@h2] last\n"
+
+
+def test_a_damaged_order_is_an_error() -> None:
+    with logging(OutputStyle()) as (output, folder, log):
+        output.write(0, 0, b"first\n")
+        log.flush()
+        order = folder / "output.order"
+        good = order.read_bytes()
+        order.write_bytes(good + pack_entry(OUT, 0, (1 << 32) - 1))  # more than its log has
+        assert read_log(folder)[0] == b"[0@h0] first\n"
+        order.write_bytes(good + pack_entry(OUT, 99, 5))
+        with pytest.raises(InputError, match=r"output\.order is damaged"):
+            read_log(folder)
 
 
 def test_a_full_disk_is_reported_once() -> None:
