@@ -14,14 +14,14 @@ from ddlrun.hosts import fold
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.runs.history import attempt_names, find_folder, newest_first
+from ddlrun.runs.history import attempt_names, find_folder
 from ddlrun.runs.leftovers import remove_leftovers
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, forget_run, read_runs
 from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.run_table import COMMAND_WIDTH
-from ddlrun.runs.state_folders import find_path
+from ddlrun.runs.state_folders import find_path, newest_first
 from ddlrun.runs.store import state_folder
 
 CLEAN_GRACE_SECONDS = 2.0

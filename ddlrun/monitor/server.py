@@ -3,10 +3,11 @@
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
+from types import MappingProxyType
 from typing import Any
 
 from ddlrun.monitor.openmetrics import CONTENT_TYPE
@@ -61,6 +62,29 @@ class LocalServer(ThreadingHTTPServer):
         """Ignore a client that has disconnected."""
 
 
+class LocalHandler(BaseHTTPRequestHandler):
+    """A handler of a request."""
+
+    timeout = REQUEST_SECONDS
+
+    def send_text(self, text: str, kind: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Answer with a text, which is not to be stored."""
+        content = text.encode()
+        self.send_head(kind, {**headers, "Content-Length": str(len(content))})
+        self.wfile.write(content)
+
+    def send_head(self, kind: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Begin an answer of a media type."""
+        self.send_response(HTTPStatus.OK)
+        always = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+        for name, value in {"Content-Type": kind, **always, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Log nothing."""
+
+
 class MetricsServer(LocalServer):
     """A server of the metrics of a run."""
 
@@ -70,7 +94,7 @@ class MetricsServer(LocalServer):
         """Listen on a port, 0: any that is free; `render` returns the metrics. Raises OSError."""
         self._render = render
         self._lock = threading.Lock()
-        super().__init__(port, Handler, address)
+        super().__init__(port, MetricsHandler, address)
 
     @property
     def url(self) -> str:
@@ -90,11 +114,10 @@ class MetricsServer(LocalServer):
             self.service_actions()
 
 
-class Handler(BaseHTTPRequestHandler):
-    """The handler of a request."""
+class MetricsHandler(LocalHandler):
+    """The handler of a request for the metrics."""
 
     server: MetricsServer
-    timeout = REQUEST_SECONDS
 
     def do_GET(self) -> None:
         """Answer with the metrics, at / with a page that names their path."""
@@ -102,12 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         if path not in ("/", PATH):
             self.send_error(HTTPStatus.NOT_FOUND, f"the metrics are at {PATH}")
             return
-        page = (self.server.render() if path == PATH else FRONT_PAGE).encode()
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", CONTENT_TYPE if path == PATH else "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Log nothing."""
+        if path == PATH:
+            self.send_text(self.server.render(), CONTENT_TYPE)
+        else:
+            self.send_text(FRONT_PAGE, "text/html; charset=utf-8")

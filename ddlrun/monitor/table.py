@@ -115,6 +115,11 @@ def _row(cells: Mapping[str, str], widths: Mapping[str, str]) -> str:
     return " ".join(f"{cells.get(name, '')[: int(width[1:])]:{width}}" for name, width in widths.items()).rstrip()
 
 
+def describe_state(sample: RankSample) -> str:
+    """Return the state of a rank in words."""
+    return STATES.get(sample.state, sample.state) if sample.function == "-" else kernel_wait(sample.function)
+
+
 def _rank_cells(samples: Sequence[RankSample], gpu: float | None) -> dict[str, str]:
     last = samples[-1]
     return {
@@ -124,7 +129,7 @@ def _rank_cells(samples: Sequence[RankSample], gpu: float | None) -> dict[str, s
         "BEFORE": spark_line([sample.cpu for sample in samples]),
         "MEMORY": render_bytes(last.rss),
         "GPU %": "-" if gpu is None else f"{gpu * 100:.0f}",
-        "STATE": STATES.get(last.state, last.state) if last.function == "-" else kernel_wait(last.function),
+        "STATE": describe_state(last),
         "READ/s": render_bytes(last.read),
         "QUEUE%": f"{last.queue * 100:.0f}",
     }

@@ -1,4 +1,4 @@
-"""Results of the measuring job, and the records of `ddlrun network bench` and `tune`: the source of their schemas."""
+"""Results of the measuring job, and the record of `ddlrun network tune`."""
 
 from collections.abc import Sequence
 from typing import TypedDict

@@ -12,7 +12,7 @@ from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader, Sample
 from ddlrun.monitor.run_diagnosis import RunDiagnosis, diagnose_run
 from ddlrun.monitor.samples import HostSample, RankSample
-from ddlrun.monitor.table import sort_by_trouble
+from ddlrun.monitor.table import describe_state, sort_by_trouble
 from ddlrun.page.content import PageContent, make_content, script_name
 from ddlrun.page.record import RunRecord, read_record, stat_record
 from ddlrun.page.run_files import RunEvent, read_events, read_verdict
@@ -20,10 +20,9 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.ranges import parse_ranges
 from ddlrun.runs.history import PastRun, PastRunState, read_past_run
 from ddlrun.units import render_duration
-from ddlrun.wording import kernel_wait
 
 # The fields of samples as they are, and those that are made of others: the GPUs of a rank (None: it has none).
-RANK_FIELDS = ("time", "ranks", "host", "cpu", "rss", "read", "written", "queue", "state")
+RANK_FIELDS = ("time", "ranks", "host", "cpu", "rss", "read", "written", "queue")
 HOST_FIELDS = ("time", "host", "cores", "cpu", "memory", "available")
 # The samples that a page gets of the past of a run.
 MOST_SAMPLES = 40_000
@@ -135,7 +134,7 @@ class RunFeed:
             "events": read_events(self._files.events),
             "order": sort_by_trouble(ranks, findings),
             "content": content,
-            "rank_fields": (*RANK_FIELDS, "function", "gpu"),
+            "rank_fields": (*RANK_FIELDS, "state", "gpu"),
             "samples": list(self._pick(new)),
             "host_fields": (*HOST_FIELDS, "received", "sent", "temperature"),
             "hosts": [_sum_up(sample) for sample in new if isinstance(sample, HostSample)],
@@ -166,7 +165,7 @@ class RunFeed:
             for rank in samples:
                 if isinstance(rank, RankSample):
                     gpu = mean_utilization(rank.ranks, self._gpus.get(rank.host, {}))
-                    yield [*(getattr(rank, name) for name in RANK_FIELDS), kernel_wait(rank.function), gpu]
+                    yield [*(getattr(rank, name) for name in RANK_FIELDS), describe_state(rank), gpu]
 
 
 def _describe(past: PastRun, record: RunRecord, now: float) -> str:

@@ -9,9 +9,8 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 
-from ddlrun.monitor.server import LOOPBACK, REQUEST_SECONDS, LocalServer
+from ddlrun.monitor.server import LOOPBACK, LocalHandler, LocalServer
 from ddlrun.page import html
 from ddlrun.page.feed import RunFeed
 from ddlrun.page.run_files import read_logs
@@ -73,13 +72,12 @@ class PageServer(LocalServer):
                 self._changed.notify_all()
 
 
-class PageHandler(BaseHTTPRequestHandler):
-    """The handler of a request."""
+class PageHandler(LocalHandler):
+    """The handler of a request for the page."""
 
     server: PageServer
-    timeout = REQUEST_SECONDS
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the base class's name
         """Answer with the page, the stream of messages or a log."""
         url = urllib.parse.urlsplit(self.path)
         _, token, *rest = [*url.path.split("/", 2), ""]
@@ -93,7 +91,8 @@ class PageHandler(BaseHTTPRequestHandler):
             self._send_log(urllib.parse.parse_qs(url.query).get("rank", [""])[0])
         elif rest[0] == "" and url.path.endswith("/"):
             nonce = secrets.token_urlsafe(16)
-            self._send_text(html.render_page(nonce), "text/html", {"Content-Security-Policy": POLICY.format(nonce)})
+            policy = {"Content-Security-Policy": POLICY.format(nonce)}
+            self.send_text(html.render_page(nonce), "text/html; charset=utf-8", policy)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -101,26 +100,14 @@ class PageHandler(BaseHTTPRequestHandler):
         if not (rank.isascii() and rank.isdigit() and len(rank) <= LONGEST_RANK):
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
-        self._send_text(read_logs(self.server.folder, [int(rank)])[int(rank)], "text/plain", {})
-
-    def _send_text(self, text: str, kind: str, headers: dict[str, str]) -> None:
-        content = text.encode()
-        self._send_head(f"{kind}; charset=utf-8", {**headers, "Content-Length": str(len(content))})
-        self.wfile.write(content)
-
-    def _send_head(self, kind: str, headers: dict[str, str]) -> None:
-        self.send_response(HTTPStatus.OK)
-        always = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-        for name, value in {"Content-Type": kind, **always, **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
+        self.send_text(read_logs(self.server.folder, [int(rank)])[int(rank)], "text/plain; charset=utf-8")
 
     def _send_events(self) -> None:
         with self.server.stream() as allowed, suppress(OSError):
             if not allowed:
                 self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many open pages")
                 return
-            self._send_head("text/event-stream; charset=utf-8", {})
+            self.send_head("text/event-stream; charset=utf-8")
             self.wfile.write(b"retry: 1000\n\n")
             last = False
             while not last:
@@ -136,6 +123,3 @@ class PageHandler(BaseHTTPRequestHandler):
                 if over or self.server.folder != folder:
                     return over
                 self.server.over.wait(POLL_SECONDS)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Log nothing."""

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.plan.plan import Plan
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.runs.names import LAST, NAME, choose_name
+from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.registry import Run, describe_run, parse_run, read_runs
-from ddlrun.runs.state_folders import elsewhere, find_path, last_run, run_folders, run_paths, write_state
+from ddlrun.runs.state_folders import elsewhere, find_path, last_run, newest_first, run_paths, write_state
 from ddlrun.runs.store import reserve_outcome, write_private
 
 
@@ -141,9 +141,11 @@ def _last_folder(state: str) -> str:
 def read_history(state: str, most: int | None = None) -> list[PastRun]:
     """Return up to `most` runs and restarts in a state folder, the running ones first, then the latest; None: all."""
     active = {_base_folder(run.run_dir) for run in read_runs(state) if run.alive()}
-    folders = sorted(run_folders(state), key=lambda folder: folder in active)[::-1]
-    folders = [folder for folder in folders if not re.fullmatch(r"restart-[0-9]+", os.path.basename(folder))]
-    attempts = ([*filter(None, map(read_past_run, attempt_folders(base)))] for base in folders)
+    folders = dict.fromkeys(map(os.path.realpath, newest_first(state).values()))
+    attempts = (
+        [*filter(None, map(read_past_run, attempt_folders(base)))]
+        for base in sorted(folders, key=lambda folder: folder not in active)
+    )
     runs = [run for known in itertools.islice(filter(None, attempts), most) for run in known]
     return sorted(runs, key=lambda past: (past.state is PastRunState.RUNNING, past.run.started), reverse=True)[:most]
 
@@ -205,17 +207,3 @@ def _read_outcome(folder: str) -> Mapping[str, Any]:
             return dict(json.load(file))
     except FileNotFoundError:
         return {}
-
-
-def newest_first(state: str) -> dict[str, str]:
-    """Return the folders of runs and links to them by name, the latest first."""
-    paths = {name: path for name, path in run_paths(state).items() if re.fullmatch(NAME, name)}
-    return {name: paths[name] for name in sorted(paths, key=lambda name: written_at(paths[name]), reverse=True)}
-
-
-def written_at(path: str) -> float:
-    """Return the time of a run's start, or of its link if its folder is gone."""
-    try:
-        return os.path.getmtime(RunDir(path).plan)
-    except OSError:
-        return os.lstat(path).st_mtime

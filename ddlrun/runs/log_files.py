@@ -3,18 +3,18 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import IO
 
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir, rank_log
 from ddlrun.runs.history import PastRunState, read_past_run, restart_folder
-from ddlrun.runs.merged_output import MergedOutput
+from ddlrun.runs.merged_output import MergedOutput, SourceLogs
+from ddlrun.runs.output_order import CHUNK_BYTES, OUT
 from ddlrun.runs.state_folders import find_path
 from ddlrun.wording import counted
 
-BLOCK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
 
 
@@ -55,7 +55,7 @@ def _read_run(
     folder: str, ranks: Iterable[int] | None, lines: int | None, *, follow: bool
 ) -> Iterator[tuple[int, bytes]]:
     count = count_ranks(folder)
-    reader = MergedOutput(folder, count) if ranks is None else LogReader(rank_logs(folder, ranks, count))
+    reader = MergedOutput(folder, count) if ranks is None else RankLogs(rank_logs(folder, ranks, count))
     with closing(reader):
         ended = _has_ended(folder)  # before reading: all that it wrote is read afterwards
         yield from reader.read() if lines is None else reader.read_last(lines)
@@ -87,51 +87,33 @@ def _has_ended(folder: str) -> bool:
     return not past.state.may_run
 
 
-class LogReader:
-    """The bytes of several log files, each from the place that was read last; a missing file is one without bytes."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        """Take the paths of the files."""
-        self._paths = paths
-        self._files: dict[int, IO[bytes]] = {}
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
+class RankLogs(SourceLogs):
+    """The logs of some ranks, one after the other."""
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes that were added to the files since the last call, each block for standard output."""
-        self._open_files()
-        for _, file in sorted(self._files.items()):
-            while block := file.read(BLOCK_BYTES):
-                yield 0, block
+        """Yield the bytes that were added since the last call, each block for standard output."""
+        for source, length in self.blocks():
+            yield OUT, self.take(source, length)
 
     def read_last(self, lines: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the last lines of each file, in place of all that the first `read` would yield."""
-        self._open_files()
-        for file in self._files.values():
-            seek_last_lines(file, lines)
+        """Yield the last lines of each log, in place of all that the first `read` would yield."""
+        for source in range(len(self.paths)):
+            if log := self.use(source):
+                self.move(source, seek_last_lines(log, lines))
         yield from self.read()
 
     def read_rest(self) -> Iterator[tuple[int, bytes]]:
         """Yield nothing: `read` leaves nothing out."""
         return iter(())
 
-    def _open_files(self) -> None:
-        for index, path in enumerate(self._paths):
-            if index not in self._files:
-                with suppress(FileNotFoundError):
-                    self._files[index] = open(path, "rb", buffering=0)  # noqa: SIM115 - `__exit__`
 
-
-def seek_last_lines(file: IO[bytes], count: int) -> None:
-    """Move to the beginning of a file's last lines."""
+def seek_last_lines(file: IO[bytes], count: int) -> int:
+    """Move to the beginning of a file's last lines, and return its place."""
     start = file.seek(0, os.SEEK_END)
     tail = b""
     while start > 0 and tail.count(b"\n") <= count:
-        size = min(BLOCK_BYTES, start)
+        size = min(CHUNK_BYTES, start)
         start = file.seek(start - size)
         tail = file.read(size) + tail
     before, *lines = tail.removesuffix(b"\n").rsplit(b"\n", count)
-    file.seek(start if len(lines) < count else start + len(before) + 1)
+    return file.seek(start if len(lines) < count else start + len(before) + 1)

@@ -60,16 +60,15 @@ class MergedOutput:
             entry = entries[start]
             self._logs.move(entry.source, -entry.moved)
             if entry.kind in self._lines:
-                newlines += self._logs.read(entry.source, entry.length).count(b"\n")
+                newlines += self._logs.take(entry.source, entry.length).count(b"\n")
                 self._logs.move(entry.source, -entry.length)
         before = [entry for entry in entries[:start] if not entry.moved]  # hosts and times
         yield from _keep_last([block for entry in before + entries[start:] for block in self._render(entry)], lines)
 
     def read_rest(self) -> Iterator[tuple[int, bytes]]:
         """Yield what the logs have beyond their order, as after ddlrun was killed or the disk was full."""
-        for source in range(self._ranks + 1):
-            while length := min(self._logs.remaining(source), CHUNK_BYTES):
-                yield from self._render(OrderEntry(OUT, source, length))
+        for source, length in self._logs.blocks():
+            yield from self._render(OrderEntry(OUT, source, length))
 
     def _entries(self) -> Iterator[OrderEntry]:
         """Yield the entries that were added to the order since the last call. Raises InputError."""
@@ -103,7 +102,7 @@ class MergedOutput:
         elif entry.kind not in self._lines:
             self._logs.move(entry.source, entry.length)
         else:
-            block = self._logs.read(entry.source, entry.length)
+            block = self._logs.take(entry.source, entry.length)
             tag = self._tags.render((entry.source,), at=self._second) if entry.source < self._ranks else b""
             yield entry.kind, self._lines[entry.kind].join(entry.source, block, tag)
 
@@ -125,7 +124,7 @@ class SourceLogs:
 
     def __init__(self, paths: list[str]) -> None:
         """Take the paths of the logs by the numbers of their sources."""
-        self._paths = paths
+        self.paths = paths
         self._offsets = [0] * len(paths)
         self._open: dict[int, IO[bytes]] = {}
 
@@ -138,22 +137,23 @@ class SourceLogs:
         """Pass over bytes, or go back."""
         self._offsets[source] += length
 
-    def remaining(self, source: int) -> int:
-        """Return the number of bytes after the place."""
-        log = self._use(source)
-        return 0 if log is None else max(0, log.seek(0, 2) - self._offsets[source])
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield the source and the length of each block after the places, of which each is to be taken."""
+        for source in range(len(self.paths)):
+            while (log := self.use(source)) and (length := log.seek(0, 2) - self._offsets[source]) > 0:
+                yield source, min(length, CHUNK_BYTES)
 
-    def read(self, source: int, length: int) -> bytes:
+    def take(self, source: int, length: int) -> bytes:
         """Return the next bytes; fewer where the log has been cut."""
-        log = self._use(source)
+        log = self.use(source)
         self._offsets[source] += length
         return b"" if log is None else log.read(min(length, os.fstat(log.fileno()).st_size))
 
-    def _use(self, source: int) -> IO[bytes] | None:
+    def use(self, source: int) -> IO[bytes] | None:
         """Return a log at its place; None where there is none."""
         log = self._open.pop(source, None)
         with suppress(FileNotFoundError):
-            log = log or open(self._paths[source], "rb")  # noqa: SIM115 - `close`
+            log = log or open(self.paths[source], "rb")  # noqa: SIM115 - `close`
         if log is None:
             return None
         while len(self._open) >= MOST_OPEN_FILES:

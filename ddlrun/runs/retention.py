@@ -14,7 +14,7 @@ from ddlrun.plan.settings import Retention
 from ddlrun.runs.history import PastRunState, attempt_folders, read_past_run
 from ddlrun.runs.names import NAME
 from ddlrun.runs.registry import read_runs
-from ddlrun.runs.state_folders import TRASH, elsewhere, find_path, run_paths, state_folders, write_state
+from ddlrun.runs.state_folders import TRASH, changed_at, elsewhere, find_path, run_paths, state_folders, write_state
 from ddlrun.runs.store import write_private
 
 DAY_SECONDS = 86400
@@ -86,7 +86,7 @@ def _has_ended(path: str) -> bool:
     if any(past.run.alive() or past.state is PastRunState.UNKNOWN for past in attempts):
         return False
     recorded = bool(attempts) or os.path.exists(find_path(RunDir(path).outcome))
-    return recorded or _changed_at(path) < time.time() - DAY_SECONDS  # a start takes less time
+    return recorded or changed_at(path) < time.time() - DAY_SECONDS  # a start takes less time
 
 
 def _measure(path: str) -> EndedRun:
@@ -98,14 +98,7 @@ def _measure(path: str) -> EndedRun:
                 status = os.lstat(f"{folder}/{name}")
                 size += status.st_size
                 written = max(written, status.st_mtime)
-    return EndedRun(written or _changed_at(path), size)
-
-
-def _changed_at(path: str) -> float:
-    """Return the time of the last change of a folder or link; 0 where it has just been removed."""
-    with suppress(FileNotFoundError):
-        return os.lstat(path).st_mtime
-    return 0.0
+    return EndedRun(written or changed_at(path), size)
 
 
 def _remove(path: str) -> bool:

@@ -1,6 +1,7 @@
 """The folders of runs: in the state folder, and in /tmp where that cannot be written or is full."""
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Callable
@@ -106,30 +107,36 @@ def run_paths(state: str) -> dict[str, str]:
     return paths
 
 
-def run_folders(state: str) -> list[str]:
-    """Return the run folders in a state folder, and that of the last run, oldest first."""
-    written: dict[str, float] = {}
-    for folder in map(os.path.realpath, (*run_paths(state).values(), *_last_links(state))):
-        with suppress(OSError):
-            written[folder] = os.path.getmtime(RunDir(folder).plan)
-    return sorted(written, key=lambda folder: written[folder])
+def newest_first(state: str) -> dict[str, str]:
+    """Return the folders of runs and links to them by name, the latest first."""
+    paths = run_paths(state)
+    return {name: paths[name] for name in sorted(paths, key=lambda name: _written_at(paths[name]), reverse=True)}
+
+
+def _written_at(path: str) -> float:
+    """Return the time of a run's start, or of its link if its folder is gone."""
+    try:
+        return os.path.getmtime(RunDir(path).plan)
+    except OSError:
+        return changed_at(path)
+
+
+def changed_at(path: str) -> float:
+    """Return the time of the last change of a folder or link; 0 where it has just been removed."""
+    with suppress(OSError):
+        return os.lstat(path).st_mtime
+    return 0.0
 
 
 def last_run(state: str) -> str | None:
     """Return the folder of the run that was started last; None where there is none."""
-    written: list[tuple[float, str]] = []
-    for folder in map(os.path.realpath, _last_links(state)):
-        with suppress(OSError):
-            written.append((os.path.getmtime(RunDir(folder).plan), folder))
-    return max(written)[1] if written else next(reversed(run_folders(state)), None)
-
-
-def _last_links(state: str) -> list[str]:
-    return [f"{folder}/last" for folder in state_folders(state)]
+    links = [f"{folder}/last" for folder in state_folders(state)]
+    paths = itertools.chain(sorted(links, key=_written_at, reverse=True), newest_first(state).values())
+    return next((os.path.realpath(path) for path in paths if os.path.exists(RunDir(path).plan)), None)
 
 
 def link_last_run(plan: Plan, state: str) -> None:
-    """Link to the last run, wherever its folder is, for `run_folders`; ddlrun's own measurements are left out."""
+    """Link to the last run, wherever its folder is, for `last_run`; ddlrun's own measurements are left out."""
     if "ddlrun.measure" not in plan.argv:
         write_state(state, lambda folder: _link(f"{folder}/last", plan.run_dir.path))
 

@@ -17,7 +17,7 @@ from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.names import NAME, new_name
-from ddlrun.runs.state_folders import elsewhere, make_folder
+from ddlrun.runs.state_folders import write_state
 
 # The space that is reserved for the outcome, in case the disk becomes full.
 RESERVED_BYTES = 1 << 16
@@ -161,13 +161,7 @@ def append_private(path: str, line: str) -> None:
 def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
     """Write the ranks' bindings and the outcome to the run folder; on a full disk the outcome alone, to /tmp."""
     text = json.dumps(outcome.as_dict())
-    try:
-        write_private(plan.run_dir.outcome, [text, "\n"])
-    except OSError:
-        with suppress(OSError):
-            other = elsewhere(plan.run_dir.outcome)
-            make_folder(os.path.dirname(other))
-            write_private(other, [text, "\n"])
+    write_state(plan.run_dir.path, lambda folder: write_private(RunDir(folder).outcome, [text, "\n"]))
     with suppress(OSError):
         write_private(plan.run_dir.binding, [json.dumps(bindings(bound, plan.placement.topology.size)), "\n"])
 

@@ -14,9 +14,9 @@ from ddlrun.environment.frameworks import FRAMEWORKS
 from ddlrun.mapping.topology_request import UNITS
 from ddlrun.network.presets import BETWEEN, INSIDE
 from ddlrun.preflight.judge import NAMES
-from ddlrun.runs.history import newest_first
 from ddlrun.runs.names import LAST, strip_date
 from ddlrun.runs.registry import read_runs
+from ddlrun.runs.state_folders import newest_first
 from ddlrun.runs.store import state_folder
 from ddlrun.ship.request import CODE_WORD, ENVIRONMENT_WORD
 

@@ -1,6 +1,5 @@
 // -- the data of ranks and hosts --------------------------------------------------------------------
 const MOST_POINTS = 600, MOST_ROWS = 200, LOG_MS = 2000, NEAR_SECONDS = 60;
-const STATES = {R: "runs", S: "waits", D: "blocked", T: "stopped", t: "debugged", Z: "ended", I: "idle"};
 const METRICS = {
   cpu: {title: "CPU", unit: "%", floor: 100, value: (sample) => 100 * sample.cpu},
   gpu: {title: "GPU", unit: "%", floor: 100, value: (sample) => sample.gpu === null ? null : 100 * sample.gpu},
@@ -125,7 +124,7 @@ function columns(causes) {
     {title: "host", width: "always", text: (name) => several ? hostOf(name) : ""},
     used("CPU %", "cpu", "", "always"), used("GPU %", "gpu", "", "always"),
     ...(peak ? [] : [used("memory", "rss", "B", "always")]),
-    {title: "state", width: "always", text: (name) => running() && last(name) ? stateOf(last(name)) : ""},
+    {title: "state", width: "always", text: (name) => running() && last(name) ? last(name).state : ""},
     used("read/s", "read", "B", "wide"), used("written/s", "written", "B", "chosen"), used("queue %", "queue", "", "wide"),
     ...content.columns.map(({title, number, width, texts, failures}) => ({
       title, number, width, words: title === "end",
@@ -135,8 +134,6 @@ function columns(causes) {
   ];
   return all.filter(({text}) => allNames().some((name) => text(name)));
 }
-
-const stateOf = (sample) => sample.function === "-" ? STATES[sample.state] ?? sample.state : sample.function;
 
 function showRows(names, causes) {
   const all = columns(causes), shown = all.filter(({width}) => width !== "chosen");
