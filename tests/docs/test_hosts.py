@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.grid_engine import GridEngineCluster
 from tests.cluster.slurm import SlurmCluster
+from tests.conftest import OWN
 from tests.docs.pages import blocks, script
 from tests.support.waiting import wait_until
 
@@ -24,6 +25,34 @@ import os, sys
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 print("rank", world.rank, os.uname().nodename, world.allreduce(1), *sys.argv[1:], flush=True)
+"""
+FIRST_STEPS = "pytorch-on-slurm"
+FIRST = {
+    "~/train/bin/ddlrun": f"{Path(sys.executable).parent}/ddlrun",
+    "--gpus-per-node=4": "--ntasks-per-node=2",  # GPUs: tests/hosts/test_gpus.py
+    "--time=04:00:00": "--time=10",
+}
+# At the first start, all ranks wait for the warning; then h2 loses what starts its ranks, as if it had failed.
+LOSES_H2 = """
+import os, signal
+from pathlib import Path
+from torch import distributed as dist
+signals = [signal.SIGUSR1]
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+dist.init_process_group("gloo")
+if os.environ["DDLRUN_RESTART"] == "0":
+    print("begins", flush=True)
+    signal.sigwait(signals)
+    print("saves", flush=True)
+    dist.barrier()
+    if os.uname().nodename == "h2":
+        pid = os.getppid()
+        for _ in range(2):
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(pid, signal.SIGKILL)
+    signal.pause()
+print("rank", dist.get_rank(), os.uname().nodename, dist.get_world_size(), flush=True)
+dist.destroy_process_group()
 """
 WARNED = script("inside-a-job", "A warning before the time limit", kind="python")
 # Grid Engine's warning is another signal; whoever had it is still there two seconds later.
@@ -113,6 +142,33 @@ def test_an_array_of_slurm(slurm: SlurmCluster, tmp_path: Path) -> None:
         assert [line.split()[3:] for line in told] == [["4", str(task)]] * 4
 
 
+@pytest.mark.parametrize("manager", ["auto", OWN])
+def test_pytorch_on_slurm(slurm: SlurmCluster, tmp_path: Path, manager: str) -> None:
+    ours = {**FIRST, "ddlrun launch": f"ddlrun launch --process-manager {manager}"}
+    train = script(FIRST_STEPS, "2. Write the job script", kind="python")
+    job = submit(slurm, tmp_path, script(FIRST_STEPS, "2. Write the job script"), train, ours)
+    slurm.wait_for(job, "COMPLETED")
+    assert ranks((tmp_path / f"slurm-{job}.out").read_text()) == [f"rank {rank} of 4 on cpu" for rank in range(4)]
+    check = script(FIRST_STEPS, "3. Try it")
+    for page, here in FIRST.items():
+        check = check.replace(page, here)
+    done = slurm.run("h1", ["sh", "-c", check], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("manager", ["auto", OWN])
+def test_pytorch_on_slurm_survives(slurm: SlurmCluster, tmp_path: Path, manager: str) -> None:
+    ours = {**SLURM, **FIRST, "ddlrun launch": f"ddlrun launch --process-manager {manager}", "4x2x1": "2x2x1"}
+    job = submit(slurm, tmp_path, script(FIRST_STEPS, "5. Survive failures and time limits"), LOSES_H2, ours)
+    log = tmp_path / f"slurm-{job}.out"
+    until(log, "begins", 4)
+    slurm.run("h1", ["scancel", "--batch", "--signal=USR1", job], check=True)
+    slurm.wait_for(job, "COMPLETED", timeout=300)
+    assert (log.read_text().count("saves"), ranks(log.read_text())) == (4, [
+        "rank 0 h1 4", "rank 1 h1 4", "rank 2 h3 4", "rank 3 h3 4",
+    ])  # fmt: skip
+
+
 @pytest.mark.parametrize("to", [["--batch"], []], ids=["script", "steps"])
 def test_slurm_warns_and_starts_again(slurm: SlurmCluster, tmp_path: Path, to: list[str]) -> None:
     job = submit(slurm, tmp_path, script("slurm", "Warning and restart"), WARNED, SLURM)
@@ -169,6 +225,8 @@ def test_grid_engine_starts_tasks_again(sge: GridEngineCluster, tmp_path: Path) 
 def test_every_script_is_run_here_or_with_stand_ins() -> None:
     tests = "".join((Path(__file__).parent / name).read_text() for name in (
         "test_hosts.py", "test_schedulers.py"))  # fmt: skip
-    pages = ("inside-a-job", "slurm", "grid-engine", "lsf", "pbs", "flux", "kubernetes")
+    pages = ("inside-a-job", "pytorch-on-slurm", "slurm", "grid-engine", "lsf", "pbs", "flux", "kubernetes")
     found = [(page, block.title) for page in pages for block in blocks(page) if block.kind != "text"]
-    assert [one for one in found if f'"{one[1]}"' not in tests and one[0] != "kubernetes"] == []
+    steps = [(FIRST_STEPS, "1. Install"), (FIRST_STEPS, "4. Submit")]  # a download; what `submit` above does
+    missing = [one for one in found if f'"{one[1]}"' not in tests and one[0] != "kubernetes"]
+    assert missing == steps
