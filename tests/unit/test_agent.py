@@ -188,11 +188,11 @@ def test_names_matter_to_the_open_mpi_that_runs_alone(host: str, major: int | No
     )
 
 
-@pytest.mark.parametrize(("option", "code"), [("--output", "no-tag", 0), ("--strict-binding", 5)])
-def test_ranks_that_cannot_bind_themselves(option: str, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "code"), [(["--output", "no-tag"], 0), (["--strict-binding"], 5)])
+def test_ranks_that_cannot_bind_themselves(options: list[str], code: int, tmp_path: Path) -> None:
     """Agents bind by OS indexes, which a preset does not have."""
     launch = [sys.executable, "-m", "ddlrun", "launch", "--process-manager", "ddlrun", "--run-dir", f"{tmp_path}/run"]
-    line = [*launch, "--machine", "dgx1", option, "-np", "2", "true"]
+    line = [*launch, "--machine", "dgx1", *options, "-np", "2", "true"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     message = "ranks are not bound to cores: preset dgx1 has no OS indexes of CPUs; leave out --machine"
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
