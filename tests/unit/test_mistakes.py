@@ -249,6 +249,8 @@ def test_help_before_a_broken_line_is_printed(capsys: pytest.CaptureFixture[str]
     ("variable", "hint"),
     [
         ("DDLRUN_NP", " (did you mean DDLRUN_NUM_PROC?)"),
+        ("DDLRUN_NPROC_PER_NODE", " (did you mean DDLRUN_RANKS_PER_HOST?)"),
+        ("DDLRUN_NTASKS", " (did you mean DDLRUN_NUM_PROC?)"),
         ("DDLRUN_BND", " (did you mean DDLRUN_BIND?)"),
         ("DDLRUN_QQQQQQQQ", ""),
         ("DDLRUN_DDL_TUNIG", " (did you mean DDLRUN_DDL_TUNING?)"),

@@ -63,12 +63,18 @@ def parse_output(text: str | None) -> dict[str, str]:
 
     >>> parse_output("tag,timestamp,no-tag,dir=out")
     {'tag': 'no-tag', 'timestamp': 'timestamp', 'dir': 'out'}
+    >>> parse_output("dir=lr=0.1,bs=32,tag")
+    {'dir': 'lr=0.1,bs=32', 'tag': 'tag'}
     """
-    words = {}
+    words: dict[str, str] = {}
     for word in text.split(",") if text else ():
         name, _, value = word.partition("=")
         if word not in OUTPUT_WORDS and not (value and name == "dir"):
-            hint = did_you_mean(word, OUTPUT_WORDS) or "; to write a file, redirect the output: > FILE"
+            hint = did_you_mean(word, OUTPUT_WORDS)
+            if not hint and next(reversed(words), "") == "dir":
+                words["dir"] += f",{word}"  # of the folder's name
+                continue
+            hint = hint or "; to write a file, redirect the output: > FILE"
             raise InputError(f"`--output` {text!r}: {word!r} is none of {', '.join(OUTPUT_WORDS)}{hint}")
         words[name.removeprefix("no-")] = value or word
     return words

@@ -11,6 +11,8 @@ from click.core import ParameterSource
 
 from ddlrun.application.config_files import Configuration, OptionValue, read_config_files
 from ddlrun.cli.console import ConsoleReporter, print_note
+from ddlrun.cli.options.foreign import RENAMED
+from ddlrun.cli.options.names import SYNONYMS
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, VARIABLE
 from ddlrun.wording import did_you_mean
@@ -113,6 +115,9 @@ def _note_unknown_variables(ctx: click.Context, environ: Mapping[str, str]) -> N
         if (variable := variable_of(option)) is not None
         for name in (*option.opts, *option.secondary_opts)
     }
+    for typed, meant in (*RENAMED.items(), *SYNONYMS.items()):
+        variable = f"ddlrun_{typed.strip('-').replace('-', '_')}"
+        synonyms.setdefault(variable, synonyms.get(f"ddlrun_{meant.strip('-')}", ""))
     known = {*synonyms.values(), *OTHER_VARIABLES}
     for name in names:
         if name not in known:

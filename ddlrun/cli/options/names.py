@@ -14,7 +14,8 @@ from ddlrun.wording import nearest
 HOSTS = ("hosts", "named_hosts")
 # Options of other programs -> option here.
 SYNONYMS = {
-    "--nproc": "-np", "--np": "-np", "--accelerators": "--ranks-per-host", "--gpus-per-node": "--ranks-per-host",
+    "--nproc": "-np", "--np": "-np",
+    **dict.fromkeys(("--accelerators", "--gpus-per-node", "--nproc-per-node"), "--ranks-per-host"),
     "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
     "--binding": "--bind", "--dashboard": "--web", "--to": "--otlp", "--metrics": "--listen", "--load": "--machine",
     "--network-interface": "--network",
