@@ -6,13 +6,13 @@ from typing import Any
 import click
 
 from ddlrun.application.run_processes import end_named_runs, raise_failures
-from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.options import SectionsOfRuns, argument, option
 from ddlrun.cli.options.launching import GRACE_HELP
 from ddlrun.cli.options.shared import host_options, note_named_file
 from ddlrun.cli.options.types import SECONDS
 
 
-@click.command("kill", cls=Sections)
+@click.command("kill", cls=SectionsOfRuns)
 @argument("runs", nargs=-1, required=True)
 @option(
     "Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST", callback=note_named_file,

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ddlrun.application.run_processes import list_processes, raise_failures
-from ddlrun.cli.options import Sections, option
+from ddlrun.cli.options import SectionsOfRuns, option
 from ddlrun.cli.options.shared import host_options, note_named_file
 from ddlrun.cli.options.types import COUNT
 from ddlrun.cli.result import print_result
@@ -18,7 +18,7 @@ from ddlrun.runs.store import state_folder
 MOST_RUNS = 20
 
 
-@click.command("runs", cls=Sections)
+@click.command("runs", cls=SectionsOfRuns)
 @option("Hosts", "--processes", is_flag=True,
         help="Also search for processes of runs, on this host and the hosts of running ones.")  # fmt: skip
 @option(

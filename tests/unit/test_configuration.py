@@ -164,6 +164,16 @@ def test_commands_that_reach_no_hosts_work_beside_a_damaged_file(folder: Path) -
     assert "ddlrun.yaml" in str(run("probe", "h1").exception)
 
 
+@pytest.mark.parametrize("text", ["a: [", "nosuch: 1", "- a"])
+def test_runs_are_listed_and_ended_beside_a_damaged_file(text: str, folder: Path) -> None:
+    (folder / "ddlrun.yaml").write_text(text)
+    listed = run("runs", XDG_STATE_HOME=str(folder))
+    assert listed.exit_code == 0
+    assert listed.stderr.startswith(f"ddlrun: note: config file {folder}/ddlrun.yaml")
+    assert listed.stderr.endswith("; the values of config files and variables are left out\n")
+    assert str(run("kill", "nope", XDG_STATE_HOME=str(folder)).exception).startswith("run 'nope': ")
+
+
 def test_a_file_with_another_suffix_has_a_note(folder: Path) -> None:
     (folder / "ddlrun.yml").write_text("topology: 2x1x1")
     note = f"ddlrun: note: {folder}/ddlrun.yml has no effect; name it ddlrun.yaml\n"

@@ -30,6 +30,8 @@ class Sections(click.Command):
 
     borrowed: ClassVar[Sequence[click.Parameter]] = ()
     """Options of another command that this one takes, too. They are in the help of the other one."""
+    works_without_configuration: ClassVar[bool] = False
+    """Whether a damaged config file has a note instead of an error."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names, which click keeps from the first context, in whatever program that was."""
@@ -63,7 +65,7 @@ class Sections(click.Command):
         # --config-file applies the configuration itself. logs, top and the like work beside a damaged file.
         applies = "config_file" not in names and not names.isdisjoint(SHARED)
         if applies and not (ctx.resilient_parsing or {"-h", "--help"} & set(args)):
-            apply_configuration(ctx, only=SHARED)
+            self._apply_configuration(ctx)
         note_repeated_values(ctx, args, params)
         may_be_more, ctx.allow_extra_args = ctx.allow_extra_args, True
         with naming_unknown_options(ctx, tuple(args), params):
@@ -72,6 +74,15 @@ class Sections(click.Command):
             usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])
             raise click.UsageError(f"{rest[0]!r}: unexpected argument; write {usage}", ctx)
         return rest
+
+    def _apply_configuration(self, ctx: click.Context) -> None:
+        """Apply the values of config files and variables that say how hosts are reached. Raises InputError."""
+        try:
+            apply_configuration(ctx, only=SHARED)
+        except InputError as error:
+            if not self.works_without_configuration:
+                raise
+            print_note(f"{error}; the values of config files and variables are left out")
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own
         """Run the command; before an error about its input, print the options that are not on the command line."""
@@ -88,6 +99,12 @@ class Sections(click.Command):
         if script is not None and ctx.params.get("script"):
             return script.shell_complete(ctx, incomplete)
         return super().shell_complete(ctx, incomplete)
+
+
+class SectionsOfRuns(Sections):
+    """A command that lists or ends runs, also beside a damaged config file."""
+
+    works_without_configuration = True
 
 
 class CompletedParameter(click.Parameter):
