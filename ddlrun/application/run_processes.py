@@ -14,7 +14,7 @@ from ddlrun.hosts import fold
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.runs.history import attempt_names, find_folder
+from ddlrun.runs.history import attempt_names, find_folder, may_run
 from ddlrun.runs.leftovers import remove_leftovers
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
@@ -107,11 +107,19 @@ def _choose_active(text: str, registered: Mapping[str, Run], past: Sequence[str]
     ended = [name for name in past if not any(run == name or run.startswith(f"{name}-") for run in registered)]
     name = choose_name(text, [*registered, *ended])
     if name not in registered and not hosts:
-        raise InputError(
-            f"run {text!r}: no run of this name that was started here is running; ddlrun runs lists those of this "
-            "computer, ddlrun runs -H HOSTS those on HOSTS, and ddlrun kill -H HOSTS ends one of these"
-        )
+        raise InputError(_explain_inactive(text, name))
     return name or text
+
+
+def _explain_inactive(text: str, name: str | None) -> str:
+    """Return the reason for which there is no run to end; `name` is that of a run that is not registered."""
+    folder = None if name is None else find_folder(name, state_folder(os.environ))
+    if folder is not None and not may_run(folder):
+        return f"run {name}: it has ended; ddlrun clean ends processes that it left"
+    return (
+        f"run {text!r}: no run {'' if text == LAST else 'of this name '}that was started here is running; ddlrun runs "
+        "lists those of this computer, ddlrun runs -H HOSTS those on HOSTS, and ddlrun kill -H HOSTS ends one of these"
+    )
 
 
 def _end_ddlrun(run: Run, grace: float) -> None:

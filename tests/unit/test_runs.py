@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.application.inputs import reach
+from ddlrun.application.run_processes import end_named_runs
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options.arguments import merge_arguments, parse_changes, strip_secrets
 from ddlrun.cli.rerun import command as rerun_command
@@ -102,6 +103,24 @@ def test_runs_are_found(tmp_path: Path) -> None:
     for text in ("toka-2", "kaka", "kaka-1"):
         with pytest.raises(InputError, match=f"run '{text}': no run of this name"):
             find_run(text, state)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("belo", "run 20261123-belosika: it has ended; ddlrun clean ends processes that it left"),
+        ("davo", "run 'davo': no run of this name that was started here is running; "),  # it may run elsewhere
+        ("last", "run 'last': no run that was started here is running; "),
+    ],
+)
+def test_no_run_to_end(text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    make_run(tmp_path / "ddlrun", "20261123-belosika")
+    elsewhere_started = make_run(tmp_path / "ddlrun", "20261123-davorine", exit_code=None) / "run.json"
+    elsewhere_started.write_text(elsewhere_started.read_text().replace(os.uname().nodename, "login2"))
+    with pytest.raises(InputError) as error:
+        end_named_runs([text], {"grace": 1.0, "hosts": None, "hostfile": None})
+    assert str(error.value).startswith(problem)
 
 
 def test_the_history_has_the_final_exit_codes(tmp_path: Path) -> None:
