@@ -44,11 +44,16 @@ def read_logs(
     """Yield the blocks of the logs of some ranks, each with its stream; None: of all, in the order of their arrival.
 
     Each log begins with its last lines (None: all). `follow`: go on until the run and its restarts end.
+
+    Raises InputError where the run has no such ranks, or a file cannot be read.
     """
     following: str | None = folder
-    while following is not None:
-        yield from _read_run(following, ranks, lines, follow=follow)
-        following, lines = _await_restart(following) if follow else None, None
+    try:
+        while following is not None:
+            yield from _read_run(following, ranks, lines, follow=follow)
+            following, lines = _await_restart(following) if follow else None, None
+    except OSError as error:
+        raise InputError(f"run folder {following}: {error.filename}: {error.strerror}") from error
 
 
 def _read_run(

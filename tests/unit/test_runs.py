@@ -431,6 +431,16 @@ def test_rerun_gets_every_word(words: list[str]) -> None:
     assert rerun_command.make_context("rerun", [*words]).params["changes"] == tuple(words)
 
 
+def test_a_log_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "20261101-karo")
+    (folder / "plan.json").write_text(json.dumps({"ranks": [{}]}))
+    (folder / "output.order").mkdir()
+    (folder / "ranks" / "0.log").mkdir(parents=True)
+    for ranks, name in ((None, "output.order"), ([0], "0.log")):
+        with pytest.raises(InputError, match=f"{name}: Is a directory"):
+            list(read_logs(str(folder), ranks, None, follow=False))
+
+
 def test_a_run_that_is_starting_has_no_logs_yet(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"ranks": [{}]}')
     assert [*read_logs(str(tmp_path), [0], None, follow=False)] == []
