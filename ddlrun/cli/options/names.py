@@ -14,7 +14,7 @@ from ddlrun.wording import nearest
 HOSTS = ("hosts", "named_hosts")
 # Options of other programs -> option here.
 SYNONYMS = {
-    "--nproc": "-np", "--np": "-np",
+    "--nproc": "-np", "--np": "-np", "--world-size": "-np",
     **dict.fromkeys(("--accelerators", "--gpus-per-node", "--nproc-per-node"), "--ranks-per-host"),
     "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
     "--binding": "--bind", "--dashboard": "--web", "--to": "--otlp", "--metrics": "--listen", "--load": "--machine",
@@ -58,7 +58,7 @@ def naming_unknown_options(
         if "--autotune" in visible:
             visible += [f"--{setting.option}" for setting in SETTINGS]
         synonyms = {typed: name for typed, name in SYNONYMS.items() if name in options}
-        meant = nearest(f"--{word.lstrip('-')}" if len(word) > 2 else word, visible, synonyms)
+        meant = _suggest(word.lstrip("-"), visible, synonyms)
         hint = "" if meant is None else f" (did you mean `{meant}`?)"
         if not hint and not ctx.allow_interspersed_args:
             hint = "; options of the script stand after its name"
@@ -66,6 +66,20 @@ def naming_unknown_options(
     except click.BadOptionUsage as error:  # an option without its value, for which click does not name the command
         error.ctx = error.ctx or ctx
         raise
+
+
+def _suggest(word: str, names: Iterable[str], synonyms: Mapping[str, str]) -> str | None:
+    """Return the option that a word without its dashes means: the nearest one, or the only one with its one letter.
+
+    >>> _suggest("r", ["--rank", "--ranks", "--follow"], {}), _suggest("steps", ["--hosts"], {})
+    ('--rank', None)
+    """
+    if len(word) == 1:
+        begun = sorted(name for name in names if name.startswith(f"--{word}"))
+        return begun[0] if begun and all(name.startswith(begun[0]) for name in begun) else None
+    bare = {name.lstrip("-"): name for name in names}
+    meant = nearest(word, bare, {typed.lstrip("-"): name for typed, name in synonyms.items()})
+    return None if meant is None else bare.get(meant, meant)
 
 
 def _typed_word(name: str, args: Sequence[str], options: Mapping[str, click.Option]) -> str:

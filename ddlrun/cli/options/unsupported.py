@@ -18,7 +18,8 @@ _UNSUPPORTED = {
         "--report-bindings --display --display-map --display-devel-map --display-diffable-map --display-allocation "
         "--display-devel-allocation --display-topo -print-rank-map",
     "ranks start in the current folder; cd there first": "--wdir --wd --set-cwd-to-session-dir --chdir -D --workdir",
-    "use --debug-rank N for a rank under a debugger": "--debugger --tv",
+    "use --debug-rank N for a rank under a debugger": "--debugger --tv --pdb",
+    "use nohup ddlrun launch ... &; ddlrun logs -f prints its output": "--detach --background --daemon",
     "use --ship FOLDER, which copies it to all hosts": "--preload-files --preload-binary -s",
     "use --stall-timeout TIME, or ddlrun doctor": "--get-stack-traces --report-state-on-timeout",
     "an option of mpirun alone: pass it on in --mpi-args":
