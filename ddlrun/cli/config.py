@@ -9,6 +9,7 @@ from ddlrun.application.profile_store import stored_profiles
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import Option, Sections, argument, option
 from ddlrun.cli.options.configuration import find_configuration, source_of
+from ddlrun.cli.options.translation import translate
 from ddlrun.cli.options.types import Choice
 from ddlrun.cli.result import print_result
 from ddlrun.environment.secrets import REDACTED, has_secret, redact
@@ -17,7 +18,7 @@ from ddlrun.plan.precedence import DEFAULT
 from ddlrun.report.table import left_aligned
 
 LAUNCH_OPTIONS = tuple(
-    param for param in launch.params if isinstance(param, Option) and not param.hidden and param.name != "as_json"
+    param for param in launch.params if isinstance(param, Option) and param.name not in ("as_json", "check_build")
 )
 
 
@@ -25,6 +26,12 @@ class Config(Sections):
     """A command that also takes launch's options."""
 
     borrowed = LAUNCH_OPTIONS
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Translate options of other launchers, then parse."""
+        first = 1 if args and not args[0].startswith("-") else 0
+        translated = translate(args[first:], self.get_params(ctx))
+        return super().parse_args(ctx, [*args[:first], *translated.words])
 
 
 @click.command("config", cls=Config)

@@ -201,6 +201,14 @@ def test_a_rank_ignores_the_variables_of_its_job(folder: Path) -> None:
     assert folder.is_dir()
 
 
+def test_options_that_are_not_in_the_help_of_launch_are_shown(folder: Path) -> None:
+    assert folder.is_dir()
+    shown = options("--cycle-time-ms", "3", "--accelerators", "2", DDLRUN_NODES="2")
+    assert {name: record["source"] for name, record in shown.items()} == {
+        "--nodes": VARIABLE, "--env": COMMAND_LINE, "--ranks-per-host": COMMAND_LINE,
+    }  # fmt: skip
+
+
 def test_variables_of_options_are_distinct() -> None:
     named = {param.name: variable_of(param) for param in launch.params if isinstance(param, click.Option)}
     variables = [variable for variable in named.values() if variable]
