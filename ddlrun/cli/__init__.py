@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COMPLETION = "_DDLRUN_COMPLETE"
 # The headings of the help, each with its commands and the first sentence of their helps.
 SECTIONS = {
-    "Every day": {
+    "Common commands": {
         "launch": "Launch SCRIPT with ranks placed and bound.",
         "logs": "Print the output of RUN.",
         "top": "Show what the ranks of RUN use, and what limits them.",
@@ -47,7 +47,7 @@ SECTIONS = {
     "Plans": {
         "gen-rankfile": "Write the Open MPI rank file of TOPOLOGY on HOSTS.",
         "lint": "Check RANKFILE against Open MPI 4.1 and 5.0.",
-        "show": "Show part of a launch, and start nothing.",
+        "show": "Print what a launch would do, and start nothing.",
         "config": "Show the options of a launch, and where each value comes from.",
     },
     "Hosts": {

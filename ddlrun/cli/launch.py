@@ -96,7 +96,7 @@ class Launch(Sections):
 )  # fmt: skip
 @option(
     "Run", "--on-event", metavar="COMMAND|URL",
-    help="Start COMMAND at the start, a stall and the end of the run, with JSON as its input, or post it to URL.",
+    help="Run COMMAND at the start, stalls and the end of the run, with JSON as its input, or post this to URL.",
 )  # fmt: skip
 @option(
     "Run", "--web", type=PORT, metavar="PORT",
@@ -108,7 +108,7 @@ class Launch(Sections):
 )  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
 @option("Output", "--verbose/--quiet", "verbose", default=None,
-        help="Also print all reasons and the command; or only the job's output, and errors.")  # fmt: skip
+        help="Also print the command and all reasons; or only the job's output, and errors.")  # fmt: skip
 @help_all_option
 @argument("script")
 @argument("args", nargs=-1, type=click.UNPROCESSED)

@@ -98,7 +98,7 @@ class Show(Sections):
 @argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, view: str, script: str | None, args: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401 - click's own
-    """Show part of a launch, and start nothing.
+    """Print what a launch would do, and start nothing.
 
     \b
     placement  packages, cores, GPUs and NICs, with the ranks on them

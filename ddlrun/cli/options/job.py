@@ -51,8 +51,8 @@ job_options = option_group(
     option("Topology", "--aisles", type=COUNT, metavar="N", help="A: aisles.", hidden=True),
     option(
         "Topology", "-np", "-n", "--num-proc", "processes", type=COUNT, metavar="N",
-        help="Total number of ranks: the same on each host. If that is impossible, each host in turn is filled to its "
-        "slots.",
+        help="Total number of ranks, divided equally among the hosts. If that is impossible, each host in turn is "
+        "filled to its slots.",
     ),
     option("Topology", "--nnodes", type=COUNT, hidden=True),  # torchrun's: must agree with the hosts
 
@@ -87,8 +87,8 @@ job_options = option_group(
     ),
     option(
         "Environment", "--export", default="ALL", show_default=True, metavar="ALL|NONE|NAME,...",
-        help="Variables that ranks get: ALL but those of one host, such as HOSTNAME; NONE but PATH and the like; or "
-        "these, such as SEED,NCCL_*.",
+        help="Variables that are passed on to the ranks. ALL: all but those that describe this host, such as HOSTNAME. "
+        "NONE: only PATH and the like. NAME: only these, such as SEED,NCCL_*.",
     ),
     option("Placement", "--rankfile", metavar="FILE", help="Place ranks by this rank file, which is checked first."),
     placement_options,
@@ -155,7 +155,7 @@ job_options = option_group(
            help="Report ranks that print nothing for this time, with their stacks, and end a job that hangs, with exit "
            "code 123; 0: never."),
     option("Termination", "--stall-action", type=Choice(["end", "report"]), default="end", show_default=True,
-           help="End a job all of whose ranks print nothing for the time of --stall-timeout, or only report them."),
+           help="If no rank prints anything for the time of --stall-timeout: end a job that hangs, or only report it."),
     option("Termination", "--forward-signals", default="USR1,USR2", show_default=True, metavar="NAME,...",
            help="Signals that are passed on to the programs of the ranks."),
     option("Horovod", "--fusion-threshold-mb", type=Number(min=0), metavar="MB",

@@ -70,8 +70,8 @@ def machine_option(default: str | None = None) -> Callable[[Any], Any]:
     """Declare --machine; `default` describes the machine that a command uses without it."""
     return option(
         "Hosts", "--machine", metavar="PRESET|FILE|DIR", show_default=default,
-        help="Machine of every host: a preset, a file of YAML or lstopo XML, local for this host, or DIR/HOST of probe "
-        "--save. DIR: the hosts and machines that probe --save wrote there.",
+        help="Use this machine for every host instead of probing: a preset, a file of YAML or lstopo XML, local for "
+        "this host's, or DIR/HOST. DIR: the hosts and machines that probe --save wrote there.",
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ USUAL_OPTIONS = {
     "Script": (
         ("-m", "SCRIPT is a Python module, as in python -m."),
         ("-x, --env NAME[=VALUE]", "Set a variable for the ranks, or pass it on."),
-        ("--ship code,env,PATH,...", "Run on copies of code, Python and data."),
+        ("--ship code,env,PATH,...", "Copy code, Python, data to the hosts first."),
         ("--restarts N", "Restart a failed job up to N times."),
         ("--timeout TIME", "End the job after this time: 90, 90s, 5m, 2h."),
         ("--stall-timeout TIME", "End a job that hangs, and show where."),
@@ -30,7 +30,7 @@ USUAL_OPTIONS = {
         ("--dry-run", "Print the plan, and start nothing."),
         ("--ranks LIST", "Print the output of these ranks only: 0,3-5."),
         ("--output WORD,...", "tag, no-tag, timestamp, fold or dir=DIR."),
-        ("--verbose, --quiet", "Print all reasons; print only the output."),
+        ("--verbose, --quiet", "Print reasons, too; print only the output."),
     ),
     "Other": (
         ("--config-file FILE", "Read options from a YAML file."),
