@@ -9,11 +9,10 @@ import click
 from ddlrun.application.options.settings import LaunchOptions
 from ddlrun.cli.options.argv import SplitArgv, options_by_name, split_argv
 from ddlrun.cli.options.configuration import find_configuration, source_of
-from ddlrun.cli.options.names import SYNONYMS
+from ddlrun.cli.options.names import suggest_option
 from ddlrun.environment.secrets import REDACTED, has_secret, redact, redact_words
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import COMMAND_LINE, EXCLUSIVE_GROUPS
-from ddlrun.wording import did_you_mean
 
 # The parameter whose values are NAME=VALUE, or NAME.
 VARIABLES = "variables"
@@ -107,4 +106,4 @@ def _explain_word(word: str, params: Iterable[click.Parameter]) -> str:
     options, name = options_by_name(params), word.partition("=")[0]
     if name in options:
         return "the value of this option is missing"
-    return f"ddlrun launch has no such option{did_you_mean(name, options, SYNONYMS)}"
+    return f"ddlrun launch has no such option{suggest_option(name, options)}"

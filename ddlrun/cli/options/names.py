@@ -57,9 +57,7 @@ def naming_unknown_options(
         visible = [name for name, option in options.items() if not option.hidden and len(name) > 2]
         if "--autotune" in visible:
             visible += [f"--{setting.option}" for setting in SETTINGS]
-        synonyms = {typed: name for typed, name in SYNONYMS.items() if name in options}
-        meant = _suggest(word.lstrip("-"), visible, synonyms)
-        hint = "" if meant is None else f" (did you mean `{meant}`?)"
+        hint = suggest_option(word, visible)
         if not hint and not ctx.allow_interspersed_args:
             hint = "; options of the script stand after its name"
         raise click.UsageError(f"no such option `{word}`{hint}", ctx) from error
@@ -68,18 +66,22 @@ def naming_unknown_options(
         raise
 
 
-def _suggest(word: str, names: Iterable[str], synonyms: Mapping[str, str]) -> str | None:
-    """Return the option that a word without its dashes means: the nearest one, or the only one with its one letter.
+def suggest_option(word: str, names: Iterable[str]) -> str:
+    """Return a question with the option that a word means, in brackets; empty where none is near.
 
-    >>> _suggest("r", ["--rank", "--ranks", "--follow"], {}), _suggest("steps", ["--hosts"], {})
-    ('--rank', None)
+    It is the nearest one without the dashes, or the only one that begins with a single letter.
+
+    >>> suggest_option("-r", ["--rank", "--ranks", "--follow"]), suggest_option("--steps", ["--hosts"])
+    (' (did you mean `--rank`?)', '')
     """
-    if len(word) == 1:
-        begun = sorted(name for name in names if name.startswith(f"--{word}"))
-        return begun[0] if begun and all(name.startswith(begun[0]) for name in begun) else None
-    bare = {name.lstrip("-"): name for name in names}
-    meant = nearest(word, bare, {typed.lstrip("-"): name for typed, name in synonyms.items()})
-    return None if meant is None else bare.get(meant, meant)
+    typed, bare = word.lstrip("-"), {name.lstrip("-"): name for name in names}
+    if len(typed) == 1:
+        begun = sorted(name for name in bare if name.startswith(typed))
+        meant = begun[0] if begun and all(name.startswith(begun[0]) for name in begun) else None
+    else:
+        synonyms = {other.lstrip("-"): name.lstrip("-") for other, name in SYNONYMS.items() if name in bare.values()}
+        meant = nearest(typed, bare, synonyms)
+    return "" if meant is None else f" (did you mean `{bare[meant]}`?)"
 
 
 def _typed_word(name: str, args: Sequence[str], options: Mapping[str, click.Option]) -> str:
