@@ -150,25 +150,23 @@ def _read_saved(folder: str, names: Iterable[str]) -> tuple[dict[str, str], bool
     return texts, manifest is not None
 
 
-def has_hosts(machine: str | None) -> bool:
-    """Return True if --machine names a folder of `ddlrun probe --save`, which has a folder per host."""
-    return machine is not None and os.path.isdir(machine) and any(entry.is_dir() for entry in os.scandir(machine))
-
-
-def load_hosts(folder: str) -> list[str]:
-    """Return the hosts of a folder that `ddlrun probe --save` wrote, in the order in which they were probed."""
+def load_hosts(folder: str | None) -> HostList | None:
+    """Return the hosts of a folder that `ddlrun probe --save` wrote, as they were probed; None where it is another."""
+    entries = os.scandir(folder) if folder and os.path.isdir(folder) else ()
+    present = sorted(entry.name for entry in entries if entry.is_dir())
+    if not folder or not present:
+        return None
     saved, _ = _read_saved(folder, ["hosts"])
-    if "hosts" in saved:
-        return list(parse_hostfile(saved["hosts"], f"{folder}/hosts").names)
-    return sorted(name for name in os.listdir(folder) if os.path.isdir(f"{folder}/{name}"))
+    names = parse_hostfile(saved["hosts"], f"{folder}/hosts").names if "hosts" in saved else present
+    return HostList(tuple(map(Host, names)), f"--machine {folder}")
 
 
-def load_machines(folder: str, hosts: HostList) -> dict[str, Machine]:
+def _load_machines(folder: str, saved: HostList, hosts: HostList) -> dict[str, Machine]:
     """Return the machine of each host from a folder of saved replies; equal machines are one object."""
-    saved = dict.fromkeys(load_hosts(folder))
-    missing = [name for name in hosts.names if name not in saved]
+    known = frozenset(saved.names)
+    missing = [name for name in hosts.names if name not in known]
     if missing:
-        raise InputError(f"{folder}: nothing saved of {fold(missing)}; saved: {fold(saved) or 'nothing'}")
+        raise InputError(f"{folder}: nothing saved of {fold(missing)}; saved: {fold(saved.names)}")
     kinds: dict[Machine, Machine] = {}
     return {
         name: kinds.setdefault(machine, machine)
@@ -225,8 +223,9 @@ def read_machines(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Machine]:
     """Return the machine of each host: described or saved (--machine), or probed."""
-    if machine is not None and has_hosts(machine):
-        return load_machines(machine, hosts)
+    saved = load_hosts(machine)
+    if machine is not None and saved is not None:
+        return _load_machines(machine, saved, hosts)
     described = read_preset(machine) if machine else None
     if machine and described is None and not all(is_local(name) for name in hosts.names):
         described = probe(read_hosts(None, None), reach(SSH))["localhost"]

@@ -5,10 +5,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddlrun.application.inputs import has_hosts, load_hosts, reach, read_hosts, read_job_hosts, read_machines
+from ddlrun.application.inputs import load_hosts, reach, read_hosts, read_job_hosts, read_machines
 from ddlrun.application.output_files import write_atomically
 from ddlrun.errors import InputError, spell_options
-from ddlrun.hosts import Host, HostList, render_hostfile
+from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.machine.manifest import MANIFEST, render_manifest
 from ddlrun.remote.full_probe import ProbedHost, probe_fully
@@ -37,11 +37,8 @@ def described_machines(hosts: str | None, options: Mapping[str, Any]) -> dict[st
     machine, hostfile = options["machine"], options["hostfile"]
     if options["save"]:
         raise InputError("--save writes what a probe finds; leave `--machine` out")
-    if has_hosts(machine) and hosts is None and hostfile is None:
-        listed = HostList(tuple(map(Host, load_hosts(machine))), f"--machine {machine}")
-    else:
-        listed = read_hosts(hosts, hostfile)
-    return read_machines(listed, machine)
+    saved = load_hosts(machine) if hosts is None and hostfile is None else None
+    return read_machines(saved or read_hosts(hosts, hostfile), machine)
 
 
 def _save(folder: str, hosts: HostList, probed: Mapping[str, ProbedHost]) -> None:

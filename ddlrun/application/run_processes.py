@@ -39,7 +39,7 @@ Show = Callable[[str], object]
 def list_processes(hosts: str | None, runs: Sequence[Run], options: Options) -> tuple[Processes, Failures]:
     """Return the processes of all runs on each host, and the replies of hosts that failed."""
     state = state_folder(os.environ)
-    names = [name for run in newest_first(state) for name in attempt_names(f"{state}/runs/{run}")]
+    names = [name for folder in newest_first(state).values() for name in attempt_names(folder)]
     return find_processes(_choose_hosts(hosts, runs, options), _target(options), names)
 
 

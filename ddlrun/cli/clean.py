@@ -10,7 +10,7 @@ from ddlrun.cli.options import Sections, option
 from ddlrun.cli.options.launching import SHIP_FOLDER
 from ddlrun.cli.options.shared import host_options, hosts_argument
 from ddlrun.cli.options.types import Number
-from ddlrun.plan.settings import Retention, parse_retention
+from ddlrun.plan.settings import parse_retention
 
 
 @click.command("clean", cls=Sections)
@@ -39,7 +39,6 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     NCCL that no process uses; and the temporary folders of mpirun and ddlrun that have ended. HOSTS is a list such as
     n[01-64]; default: this host and the hosts of runs that were started here.
     """
-    kept = options["keep_runs"]
-    options["keep_runs"] = Retention() if kept is None else parse_retention(kept, "`--keep-runs`")
+    options["keep_runs"] = parse_retention(options["keep_runs"], "`--keep-runs`")
     raise_failures(clean(hosts, options, click.echo, ConsoleReporter()), options)
     return 0

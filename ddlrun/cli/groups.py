@@ -25,15 +25,7 @@ class LazyGroup(click.Group):
         synonyms: Mapping[str, str],
         **kwargs: Any,  # noqa: ANN401 - click's own
     ) -> None:
-        """Set the commands.
-
-        Args:
-            args: of click.
-            sections: heading of the help -> commands, each with the first sentence of its help.
-            package: the package with a module per command.
-            synonyms: word that people may type -> command here.
-            kwargs: of click.
-        """
+        """Set the help's headings with their commands, the package of these, and the commands for words of others."""
         super().__init__(*args, **kwargs)
         self.sections, self._package, self._synonyms = sections, package, synonyms
         self._summaries = {name: text for names in sections.values() for name, text in names.items()}

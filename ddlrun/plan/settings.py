@@ -152,14 +152,14 @@ class Retention(NamedTuple):
     """The size of the latest runs together."""
 
 
-def parse_retention(text: str, where: str) -> Retention:
-    """Parse a number of runs, days, a size, or several of them; `all` is without a limit. Raises InputError.
+def parse_retention(text: str | None, where: str) -> Retention:
+    """Parse a number of runs, days, a size, or several of them; None or `all`: without a limit. Raises InputError.
 
     >>> parse_retention("30d,5GB", "--keep-runs"), parse_retention("all", "--keep-runs") == Retention()
     (Retention(runs=None, days=30.0, bytes=5000000000), True)
     """
     retention = Retention()
-    for word in text.lower().replace(" ", "").split(",") if text != "all" else ():
+    for word in text.lower().replace(" ", "").split(",") if text not in (None, "all") else ():
         if re.fullmatch(r"[0-9]{1,9}", word):
             retention = retention._replace(runs=int(word))
         elif re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?d", word):

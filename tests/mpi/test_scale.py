@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.application.inputs import load_machines
+from ddlrun.application.inputs import read_machines
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.hosts import Host, HostList, render_hostfile
@@ -131,7 +131,7 @@ def loaded(hosts: HostList, folder: Path) -> None:
         (folder / name).mkdir(parents=True)
         (folder / name / "sysfs.txt").write_text("cpu/online:0\ncpu/cpu0/topology/thread_siblings_list:0\nddlrun:end\n")
     (folder / "hosts").write_text(render_hostfile(hosts))
-    assert len(load_machines(str(folder), hosts)) == len(hosts)
+    assert len(read_machines(hosts, str(folder))) == len(hosts)
 
 
 @pytest.mark.parametrize(("work", "few"), [(planned, 100), (checked, 100), (chosen, 200), (loaded, 40)])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddlrun.application.inputs import has_hosts, load_hosts, read_hosts, read_launcher, read_rankfile
+from ddlrun.application.inputs import load_hosts, read_hosts, read_launcher, read_rankfile
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.rack_layout import RackLayout, RackNoteCode, arrange
@@ -66,16 +66,11 @@ def _rankfile_hosts(options: Options, _allocation: Allocation | None) -> HostLis
     return HostList(tuple(map(Host, names)), f"rank file {options['rankfile']}")
 
 
-def _saved_hosts(options: Options, _allocation: Allocation | None) -> HostList | None:
-    folder = options["machine"]
-    return HostList(tuple(map(Host, load_hosts(folder))), f"--machine {folder}") if has_hosts(folder) else None
-
-
 HOST_READERS: dict[str, Callable[[Options, Allocation | None], HostList | None]] = {
     "--hosts or --hostfile": _named_hosts,
     "the hosts of --rankfile": _rankfile_hosts,
     "the scheduler's job": lambda _options, allocation: allocation.hosts if allocation is not None else None,
-    "the hosts of --machine DIR": _saved_hosts,
+    "the hosts of --machine DIR": lambda options, _allocation: load_hosts(options["machine"]),
     "this machine": lambda _options, _allocation: read_hosts(None, None),
 }
 

@@ -26,7 +26,6 @@ from ddlrun.plan.settings import (
     JobRequest,
     MpiOptions,
     PlacementOptions,
-    Retention,
     RunOptions,
     Settings,
     UserRankfile,
@@ -184,7 +183,7 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         quiet=options.get("verbose") is False,
         restarts=options.get("restarts", 0),
         arguments=options.get("arguments", ()),
-        retention=parse_retention(options["keep_runs"], "`--keep-runs`") if options.get("keep_runs") else Retention(),
+        retention=parse_retention(options.get("keep_runs"), "`--keep-runs`"),
         on_event=split_words(options.get("on_event"), "`--on-event`"),
         web=options.get("web"),
     )

@@ -23,11 +23,9 @@ LOOPBACK = "127.0.0.1"
 class Choice(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
     """One of several words; the message about another word suggests the nearest one."""
 
-    def __init__(
-        self, choices: Sequence[str], synonyms: Mapping[str, str] = SYNONYMS, *, case_sensitive: bool = True
-    ) -> None:
+    def __init__(self, choices: Sequence[str], synonyms: Mapping[str, str] = SYNONYMS) -> None:
         """Set the choices, and what words of other tools stand for."""
-        super().__init__(choices, case_sensitive=case_sensitive)
+        super().__init__(choices)
         self._synonyms = {word: name for word, name in synonyms.items() if name in choices}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
