@@ -14,13 +14,13 @@ from ddlrun.wording import nearest
 HOSTS = ("hosts", "named_hosts")
 # Options of other programs -> option here.
 SYNONYMS = {
-    "--nproc": "-np", "--np": "-np", "--world-size": "-np",
+    "--nproc": "-np", "--np": "-np", "--world-size": "-np", "--processes": "-np",
     **dict.fromkeys(("--accelerators", "--gpus-per-node", "--nproc-per-node"), "--ranks-per-host"),
     "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
     "--binding": "--bind", "--dashboard": "--web", "--to": "--otlp", "--metrics": "--listen", "--load": "--machine",
     "--network-interface": "--network",
     "--spread": "--packing", "--skip-checks": "--checks", "--only-checks": "--checks",
-    "--walltime": "--timeout", "--dryrun": "--dry-run",
+    "--walltime": "--timeout", "--dryrun": "--dry-run", "--tail": "--lines",
 }  # fmt: skip
 
 

@@ -70,7 +70,8 @@ _UNSUPPORTED = {
                 "--gradient-clipping --downcast-bf16 --main-training-function --tpu",
     "accelerate's config file is not read; give its values as options (--config-file is ddlrun's own)": "--config_file",
     "name hosts with -H HOST,HOST, and GPUs of each host with CUDA_VISIBLE_DEVICES=0,1 before ddlrun":
-        "--include --deepspeed-inclusion-filter --deepspeed-exclusion-filter --gpu-ids",
+        "--include --deepspeed-inclusion-filter --deepspeed-exclusion-filter --gpu-ids --gpu",
+    "use --env OMP_NUM_THREADS=N": "--omp-num-threads",
     "start ddlrun under taskset --cpu-list LIST: ranks are bound to these cores": "--bind-core-list",
     "use --mpi-args for mpirun, -p and -i for ssh": "--launcher-args",
     STARTED_ONCE: "--no-ssh",
