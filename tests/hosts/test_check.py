@@ -83,7 +83,7 @@ def test_sshd_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.extra
 def test_the_link_is_cut(cluster: Cluster, tmp_path: Path) -> None:
     with cluster.cut("h3"):
-        done = check(cluster, tmp_path, "--start-timeout", "3", "--checks", "ssh,names")
+        done = check(cluster, tmp_path, "--start-timeout", "10", "--checks", "ssh,names")
     one_row(done, 3, ["ssh", "h3", "FAILURE", ""], "does a firewall drop port 22?")
 
 

@@ -24,7 +24,7 @@ def test_hosts_that_look_the_same_are_one_line_and_are_kept(cluster: Cluster, tm
 
 
 def test_a_host_that_does_not_answer_does_not_hide_the_others(cluster: Cluster, tmp_path: Path) -> None:
-    argv = [*PROBE, "h[1-4]", "--start-timeout", "3", "--save", str(tmp_path / "saved")]
+    argv = [*PROBE, "h[1-4]", "--start-timeout", "10", "--save", str(tmp_path / "saved")]
     with cluster.cut("h4"), cluster.stopped("h3"):
         done = cluster.run("h1", argv, cwd=tmp_path)
     assert done.returncode == 3
