@@ -63,7 +63,8 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
 @pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 def test_racks_are_those_of_slurm(tmp_path: Path) -> None:
     with slurm.SlurmCluster(2, 2, link="20mbit") as cluster:
-        script = f"until {shlex.join(DDLRUN)} racks --checks none --mpirun {MPIRUNS[4]}; do test $? = 1 || exit; done"
+        racks = shlex.join([*DDLRUN, "network", "racks", "--checks", "none", "--mpirun", MPIRUNS[4]])
+        script = f"until {racks}; do test $? = 1 || exit; done"
         job = cluster.submit(script, "-N4", f"--output={tmp_path}/out", cwd=ROOT)
         cluster.wait_for(job, "COMPLETED", timeout=300)
         cluster.wait_until_idle()
