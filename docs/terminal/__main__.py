@@ -16,7 +16,7 @@ BLOCK = re.compile(r"(?s)(?<=<!-- terminal -->\n\n```console\n).*?(?=```\n\n<!--
 HOME, HOST = "/home/ada", "n1"
 COMMANDS = (
     "ddlrun launch -H n1,n2 --machine c4140 --dry-run train.py | head -4",
-    "ddlrun launch -np 2 --run-dir run train.py --data empty > log 2>&1; grep -E 'rank|Error:' run/report.txt",
+    "ddlrun launch -np 2 --quiet --ranks 0 train.py --data empty",
     "ddlrun launch -np 2 --quiet --stall-timeout 5 train.py --data stuck 2>&1 | grep ': hang:' | fold -sw 110",
 )
 
