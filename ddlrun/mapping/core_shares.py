@@ -46,13 +46,17 @@ def keep_first_packages(packages: Sequence[Cores], needed: int) -> list[Cores]:
 def choose_groups(groups: Sequence[Sized], ranks: int, taken: Sequence[int] = ()) -> list[int]:
     """Return the group (package or NUMA node) of each rank, in ascending order, that makes the smallest share largest.
 
-    Of equally good groups it is the one with the fewest ranks; `taken` has the groups of other ranks.
+    Of equally good groups it is the one with the fewest ranks, and never an empty one; `taken` has the groups of other
+    ranks.
 
     >>> choose_groups([range(10), range(10)], 3)
     [0, 0, 1]
     >>> choose_groups([range(4), range(2)], 2)
     [0, 1]
+    >>> choose_groups([range(0), range(1)], 2)
+    [1, 1]
     """
+    filled = [index for index, group in enumerate(groups) if group]
     counts = Counter(taken)
     homes: list[int] = []
 
@@ -61,7 +65,7 @@ def choose_groups(groups: Sequence[Sized], ranks: int, taken: Sequence[int] = ()
         return len(groups[index]) // ranks, -ranks, len(groups[index]) / ranks
 
     for _ in range(ranks):
-        homes.append(max(range(len(groups)), key=preference))
+        homes.append(max(filled, key=preference))
         counts[homes[-1]] += 1
     return sorted(homes)
 

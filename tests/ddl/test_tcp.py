@@ -187,7 +187,7 @@ def test_ddlrun_gives_the_ranks_of_a_run_a_secret(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "2.0 2.0 32\n" * 2), done.stderr
     secret, other = ((tmp_path / str(rank)).read_text() for rank in (0, 1))
     assert secret == other
-    assert all(secret not in path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert all(secret.encode() not in path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert secret not in done.stderr
 
 
