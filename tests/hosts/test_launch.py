@@ -118,5 +118,7 @@ def test_no_value_stands_on_a_command_line_nor_a_secret_in_a_file(
     assert (done.returncode, done.stdout) == (0, f"{len(value)}\n" * 2), done.stderr
     seen = "".join((tmp_path / f"seen.{rank}").read_text() for rank in (0, 1))
     assert "start.py" in seen
-    written = "".join(path.read_bytes().decode(errors="replace") for path in (tmp_path / "run").rglob("*") if path.is_file())
+    written = "".join(
+        path.read_bytes().decode(errors="replace") for path in (tmp_path / "run").rglob("*") if path.is_file()
+    )
     assert value not in seen + written + done.stderr
