@@ -38,7 +38,7 @@ from ddlrun.runs.registry import born
 from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.run_list import list_runs
 from ddlrun.runs.run_table import render_runs, runs_record
-from ddlrun.runs.state_folders import ELSEWHERE, choose_path, elsewhere, run_paths
+from ddlrun.runs.state_folders import ELSEWHERE, choose_path, elsewhere, make_folder, run_paths
 from ddlrun.runs.store import RESERVED_BYTES, reserve_outcome, state_folder, write_private
 from tests.support.processes import command_line, mark, see_only
 from tests.support.run_folders import make_run
@@ -230,8 +230,8 @@ def test_parts_of_a_run_may_be_in_tmp(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "20261120-karo", exit_code=None)
     other = Path(elsewhere(str(folder)))
     try:
+        make_folder(str(other))
         restart = make_run(other.parent / "x", "20261120-karo-1")
-        other.mkdir()
         restart.rename(other / "restart-1")
         (folder / "plan.json").write_text(json.dumps({"ranks": [{}]}))
         (other / "outcome.json").write_text(json.dumps({"exit_code": 3, "seconds": 1.0, "requested": False}))
