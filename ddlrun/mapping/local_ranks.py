@@ -51,7 +51,7 @@ def place_local_ranks(
     if its package has at least as many ranks as nodes. A rank with a GPU gets cores of the GPU's package, first those
     of its L3 domain and its NUMA node, then of the nearest nodes without ranks. Shares are as equal as this allows.
     More ranks than cores may run on all cores. Where the policy has a number of cores per rank, these are cores that no
-    other run has; if too few are left, ranks may run on all cores, too.
+    other run has; if too few are left, ranks may run on all cores, too. A strict policy refuses both.
 
     Raises:
         PlacementError: the ranks do not fit; the text continues "but HOST".
@@ -61,8 +61,12 @@ def place_local_ranks(
     free = machine._replace(cores=tuple(core._replace(usable=_is_free(core, machine)) for core in machine.cores))
     try:
         return _place_ranks(free, ranks, policy)
-    except PlacementError:
-        return _place_ranks(machine, ranks, policy.unbound())
+    except PlacementError as error:
+        shared = _place_ranks(machine, ranks, policy if policy.strict else policy.unbound())
+        if policy.strict:
+            reason = "other runs use the others (ddlrun runs lists yours)"
+            raise PlacementError(*(f"{problem}; {reason}" for problem in error.problems)) from error
+        return shared
 
 
 def _is_free(core: Core, machine: Machine) -> bool:

@@ -309,6 +309,13 @@ def test_cores_of_other_runs_are_taken_last(cores: list[int], policy: PlacementP
     assert [render_ranges(core.logical_index for core in seat.cores) for seat in placed] == shares
 
 
+def test_a_strict_policy_leaves_other_runs_their_cores() -> None:
+    policy = PlacementPolicy(cores_per_rank=1, strict=True)
+    with pytest.raises(PlacementError, match=r"has 1 usable core, not 2 x 1; .*; other runs use the others"):
+        place_local_ranks(taken_by(machine("epyc-7451"), [*range(47)]), 2, policy)
+    assert len(place_local_ranks(taken_by(machine("epyc-7451"), [*range(46)]), 2, policy)) == 2
+
+
 def test_gpus_of_other_runs_are_taken_last() -> None:
     gpus = tuple(GPU(n, package=n % 2, pci_address=f"0000:{n}1:00.0", vendor="nvidia") for n in range(4))
     described = machine("epyc-7451")._replace(gpus=gpus)
