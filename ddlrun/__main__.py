@@ -2,7 +2,7 @@
 
 import os
 
-from ddlrun.rank.bare_signal import signal
+from ddlrun.keeper.bare_signal import signal
 
 
 def _exit(_number: int, _frame: object) -> None:

@@ -11,8 +11,8 @@ import os
 from ddlrun.agent import frames
 from ddlrun.agent.job import AgentJob, HostRanks
 from ddlrun.agent.node import LONGEST_WAIT, Node, read_grace
-from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.leftovers import remove_leftovers
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.leftovers import remove_leftovers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

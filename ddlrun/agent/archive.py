@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ("__init__.py", "errors.py", "ranges.py", "agent", "rank")
-# What the Python of a rank imports from there at its start.
-HOOK = "rank/hook"
+PARTS = ("__init__.py", "errors.py", "ranges.py", "agent", "keeper")
 
 # The program that receives the archive and runs the agent in it. The archive lasts as long as the agent. It must arrive
 # within a minute, as a host whose network fails is not told that no more will come.
@@ -56,10 +54,10 @@ def build_archive() -> bytes:
 
 def _list_modules() -> list[str]:
     paths = []
-    for part in (*PARTS, HOOK):
+    for part in PARTS:
         path = os.path.join(PACKAGE, part)
         if part.endswith(".py"):
             paths.append(path)
-        else:
-            paths += [os.path.join(path, name) for name in sorted(os.listdir(path)) if name.endswith(".py")]
+        for folder, _, names in os.walk(path):
+            paths += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
     return paths

@@ -6,8 +6,8 @@ import os
 
 from ddlrun.agent import frames
 from ddlrun.agent.archive import BOOTSTRAP, build_archive
-from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.process_stat import StopDetector
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.process_stat import StopDetector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import os
 
 from ddlrun.agent.frames import Channel
 from ddlrun.agent.messages import complain
-from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.open_files import close_files
-from ddlrun.rank.signals import HANDLED, restore_defaults
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.open_files import close_files
+from ddlrun.keeper.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

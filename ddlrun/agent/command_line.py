@@ -6,9 +6,9 @@ import binascii
 import os
 
 from ddlrun.agent.job import AgentJob, HostRanks
-from ddlrun.rank.host_position import RankPositions
-from ddlrun.rank.protocol import ADDRESSES
-from ddlrun.rank.settings import SHIPPED
+from ddlrun.keeper.host_position import RankPositions
+from ddlrun.keeper.protocol import ADDRESSES
+from ddlrun.keeper.settings import SHIPPED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

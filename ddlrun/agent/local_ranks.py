@@ -6,10 +6,10 @@ import gc
 import os
 import time
 
-from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.open_files import close_files
-from ddlrun.rank.protocol import ADDRESSES
-from ddlrun.rank.signals import HANDLED, restore_defaults
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.open_files import close_files
+from ddlrun.keeper.protocol import ADDRESSES
+from ddlrun.keeper.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ class KeeperFiles:
 
 def _load_keeper() -> None:
     """Load the modules of keepers once for all of them."""
-    import ddlrun.rank.entry  # noqa: PLC0415 - agents have done so while the job was on its way
+    import ddlrun.keeper.entry  # noqa: PLC0415 - agents have done so while the job was on its way
 
     if os.environ.get(ADDRESSES):
-        import ddlrun.rank.kept_rank  # noqa: F401, PLC0415 - not for ranks by hand
+        import ddlrun.keeper.kept_rank  # noqa: F401, PLC0415 - not for ranks by hand
     gc.freeze()  # see main.py
 
 
@@ -141,7 +141,7 @@ def _fork_keeper(program: list[str], variables: dict[str, str], files: KeeperFil
 
 def _become_keeper(program: list[str], variables: dict[str, str], files: KeeperFiles) -> None:
     """Go on as the keeper of a rank, in a new child of the agent."""
-    from ddlrun.rank.entry import main  # noqa: PLC0415 - see _load_keeper
+    from ddlrun.keeper.entry import main  # noqa: PLC0415 - see _load_keeper
 
     os.environ.update(variables)
     main(program, files.link, "ddlrun's agent on that host", files.orders)

@@ -10,8 +10,8 @@ from ddlrun import __version__
 from ddlrun.agent.frames import Channel
 from ddlrun.agent.messages import complain
 from ddlrun.errors import EXIT_BAD_INPUT, EXIT_PREFLIGHT
-from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.protocol import VERSION
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.protocol import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _run_agent(archive: int) -> NoReturn:
     agent = Agent(parent, VERSION, (archive,))
     signal.alarm(JOB_SECONDS)
     parent.send_bytes(f"@ddlrun-agent {VERSION}\n".encode())
-    import ddlrun.rank.entry  # noqa: F401, PLC0415 - while the job is on its way
+    import ddlrun.keeper.entry  # noqa: F401, PLC0415 - while the job is on its way
 
     _enable_collections()
     agent.run()

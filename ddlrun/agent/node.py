@@ -16,7 +16,7 @@ from ddlrun.agent.local_ranks import SLACK_SECONDS, LocalRanks
 from ddlrun.agent.messages import complain
 from ddlrun.agent.pmi_service import PmiService
 from ddlrun.errors import EXIT_PREFLIGHT
-from ddlrun.rank.signals import ENDING, SignalQueue
+from ddlrun.keeper.signals import ENDING, SignalQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

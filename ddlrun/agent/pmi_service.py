@@ -10,7 +10,7 @@ import os
 from ddlrun.agent.frames import pack_words
 from ddlrun.agent.messages import complain
 from ddlrun.agent.pmi_link import has_ended, open_link, rank_variables
-from ddlrun.rank.host_position import RankPositions
+from ddlrun.keeper.host_position import RankPositions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from ddlrun.agent.messages import complain
 from ddlrun.agent.node import LONGEST_WAIT, NEVER, Node, read_grace
 from ddlrun.agent.pmi_root import PmiRoot
 from ddlrun.errors import EXIT_SIGNAL, EXIT_UNREACHABLE
-from ddlrun.rank import protocol
-from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.leftovers import remove_leftovers
+from ddlrun.keeper import protocol
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.leftovers import remove_leftovers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from ddlrun.application.examination import examine
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.types import SECONDS
 from ddlrun.cli.result import print_result
-from ddlrun.doctor.diagnosis import render_record
+from ddlrun.hangs.diagnosis import render_record
 from ddlrun.runs.history import find_run_folder
 from ddlrun.runs.store import state_folder
 

@@ -9,9 +9,9 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import MetricsReader
-from ddlrun.monitor.table import COLUMNS, render_top
+from ddlrun.metrics.history import History
+from ddlrun.metrics.metrics_file import MetricsReader
+from ddlrun.metrics.table import COLUMNS, render_top
 from ddlrun.runs.history import may_run, read_past_run
 
 REFRESH_SECONDS = 1.0

@@ -7,9 +7,9 @@ import click
 
 from ddlrun.application.page import open_page
 from ddlrun.errors import InputError
-from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import MetricsReader
-from ddlrun.monitor.openmetrics import render_openmetrics
+from ddlrun.metrics.history import History
+from ddlrun.metrics.metrics_file import MetricsReader
+from ddlrun.metrics.openmetrics import render_openmetrics
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import may_run, run_name
 
@@ -30,7 +30,7 @@ def serve_page(folder: str, port: int) -> None:
 
 def serve_metrics(folder: str, address: str, port: int) -> None:
     """Serve the metrics of a run until it ends. Raises InputError if it has, or the port cannot be used."""
-    from ddlrun.monitor.server import MetricsServer  # noqa: PLC0415 - 40 ms, for --listen alone
+    from ddlrun.metrics.server import MetricsServer  # noqa: PLC0415 - 40 ms, for --listen alone
 
     name, history = run_name(folder), History()
     if not may_run(folder):
@@ -53,7 +53,7 @@ def serve_metrics(folder: str, address: str, port: int) -> None:
 def export_metrics(folder: str) -> None:
     """Export the samples of a run to OpenTelemetry, those of the past first, until it ends."""
     try:
-        from ddlrun.monitor.otlp import OtlpExporter, follow_values  # noqa: PLC0415 - 90 ms, and it may be missing
+        from ddlrun.metrics.otlp import OtlpExporter, follow_values  # noqa: PLC0415 - 90 ms, and it may be missing
     except ImportError as error:
         raise InputError(f"--otlp: {error}; {sys.executable} -m pip install {PACKAGE}") from error
     name, count = run_name(folder), 0

@@ -14,10 +14,10 @@ from ddlrun.cli.result import print_result
 from ddlrun.cli.screen import render_samples, show_samples
 from ddlrun.cli.serving import export_metrics, serve_metrics, serve_page
 from ddlrun.errors import InputError
-from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import MetricsReader
-from ddlrun.monitor.openmetrics import render_openmetrics
-from ddlrun.monitor.table import COLUMNS, top_record
+from ddlrun.metrics.history import History
+from ddlrun.metrics.metrics_file import MetricsReader
+from ddlrun.metrics.openmetrics import render_openmetrics
+from ddlrun.metrics.table import COLUMNS, top_record
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import find_run_folder, run_name
 from ddlrun.runs.store import state_folder

@@ -21,7 +21,7 @@ class Framework(NamedTuple):
     """Variable -> text, the same for all ranks; in braces a word of `Rendezvous`."""
     rank: Mapping[str, str]
     """Variable -> field that each rank fills in: rank, size, local_rank, local_size, host, hosts, gpu, uri or
-    workers (see rank/framework_environment.py)."""
+    workers (see keeper/framework_environment.py)."""
 
 
 FRAMEWORKS = {

@@ -17,7 +17,7 @@ from ddlrun.topology import ddl_topology
 def render_rank_variables(placement: Placement, mode: str, visible_gpus: str = "all") -> dict[str, str]:
     """Return the variables that tell every rank the topology, its cores, GPUs and NICs, and DDL's options.
 
-    DDLRUN_SEATS is read by rank/binding.py. Consecutive hosts with equal ranks share an entry
+    DDLRUN_SEATS is read by keeper/binding.py. Consecutive hosts with equal ranks share an entry
     `HOSTS*RANK;RANK...`; entries are joined by `/`. A rank is `THREADS@CPUS@GPUS@NICS`, or with a memory policy
     `THREADS@CPUS@GPUS@NICS@MEMORY`:
 

@@ -6,13 +6,13 @@ from contextlib import closing
 from itertools import groupby
 from typing import Any, TypedDict
 
-from ddlrun.monitor.diagnosis import diagnose, summarize
-from ddlrun.monitor.gpu_samples import mean_utilization, utilization_by_rank
-from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import MetricsReader, Sample
-from ddlrun.monitor.run_diagnosis import RunDiagnosis, diagnose_run
-from ddlrun.monitor.samples import HostSample, RankSample
-from ddlrun.monitor.table import describe_state, sort_by_trouble
+from ddlrun.metrics.diagnosis import diagnose, summarize
+from ddlrun.metrics.gpu_samples import mean_utilization, utilization_by_rank
+from ddlrun.metrics.history import History
+from ddlrun.metrics.metrics_file import MetricsReader, Sample
+from ddlrun.metrics.run_diagnosis import RunDiagnosis, diagnose_run
+from ddlrun.metrics.samples import HostSample, RankSample
+from ddlrun.metrics.table import describe_state, sort_by_trouble
 from ddlrun.page.content import PageContent, make_content, script_name
 from ddlrun.page.record import RunRecord, read_record, stat_record
 from ddlrun.page.run_files import RunEvent, read_events, read_verdict

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from ddlrun.environment.placement_variables import has_all_cpus, render_rank_variables
 from ddlrun.errors import InputError, PreflightError, spell_options
+from ddlrun.keeper.settings import CONTAINER, OPEN_MPI, SHIPPED
 from ddlrun.machine.pci import CHOOSING, OF_CONTAINER
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.wrappers import render_wrappers
-from ddlrun.rank.settings import CONTAINER, OPEN_MPI, SHIPPED
 from ddlrun.topology import JobTopology, UnequalTopology, ddl_topology, parse_topology
 from ddlrun.wording import counted
 
@@ -36,7 +36,7 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     variables |= BIND_THREADS[settings.placement.bind_threads]
     variables["DDLRUN_RUN_DIR"] = settings.run.run_dir.path
     variables["DDLRUN_RESTART"] = str(_restarts(job))
-    variables |= {"DDLRUN_STARTED_BY": str(job.manager), "DDLRUN_PMI": job.manager.pmi}  # for rank/hook
+    variables |= {"DDLRUN_STARTED_BY": str(job.manager), "DDLRUN_PMI": job.manager.pmi}  # for keeper/hook
     if not job.manager.keeps_path and "PATH" in job.environ:
         variables["DDLRUN_PATH"] = job.environ["PATH"]
     bind_themselves = not job.manager.binds_ranks(spawns=settings.mpi.spawn_slots > 0)

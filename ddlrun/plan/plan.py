@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun import __version__
 from ddlrun.environment.secrets import REDACTED, redact, redact_words
+from ddlrun.keeper.command_line import pack_arguments
 from ddlrun.machine import Core, Machine
 from ddlrun.managers import ProcessManager, TransportChoice
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.rank.command_line import pack_arguments
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.plan.records import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for the annotations alone
     )
 
 # The program that the process manager starts for each rank.
-START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "start.py")
+START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "keeper", "start.py")
 # The variable with the path that rank 0's keeper opens as standard input.
 STDIN = "DDLRUN_STDIN"
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ddlrun.errors import InputError, PreflightError
+from ddlrun.keeper.command_line import WRAPPERS
 from ddlrun.managers import ManagerJob, TransportChoice, TransportRequest
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes, unchecked_notes
@@ -18,7 +19,6 @@ from ddlrun.plan.settings import Settings
 from ddlrun.plan.supervision import InputMode
 from ddlrun.plan.survey import Survey
 from ddlrun.plan.wrappers import highest_rank
-from ddlrun.rank.command_line import WRAPPERS
 from ddlrun.wording import counted
 
 # Linux's limit for a variable or an argument, with the byte at its end.

@@ -13,6 +13,7 @@ from ddlrun.environment.horovod_hierarchical import (
     plan_hierarchical_variables,
 )
 from ddlrun.errors import InputError
+from ddlrun.keeper import program_input, protocol
 from ddlrun.managers import DaemonRequest, TransportChoice
 from ddlrun.managers.openmpi import OVERRULING
 from ddlrun.managers.program_mpi import mpi4py_variables
@@ -21,7 +22,6 @@ from ddlrun.plan.job_variables import plan_default_variables, plan_job_variables
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.plan import STDIN
 from ddlrun.plan.precedence import merge_layers
-from ddlrun.rank import program_input, protocol
 from ddlrun.remote.agent import CHOSEN_BY_SLURM, PARTS
 from ddlrun.topology import UnequalTopology
 

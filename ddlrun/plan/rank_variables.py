@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from ddlrun.environment.secrets import redact
+from ddlrun.keeper.binding import VISIBLE_GPUS, RankBinding, binding_values, parse_binding
+from ddlrun.keeper.framework_environment import framework_values
 from ddlrun.mapping.placement import PlacedRank
 from ddlrun.plan.plan import Plan
-from ddlrun.rank.binding import VISIBLE_GPUS, RankBinding, binding_values, parse_binding
-from ddlrun.rank.framework_environment import framework_values
 
 # Encodings that the keeper of a rank decodes.
 INTERNAL = frozenset(

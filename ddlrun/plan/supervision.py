@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
+from ddlrun.keeper import program_input
 from ddlrun.managers import ProcessManager
 from ddlrun.ranges import name_numbers
-from ddlrun.rank import program_input
 from ddlrun.topology import JobTopology, RankOrder
 
 if TYPE_CHECKING:  # for the annotation alone
-    from ddlrun.doctor.diagnosis import HangVerdictRecord
+    from ddlrun.hangs.diagnosis import HangVerdictRecord
 
 LOOPBACK = ("127.0.0.1",)
 

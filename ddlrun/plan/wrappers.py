@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
+from ddlrun.keeper.command_line import WRAPPERS
 from ddlrun.ranges import find_runs, is_successor
-from ddlrun.rank.command_line import WRAPPERS
 
-DEBUGGER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "debugger.py")
+DEBUGGER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "keeper", "debugger.py")
 # Options of Python that have no value of their own, before a script or -m.
 PYTHON_SWITCH = r"-[bBEIOPqsSu]+"
 

@@ -15,7 +15,7 @@ from ddlrun.plan.container import ContainerRequest
 
 START, END = "@facts begin", "@facts end"
 # Parts of the command line of every keeper; those of ddlrun's own agents are forks of them.
-KEEPERS = ("/ddlrun/rank/start.py", "/ddlrun/agent/start.py")
+KEEPERS = ("/ddlrun/keeper/start.py", "/ddlrun/agent/start.py")
 # The MPI libraries for which mpi4py may be built: Open MPI's, MPICH's and Intel's, Cray's.
 MPI_LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi_cray.so.12")
 # The number of a host's namespaces in its facts. That of mounts is not one of them: a login may have its own.

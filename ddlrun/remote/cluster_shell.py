@@ -14,7 +14,7 @@ from ClusterShell.Worker.EngineClient import EngineClientEOF
 from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 from ClusterShell.Worker.Ssh import SshClient
 
-from ddlrun.rank.process_stat import read_stat
+from ddlrun.keeper.process_stat import read_stat
 from ddlrun.remote.agent import SCRIPT_SECONDS, SSH_OPTIONS, AgentLauncher, run_script
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.wording import printable

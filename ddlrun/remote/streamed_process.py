@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO
 
 from ddlrun.errors import EXIT_TERMINATED
-from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
+from ddlrun.keeper.prctl import PR_SET_PDEATHSIG, load_prctl
 
 CHUNK = 1 << 16
 Sink = Callable[[bytes], None]

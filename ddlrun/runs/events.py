@@ -4,8 +4,8 @@ import json
 import time
 from typing import Literal, TypedDict
 
-from ddlrun.doctor.diagnosis import HangVerdictRecord
 from ddlrun.errors import spell_options
+from ddlrun.hangs.diagnosis import HangVerdictRecord
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+from ddlrun.keeper import leftovers
 from ddlrun.managers.openmpi.daemons import LEFTOVERS
-from ddlrun.rank import leftovers
 from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.wording import printable

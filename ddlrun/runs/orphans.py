@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from ddlrun.environment.open_mpi import RANK_VARIABLES
 from ddlrun.errors import InputError
-from ddlrun.rank.leftovers import SCRIPT
-from ddlrun.rank.process_stat import STOPPED
-from ddlrun.rank.run_mark import FIRST, LIMIT, mark_of
+from ddlrun.keeper.leftovers import SCRIPT
+from ddlrun.keeper.process_stat import STOPPED
+from ddlrun.keeper.run_mark import FIRST, LIMIT, mark_of
 from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.names import NAME
@@ -108,7 +108,7 @@ class OrphanProcess(NamedTuple):
     @property
     def keeper(self) -> bool:
         """Whether it is a rank's keeper, or an agent of ddlrun's own, of which keepers are forks."""
-        scripts = ("/ddlrun/rank/start.py", "/ddlrun/agent/start.py")
+        scripts = ("/ddlrun/keeper/start.py", "/ddlrun/agent/start.py")
         return " -I -S " in self.command and any(script in self.command for script in scripts)
 
 

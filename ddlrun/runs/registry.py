@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypedDict
 
+from ddlrun.keeper.process_stat import read_stat
 from ddlrun.mapping.placement import Placement
 from ddlrun.plan.plan import Plan
 from ddlrun.ranges import parse_ranges, render_ranges
-from ddlrun.rank.process_stat import read_stat
 from ddlrun.remote.probe import is_local
 from ddlrun.runs.state_folders import elsewhere, make_folder, state_folders, write_state
 from ddlrun.runs.store import write_private

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ddlrun.doctor.diagnosis import record_diagnosis, record_verdict, render_states
 from ddlrun.errors import EXIT_STALLED
+from ddlrun.hangs.diagnosis import record_diagnosis, record_verdict, render_states
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import StallAction
 from ddlrun.runs.store import write_private
@@ -20,7 +20,7 @@ from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.supervision_state import SupervisionState
 
 if TYPE_CHECKING:
-    from ddlrun.doctor.diagnosis import Diagnosis
+    from ddlrun.hangs.diagnosis import Diagnosis
     from ddlrun.supervise.examination import JobExaminer
 
 # The interval at which a request is looked for.

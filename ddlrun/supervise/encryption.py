@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddlrun.errors import PreflightError
 
 if TYPE_CHECKING:
-    from ddlrun.rank.encryption import EncryptionSuite
+    from ddlrun.keeper.encryption import EncryptionSuite
 
 
 def find_cryptography() -> str:
@@ -24,6 +24,6 @@ def find_cryptography() -> str:
 
 def load_suite() -> "EncryptionSuite":
     """Return the suite that encrypts messages. Raises ImportError."""
-    from ddlrun.rank.encryption import EncryptionSuite  # noqa: PLC0415 - 10 ms, for --encrypt alone
+    from ddlrun.keeper.encryption import EncryptionSuite  # noqa: PLC0415 - 10 ms, for --encrypt alone
 
     return EncryptionSuite()

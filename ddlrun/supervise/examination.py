@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ddlrun.doctor.diagnosis import Diagnosis, diagnose
-from ddlrun.doctor.records import RankReport, parse_report
-from ddlrun.doctor.verdict import JobLook, RankLook
+from ddlrun.hangs.diagnosis import Diagnosis, diagnose
+from ddlrun.hangs.records import RankReport, parse_report
+from ddlrun.hangs.verdict import JobLook, RankLook
+from ddlrun.keeper import protocol
+from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.supervision import SupervisedJob
-from ddlrun.rank import protocol
-from ddlrun.rank.protocol import ProtocolError
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keepers import Keepers
 

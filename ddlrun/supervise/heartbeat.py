@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddlrun.rank import protocol
+from ddlrun.keeper import protocol
 from ddlrun.supervise.keeper_connection import SilentKeeper
 from ddlrun.supervise.keepers import Keepers
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from ddlrun.errors import UnreachableError
+from ddlrun.keeper.daemon import SESSION_FOLDERS
+from ddlrun.keeper.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import ends_in_failure, find_failure
-from ddlrun.rank.daemon import SESSION_FOLDERS
-from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.root_cause import EndReason, ended_by_manager, explain_by_manager, root_of

@@ -8,9 +8,9 @@ import termios
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlrun.rank import protocol
-from ddlrun.rank.authentication import RunSecret, Sealer, Unsealer
-from ddlrun.rank.protocol import HEAD, ProtocolError
+from ddlrun.keeper import protocol
+from ddlrun.keeper.authentication import RunSecret, Sealer, Unsealer
+from ddlrun.keeper.protocol import HEAD, ProtocolError
 from ddlrun.wording import printable
 
 HELLO_WORDS = 4

@@ -4,9 +4,9 @@ import os
 import signal
 
 from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.keeper import protocol
+from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.rank import protocol
-from ddlrun.rank.protocol import ProtocolError
 from ddlrun.supervise.doctor import JobDoctor
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
 from ddlrun.supervise.keepers import KeeperEvents, Keepers

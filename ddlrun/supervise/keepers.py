@@ -8,8 +8,8 @@ from collections.abc import Callable, Container
 from itertools import islice
 from typing import NamedTuple
 
-from ddlrun.rank import protocol
-from ddlrun.rank.protocol import ProtocolError
+from ddlrun.keeper import protocol
+from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState, SilentKeeper
 from ddlrun.supervise.listener import Listener
 

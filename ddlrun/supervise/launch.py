@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple
 
+from ddlrun.keeper import protocol
+from ddlrun.keeper.program_input import VARIABLE
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import STDIN, Plan
 from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
-from ddlrun.rank import protocol
-from ddlrun.rank.program_input import VARIABLE
 from ddlrun.remote.manager_start import copy_stdin, start_manager
 from ddlrun.remote.sessions import end_session, guard_session
 from ddlrun.schedulers import JobEnd

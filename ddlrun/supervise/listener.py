@@ -6,9 +6,9 @@ import resource
 from collections.abc import Sequence
 
 from ddlrun.errors import PreflightError
+from ddlrun.keeper.authentication import RunSecret
+from ddlrun.keeper.protocol import VERSION
 from ddlrun.listening import bind_free_port
-from ddlrun.rank.authentication import RunSecret
-from ddlrun.rank.protocol import VERSION
 from ddlrun.supervise.encryption import load_suite
 from ddlrun.wording import counted
 

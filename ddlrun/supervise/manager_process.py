@@ -5,10 +5,10 @@ import signal
 from contextlib import suppress
 
 from ddlrun.agent.frames import Channel
+from ddlrun.keeper.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.supervision import SupervisedJob
-from ddlrun.rank.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.remote.manager_start import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddlrun.rank import protocol
-from ddlrun.rank.protocol import ProtocolError
+from ddlrun.keeper import protocol
+from ddlrun.keeper.protocol import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddlrun.monitor.collector import SampleCollector
+    from ddlrun.metrics.collector import SampleCollector
     from ddlrun.plan.run_dir import RunDir
     from ddlrun.supervise.keepers import Keepers
 
@@ -49,7 +49,7 @@ class Sampling:
             return
         self._next = now + self._interval
         if self._collector is None:
-            from ddlrun.monitor.collector import SampleCollector  # noqa: PLC0415 - 26 ms, not for jobs that last a moment
+            from ddlrun.metrics.collector import SampleCollector  # noqa: PLC0415 - 26 ms, not for jobs that last a moment
 
             self._collector = SampleCollector(self._files.metrics, self._ranks, self._complain)
         self._collector.write()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from ddlrun.rank.signals import WARNING_SECONDS
+from ddlrun.keeper.signals import WARNING_SECONDS
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 # A scheduler's warning reaches the ranks of all hosts within this time; then the other ranks get it from ddlrun.

@@ -4,10 +4,10 @@ import os
 import select
 import termios
 
+from ddlrun.keeper import protocol
+from ddlrun.keeper.program_input import VARIABLE
+from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.supervision import RankInput
-from ddlrun.rank import protocol
-from ddlrun.rank.program_input import VARIABLE
-from ddlrun.rank.protocol import ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import Keepers
 

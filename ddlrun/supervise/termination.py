@@ -17,7 +17,7 @@ LEAVING  has sent LEAVE to the keepers and waits for the
 =======  =================================================  ================================================
 
 In IDLE and LEAVING, a stopped process manager is continued after 2 s. Once all ranks have started, OVER is sent to the
-processes that watch its daemons, which do the same there (see rank/daemon.py).
+processes that watch its daemons, which do the same there (see keeper/daemon.py).
 
 In every phase the job is over when the process manager has ended and no keeper is connected, and no daemon is watched
 or 10 s later. Keepers that are still connected 3 s after its session was killed are not waited for.
@@ -27,7 +27,7 @@ import enum
 import time
 from collections.abc import Callable
 
-from ddlrun.rank import protocol
+from ddlrun.keeper import protocol
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
 from ddlrun.supervise.keepers import Keepers

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddlrun.machine.preset import MachineDescription
-from ddlrun.monitor.samples import HostSample, RankSample
+from ddlrun.metrics.samples import HostSample, RankSample
 from ddlrun.plan.outcome import OutcomeRecord
 from ddlrun.plan.records import ShownPlacement, WrittenPlan
 from ddlrun.preflight.records import CheckRecord

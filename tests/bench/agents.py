@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from ddlrun.keeper.protocol import VERSION
 from ddlrun.managers.own import START
-from ddlrun.rank.protocol import VERSION
 from ddlrun.remote.agent import AgentLauncher
 from tests.bench.measure import DDLRUN, Row, Sample, Series, interleaved, show, wall
 from tests.bench.options import bench_parser

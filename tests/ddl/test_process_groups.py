@@ -18,7 +18,7 @@ from ddlrun.ddl.arrays import flatten
 from ddlrun.ddl.process_groups import GpuSupport, explain_no_nccl
 from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.staging import stage
-from ddlrun.rank.program import HOOK
+from ddlrun.keeper.program import HOOK
 from tests.ddl.test_mpi import started
 
 RANKS = Path(__file__).parent / "groups_ranks.py"

@@ -17,7 +17,7 @@ from ddlrun.ddl.operation import Chunk, Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.errors import LostRankError
-from ddlrun.rank.program import HOOK
+from ddlrun.keeper.program import HOOK
 from tests.ddl.test_tcp import ROOT, endpoints, started_alone
 from tests.support import needs
 from tests.support.ports import reserved_port

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddlrun.rank import daemon, escalation, keeper, kept_rank
+from ddlrun.keeper import daemon, escalation, keeper, kept_rank
 from ddlrun.supervise import termination
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"

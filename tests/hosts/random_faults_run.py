@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ddlrun.keeper.stacks.sockets import list_unacknowledged
 from ddlrun.managers.own import START as OWN_START
-from ddlrun.rank.sockets import list_unacknowledged
 from tests.cluster.cluster import Cluster
 from tests.hosts.random_faults_rank import line
 from tests.hosts.random_faults_results import ABORTED, allowed_results, first_line, is_decisive

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ddlrun.monitor.diagnosis import diagnose
-from ddlrun.monitor.findings import SlownessCause
-from ddlrun.monitor.history import History
+from ddlrun.metrics.diagnosis import diagnose
+from ddlrun.metrics.findings import SlownessCause
+from ddlrun.metrics.history import History
 from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.processes import Started, started, wait_for

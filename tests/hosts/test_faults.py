@@ -203,7 +203,7 @@ def cmdline(pid: int) -> list[str]:
 
 def is_keeper(pid: int) -> bool:
     """Return True for a keeper, for its guard, and for a program that is not yet executed."""
-    return runs(pid, "rank/start.py") or (runs(pid, "agent/start.py") and runs(parent(pid), "agent/start.py"))
+    return runs(pid, "keeper/start.py") or (runs(pid, "agent/start.py") and runs(parent(pid), "agent/start.py"))
 
 
 def runs(pid: int, script: str) -> bool:

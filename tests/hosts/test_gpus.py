@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddlrun.monitor.samples import HostSample
-from ddlrun.rank.gpu_usage import REASONS
+from ddlrun.keeper.usage.gpus import REASONS
+from ddlrun.metrics.samples import HostSample
 from tests.cluster.cluster import Cluster
 from tests.cluster.slurm import SlurmCluster
 from tests.cluster.slurm import why_not as no_slurm

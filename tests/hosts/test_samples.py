@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.monitor.samples import HostSample, RankSample
+from ddlrun.metrics.samples import HostSample, RankSample
 from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
 from tests.hosts.seeded_nics import SeededNics, named

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from ddlrun.rank.binding import parse_binding
+from ddlrun.keeper.binding import parse_binding
 from tests.conftest import MPIRUNS, OWN, launch_line, mpi_library
 from tests.support import needs
 from tests.support.images import build_root

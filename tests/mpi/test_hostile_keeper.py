@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from ddlrun.errors import EXIT_UNREACHABLE
-from ddlrun.rank import protocol
+from ddlrun.keeper import protocol
 from tests.conftest import launch_line
 from tests.support.launches import run
 
 KEEPER = """
 import os, sys, time
-from ddlrun.rank.connection import connect
+from ddlrun.keeper.connection import connect
 
 messages = {messages!r}
 links = []
@@ -116,8 +116,8 @@ def test_control_characters_and_markup_of_keepers_are_escaped(mpirun: str, tmp_p
 
 LATE_KEEPER = """
 import os, select
-from ddlrun.rank import protocol
-from ddlrun.rank.connection import LauncherConnection, connect
+from ddlrun.keeper import protocol
+from ddlrun.keeper.connection import LauncherConnection, connect
 
 def end(rank):
     link = LauncherConnection(connect(os.environ["DDLRUN_CHANNEL"], 300, 0), 0, lambda reason: None)

@@ -308,9 +308,9 @@ def test_signals_are_as_without_ddlrun(line: list[str]) -> None:
 
 EARLY_SIGNAL = """
 import os, signal, time
-from ddlrun.rank import program
-from ddlrun.rank.settings import KeeperSettings
-from ddlrun.rank.signals import SignalQueue
+from ddlrun.keeper import program
+from ddlrun.keeper.settings import KeeperSettings
+from ddlrun.keeper.signals import SignalQueue
 settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0)
 SignalQueue()
 started = program.start(["true"], settings, lambda *_: os.kill(os.getpid(), signal.SIGTERM))

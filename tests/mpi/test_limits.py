@@ -19,7 +19,7 @@ FILE_SIZE = "ulimit -f 1; exec head -c 1000000 /dev/zero >$FOLDER/large"
 LONG_ARGUMENT = "long=$(head -c 200000 /dev/zero | tr '\\0' x); exec /bin/echo $long"
 KILLED = """
 import resource
-from ddlrun.rank.processes import explain_kill
+from ddlrun.keeper.processes import explain_kill
 resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
 print(explain_kill(1, oom_kills=0, cpu_seconds=4.9))
 """

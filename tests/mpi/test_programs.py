@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ddlrun.application.options.programs import Section, split_programs
+from ddlrun.keeper.command_line import WRAPPERS, wrap
 from ddlrun.managers.openmpi.installation import find_mpi_library
-from ddlrun.rank.command_line import WRAPPERS, wrap
 from tests.conftest import OWN, launch_line
 from tests.support.launches import run
 

@@ -17,6 +17,7 @@ from ddlrun.application.inputs import read_machines
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.hosts import Host, HostList, render_hostfile
+from ddlrun.keeper import protocol
 from ddlrun.managers.openmpi.dialects import OpenMpi4
 from ddlrun.mapping.rankfile import render
 from ddlrun.network.addresses import Address
@@ -26,7 +27,6 @@ from ddlrun.plan.plan import placement_dict
 from ddlrun.preflight.findings import Level, render_lines
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts
-from ddlrun.rank import protocol
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.rank import protocol
+from ddlrun.keeper import protocol
 from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import OWN, launch_line, manager_options
 from tests.support.waiting import PATIENCE, wait_until

@@ -15,9 +15,9 @@ from typing import IO
 
 import pytest
 
-from ddlrun.monitor.gpu_samples import parse_gpu_sample
-from ddlrun.monitor.metrics_file import render_line
-from ddlrun.monitor.samples import HostSample
+from ddlrun.metrics.gpu_samples import parse_gpu_sample
+from ddlrun.metrics.metrics_file import render_line
+from ddlrun.metrics.samples import HostSample
 from ddlrun.page.feed import RunFeed
 from ddlrun.page.run_files import read_events
 from ddlrun.page.server import PageServer

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from ddlrun.keeper import protocol
+from ddlrun.keeper.authentication import SIZE, RunSecret
+from ddlrun.keeper.connection import LauncherSocket
 from ddlrun.plan.supervision import LOOPBACK
-from ddlrun.rank import protocol
-from ddlrun.rank.authentication import SIZE, RunSecret
-from ddlrun.rank.connection import LauncherSocket
 from ddlrun.supervise.encryption import find_cryptography
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import KeeperEvents, Keepers

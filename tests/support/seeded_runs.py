@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ddlrun.monitor.diagnosis import WINDOW, diagnose
-from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import MetricsReader, Sample, render_line
+from ddlrun.metrics.diagnosis import WINDOW, diagnose
+from ddlrun.metrics.history import History
+from ddlrun.metrics.metrics_file import MetricsReader, Sample, render_line
 from tests.conftest import OWN, launch_line
 from tests.support.processes import started, wait_for
 

@@ -23,11 +23,11 @@ from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.environment.open_mpi import ROOT
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import parse_hosts
+from ddlrun.keeper import protocol
 from ddlrun.managers import AUTO, OPEN_MPI, ManagerJob, ProcessManager
 from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.managers.installation import allows_root
 from ddlrun.managers.own import START, OwnManager, own_manager
-from ddlrun.rank import protocol
 from tests.support.processes import mark, running
 from tests.support.waiting import wait_until
 
@@ -69,7 +69,7 @@ def test_a_changed_message_has_a_new_revision() -> None:
         sorted(kinds.items()),
     )
     found = protocol.REVISION, binascii.crc32(repr(messages).encode())
-    assert found == (6, 1759204961), "increase protocol.REVISION: hosts may have this version and the other one"
+    assert found == (7, 1962407087), "increase protocol.REVISION: hosts may have this version and the other one"
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
@@ -575,4 +575,4 @@ def test_programs_that_lead_to_hosts_end_with_a_process_manager_that_was_killed(
 
 def test_the_archive_has_the_modules_that_agents_and_keepers_import() -> None:
     names = zipfile.ZipFile(io.BytesIO(build_archive())).namelist()
-    assert {"ddlrun/__init__.py", "ddlrun/errors.py", "ddlrun/agent/node.py", "ddlrun/rank/keeper.py"} <= set(names)
+    assert {"ddlrun/__init__.py", "ddlrun/errors.py", "ddlrun/agent/node.py", "ddlrun/keeper/keeper.py"} <= set(names)

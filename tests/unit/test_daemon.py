@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.rank import protocol
-from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
-from ddlrun.rank.daemon import open_daemon
+from ddlrun.keeper import protocol
+from ddlrun.keeper.authentication import SIZE, RunSecret, Sealer, Unsealer
+from ddlrun.keeper.daemon import open_daemon
 
 DEADLINE = 300.0
 WATCHER = """
 import _socket, os, sys
-from ddlrun.rank.authentication import SIZE, RunSecret
-from ddlrun.rank.connection import LauncherConnection, LauncherSocket
-from ddlrun.rank.daemon import Daemon, DaemonWatcher
+from ddlrun.keeper.authentication import SIZE, RunSecret
+from ddlrun.keeper.connection import LauncherConnection, LauncherSocket
+from ddlrun.keeper.daemon import Daemon, DaemonWatcher
 connected = LauncherSocket(_socket.socket(fileno=int(sys.argv[1])), RunSecret(sys.argv[3]), bytes(2 * SIZE))
 connection = LauncherConnection(connected, 0.0, lambda reason: None)
 pid = int(sys.argv[2])

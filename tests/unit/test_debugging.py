@@ -10,10 +10,10 @@ import pytest
 
 from ddlrun.application.options.supervision import parse_wrapper, read_input
 from ddlrun.errors import InputError
+from ddlrun.keeper.command_line import WRAPPERS, wrap
+from ddlrun.keeper.program_input import VARIABLE, ProgramInput, read_request
 from ddlrun.plan.supervision import InputMode, RankInput
 from ddlrun.plan.wrappers import DEBUGGER, Wrapper, highest_rank, make_debugger, render_wrappers
-from ddlrun.rank.command_line import WRAPPERS, wrap
-from ddlrun.rank.program_input import VARIABLE, ProgramInput, read_request
 
 NO_INPUT = {"stdin_rank": None, "debug_rank": None, "pty": False, "processes": None}
 

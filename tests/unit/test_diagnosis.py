@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddlrun.monitor.diagnosis import diagnose, summarize
-from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import Sample
-from ddlrun.monitor.samples import HostSample, NicSample, PeerSample, RankSample
+from ddlrun.metrics.diagnosis import diagnose, summarize
+from ddlrun.metrics.history import History
+from ddlrun.metrics.metrics_file import Sample
+from ddlrun.metrics.samples import HostSample, NicSample, PeerSample, RankSample
 from tests.support.seeded_runs import SAMPLES, findings_of, read_samples
 
 RANK = RankSample(

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ddlrun.doctor.diagnosis import Diagnosis, diagnose, record_diagnosis
-from ddlrun.doctor.position import Activity, describe, locate_rank
-from ddlrun.doctor.records import RankReport, parse_report
-from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, RankLook, judge
+from ddlrun.hangs.diagnosis import Diagnosis, diagnose, record_diagnosis
+from ddlrun.hangs.position import Activity, describe, locate_rank
+from ddlrun.hangs.records import RankReport, parse_report
+from ddlrun.hangs.verdict import HangFinding, HangVerdict, JobLook, RankLook, judge
 
 MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
 TORCH = "/env/lib/python3.11/site-packages/torch"

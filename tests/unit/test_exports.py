@@ -21,13 +21,13 @@ from ddlrun.environment.library_settings import SETTINGS, render_shown_variables
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
+from ddlrun.keeper.binding import parse_binding
 from ddlrun.machine import GPU, PU
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.placement import place
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.plan.plan import START
 from ddlrun.ranges import render_ranges
-from ddlrun.rank.binding import parse_binding
 from ddlrun.topology import JobTopology, RankOrder, Topology, UnequalTopology
 from docs.reference.tables import read_table
 from tests.machines.facts import load

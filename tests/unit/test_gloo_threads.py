@@ -10,14 +10,14 @@ from types import ModuleType
 
 import pytest
 
-import ddlrun.rank.program
+import ddlrun.keeper.program
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def hook() -> ModuleType:
     """Return the start-up hook of Python ranks, which installs itself in a rank alone."""
-    spec = importlib.util.spec_from_file_location("rank_hook", Path(ddlrun.rank.program.HOOK, "sitecustomize.py"))
+    spec = importlib.util.spec_from_file_location("rank_hook", Path(ddlrun.keeper.program.HOOK, "sitecustomize.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -94,7 +94,7 @@ print("main", flush=True)
 
 
 def test_a_rank_awaits_the_thread_before_python_ends() -> None:
-    environ = {**os.environ, "PYTHONPATH": ddlrun.rank.program.HOOK}
+    environ = {**os.environ, "PYTHONPATH": ddlrun.keeper.program.HOOK}
     argv = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout.split()) == (0, ["main", "worker"]), done.stderr

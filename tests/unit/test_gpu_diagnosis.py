@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from ddlrun.monitor.diagnosis import diagnose, summarize
-from ddlrun.monitor.gauges import GPU_GAUGES, GPU_LIMIT, list_values
-from ddlrun.monitor.gpu_diagnosis import find_gpu_causes
-from ddlrun.monitor.gpu_samples import GpuSample
-from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import parse_line, render_line
-from ddlrun.monitor.openmetrics import render_openmetrics
-from ddlrun.monitor.samples import HostSample, RankSample
-from ddlrun.monitor.table import COLUMNS, render_table
+from ddlrun.metrics.diagnosis import diagnose, summarize
+from ddlrun.metrics.gauges import GPU_GAUGES, GPU_LIMIT, list_values
+from ddlrun.metrics.gpu_diagnosis import find_gpu_causes
+from ddlrun.metrics.gpu_samples import GpuSample
+from ddlrun.metrics.history import History
+from ddlrun.metrics.metrics_file import parse_line, render_line
+from ddlrun.metrics.openmetrics import render_openmetrics
+from ddlrun.metrics.samples import HostSample, RankSample
+from ddlrun.metrics.table import COLUMNS, render_table
 from ddlrun.ranges import render_ranges
 from tests.support.json_schemas import validate
 from tests.support.seeded_runs import findings_of

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddlrun.monitor.gpu_samples import ClockLimit, GpuSample, parse_gpu_sample, parse_limits
-from ddlrun.rank.amd_gpus import AmdGpu, list_gpus
-from ddlrun.rank.gpu_ranks import GpuRanks
-from ddlrun.rank.gpu_usage import GPU_FIELDS, REASONS, GpuUsageReader
-from ddlrun.rank.protocol import ProtocolError
+from ddlrun.keeper.protocol import ProtocolError
+from ddlrun.keeper.usage.amd_gpus import AmdGpu, list_gpus
+from ddlrun.keeper.usage.gpu_ranks import GpuRanks
+from ddlrun.keeper.usage.gpus import GPU_FIELDS, REASONS, GpuUsageReader
+from ddlrun.metrics.gpu_samples import ClockLimit, GpuSample, parse_gpu_sample, parse_limits
 from tests.support.nvidia_smi import HOT_AND_BRAKED, StandIn, busy, install
 from tests.support.processes import wait_for
 
@@ -281,8 +281,8 @@ def test_the_throttling_of_amd_gpus_that_count_its_time_is_its_increase(
 
 KEEPER = """
 import time
-from ddlrun.rank.gpu_ranks import GpuRanks
-from ddlrun.rank.gpu_usage import GpuUsageReader
+from ddlrun.keeper.usage.gpu_ranks import GpuRanks
+from ddlrun.keeper.usage.gpus import GpuUsageReader
 reader = GpuUsageReader(GpuRanks({}, 0, 1), 1.0)
 while True:
     reader.take()

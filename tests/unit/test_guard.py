@@ -16,9 +16,9 @@ from tests.support.processes import Started, running, started, wait_for
 
 KEEPER = """
 import os, sys, time
-from ddlrun.rank import program
-from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, load_prctl
-from ddlrun.rank.settings import KeeperSettings
+from ddlrun.keeper import program
+from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, load_prctl
+from ddlrun.keeper.settings import KeeperSettings
 prctl = load_prctl()
 prctl(PR_SET_CHILD_SUBREAPER, 1)
 settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0)
@@ -87,16 +87,16 @@ def test_the_hook_of_python_is_in_the_archive_of_an_agent(tmp_path: Path) -> Non
     keeper = [sys.executable, "-I", "-S", "-c", ARCHIVED + KEEPER, *program]
     subprocess.run(keeper, input=build_archive().hex(), stdout=subprocess.DEVNULL, text=True, check=True)
     hook, *folders = (tmp_path / "shown").read_text().split()
-    assert re.fullmatch(r"/proc/\d+/fd/\d+/ddlrun/rank/hook", hook)
+    assert re.fullmatch(r"/proc/\d+/fd/\d+/ddlrun/keeper/hook", hook)
     assert not [folder for folder in folders if folder.startswith("/proc/")]
 
 
 # A keeper that may have some processes of its user, who has no others if the test is root's.
 LIMITED = """
 import os, resource, sys
-from ddlrun.rank import program
-from ddlrun.rank.prctl import load_prctl
-from ddlrun.rank.settings import KeeperSettings
+from ddlrun.keeper import program
+from ddlrun.keeper.prctl import load_prctl
+from ddlrun.keeper.settings import KeeperSettings
 prctl = load_prctl()
 settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=1.0, heartbeat=0.0)
 if os.geteuid() == 0:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ddlrun.rank import protocol
+from ddlrun.keeper import protocol
 from ddlrun.supervise.heartbeat import REACHABLE, STARVED, UNREACHABLE, Heartbeat, explain_silence
 from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
 from ddlrun.supervise.keepers import Keepers

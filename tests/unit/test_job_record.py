@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddlrun.rank.protocol import ProgramEnd, ProtocolError
+from ddlrun.keeper.protocol import ProgramEnd, ProtocolError
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection
 

@@ -2,7 +2,7 @@
 
 from select import select
 
-from ddlrun.rank import protocol
+from ddlrun.keeper import protocol
 from ddlrun.supervise.keeper_connection import Hello
 from tests.support.keepers import serving
 from tests.support.processes import wait_for

@@ -35,15 +35,15 @@ ALLOWED = {
     "environment": {"errors", "machine", "mapping", "ranges", "topology", "units", "wording"},
     "schedulers": {"environment", "errors", "host_names", "hosts", "plugins", "ranges", "topology", "units"},
     "network": {"allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units"},
-    "rank": {"errors", "ranges"},
-    "doctor": {"hosts", "ranges", "wording"},
-    "agent": {"errors", "rank"},
-    "remote": {"environment", "errors", "host_names", "hosts", "machine", "rank", "schedulers", "wording"},
+    "keeper": {"errors", "ranges"},
+    "hangs": {"hosts", "ranges", "wording"},
+    "agent": {"errors", "keeper"},
+    "remote": {"environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wording"},
     "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "units", "wording"},
     "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
     "plan": {
-        "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping",
-        "network", "ranges", "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
+        "allreduce_algorithms", "hangs", "environment", "errors", "hosts", "machine", "managers", "mapping",
+        "network", "ranges", "keeper", "remote", "schedulers", "ship", "topology", "units", "wording",
     },
     "report": {
         "environment", "errors", "hosts", "machine", "managers", "mapping", "network", "plan", "ranges", "topology",
@@ -54,29 +54,29 @@ ALLOWED = {
         "wording",
     },
     "runs": {
-        "doctor", "environment", "errors", "hosts", "managers", "mapping", "plan", "ranges", "rank", "remote",
+        "hangs", "environment", "errors", "hosts", "managers", "mapping", "plan", "ranges", "keeper", "remote",
         "report", "units", "wording",
     },
-    "monitor": {"errors", "ranges", "rank", "unauthenticated", "units", "wording"},
-    "page": {"errors", "hosts", "monitor", "plan", "ranges", "report", "runs", "units", "wording"},
+    "metrics": {"errors", "ranges", "keeper", "unauthenticated", "units", "wording"},
+    "page": {"errors", "hosts", "metrics", "plan", "ranges", "report", "runs", "units", "wording"},
     "supervise": {
-        "agent", "doctor", "errors", "hosts", "listening", "managers", "monitor", "plan", "rank", "remote",
+        "agent", "hangs", "errors", "hosts", "listening", "managers", "metrics", "plan", "keeper", "remote",
         "runs", "schedulers", "units", "wording",
     },
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology", "units"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "application": {
-        "block_sizing", "doctor", "environment", "errors", "hosts", "machine", "managers", "mapping",
+        "block_sizing", "hangs", "environment", "errors", "hosts", "machine", "managers", "mapping",
         "network", "page", "plan", "preflight", "ranges", "remote", "report", "runs", "schedulers", "ship", "supervise",
         "topology", "units", "wording",
     },
     "cli": {
-        "allreduce_algorithms", "application", "doctor", "environment", "errors", "hosts",
-        "mapping", "monitor", "network", "page", "plan", "plugins", "preflight", "managers", "remote", "report", "runs",
+        "allreduce_algorithms", "application", "hangs", "environment", "errors", "hosts",
+        "mapping", "metrics", "network", "page", "plan", "plugins", "preflight", "managers", "remote", "report", "runs",
         "schedulers", "ship", "topology", "units", "wording",
     },
     "api": {"cli", "environment", "errors", "plan", "remote", "runs", "wording"},
-    "__main__": {"cli", "rank"},
+    "__main__": {"cli", "keeper"},
     "__init__": set(),
 }  # fmt: skip
 
@@ -86,14 +86,14 @@ VERSION = {"ddlrun", "ddlrun.__version__"}
 # Modules of the start-up hook, which are found on a path of their own.
 HOOKS = ("sitecustomize", "ddlrun_world_size", "ddlrun_flight_recorder")
 # A module that keepers import for --encrypt alone.
-ENCRYPTION = PACKAGE / "rank/encryption.py"
+ENCRYPTION = PACKAGE / "keeper/encryption.py"
 
 # The folders that may read the environment of the process.
-ENVIRONS = {"cli", "application", "rank", "agent", "ddl", "measure", "api"}
+ENVIRONS = {"cli", "application", "keeper", "agent", "ddl", "measure", "api"}
 
 # What -> the folders that may import or name it.
 ALONE = {
-    "subprocess": {"remote", "rank", "ship"},
+    "subprocess": {"remote", "keeper", "ship"},
     "ClusterShell.Task": {"remote"},
     "click": {"cli"},
     "mpi4py": {"ddl", "measure"},
@@ -102,7 +102,7 @@ ALONE = {
     "keras": {"ddl"},
     "rich": {"report"},
     "jinja2": {"schedulers"},
-    "cryptography": {"rank", "supervise"},
+    "cryptography": {"keeper", "supervise"},
     "matplotlib": {"report"},
 }
 
@@ -180,13 +180,13 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     assert "environ" not in names(path) or part(path) in {
         "cli",
         "application",
-        "rank",
+        "keeper",
         "agent",
         "ddl",
         "measure",
         "api",
     }
-    assert not {name for name in names(path) if name.startswith("exec")} or part(path) in {"rank", "agent"}
+    assert not {name for name in names(path) if name.startswith("exec")} or part(path) in {"keeper", "agent"}
 
 
 # Profiles record the major version of Open MPI that they were measured with.
@@ -204,7 +204,7 @@ def test_no_other_room_asks_which_process_manager_it_has(path: Path) -> None:
 
 
 # The rooms that know Open MPI's daemons and variables; what runs on hosts or in a training script imports no other.
-OPEN_MPI_ROOMS = ("managers/openmpi/", "environment/", "rank/", "ddl/launch_context.py")
+OPEN_MPI_ROOMS = ("managers/openmpi/", "environment/", "keeper/", "ddl/launch_context.py")
 
 
 def test_open_mpis_daemons_and_variables_are_known_in_few_rooms() -> None:
@@ -235,13 +235,13 @@ def module_or_package(path: Path) -> str:
 
 
 def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
-    own = ("ddlrun.rank", "ddlrun.errors", "ddlrun.ranges", "ddlrun.agent")
-    on_hosts = [path for folder in ("rank", "agent") for path in (PACKAGE / folder).rglob("*.py")]
+    own = ("ddlrun.keeper", "ddlrun.errors", "ddlrun.ranges", "ddlrun.agent")
+    on_hosts = [path for folder in ("keeper", "agent") for path in (PACKAGE / folder).rglob("*.py")]
     for path in (*on_hosts, PACKAGE / "errors.py", PACKAGE / "ranges.py"):
         others = {name.split(".")[0] for name in imports(path) - VERSION if not name.startswith(own)}
         optional = {"cryptography"} if path == ENCRYPTION else set()
         assert others <= {*sys.stdlib_module_names, *HOOKS, *optional}
-    modules = [path for path in on_hosts if path.parent.name in ("rank", "agent") and path != ENCRYPTION]
+    modules = [path for path in on_hosts if path.parent.name != "hook" and path != ENCRYPTION]
     every_time = {name for path in modules for name in at_the_top(path)}
     assert {name for name in every_time if not name.startswith((*own, "ddlrun"))} == {
         "__future__", "_ctypes", "_operator", "_socket", "binascii", "gc", "itertools", "os", "select", "sys", "time",
@@ -250,7 +250,7 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
 
 def test_what_runs_on_hosts_needs_no_newer_python_than_3_8() -> None:
     newer = {"removeprefix", "removesuffix", "bit_count", "randbytes", "is_relative_to"}
-    paths = [path for folder in ("rank", "agent", "ship/host") for path in (PACKAGE / folder).rglob("*.py")]
+    paths = [path for folder in ("keeper", "agent", "ship/host") for path in (PACKAGE / folder).rglob("*.py")]
     for path in (*paths, PACKAGE / "ranges.py", PACKAGE / "unauthenticated.py"):
         nodes = ast.walk(ast.parse(path.read_text(), feature_version=(3, 8)))
         assert not newer & {node.attr for node in nodes if isinstance(node, ast.Attribute)}, path
@@ -258,9 +258,15 @@ def test_what_runs_on_hosts_needs_no_newer_python_than_3_8() -> None:
 
 def test_agents_and_keepers_load_no_enum_and_only_what_all_hosts_need() -> None:
     begin = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})"
-    later = {"ddlrun.agent.root", "ddlrun.agent.child", "ddlrun.agent.pmi", "ddlrun.rank.keeper", "ddlrun.rank.program"}
+    later = {
+        "ddlrun.agent.root",
+        "ddlrun.agent.child",
+        "ddlrun.agent.pmi",
+        "ddlrun.keeper.keeper",
+        "ddlrun.keeper.program",
+    }
     not_needed = {"enum", "signal", "typing", "re", *later}
-    code = f"import ddlrun.agent.main, ddlrun.agent.agent, ddlrun.rank.entry; print(*{not_needed} & set(sys.modules))"
+    code = f"import ddlrun.agent.main, ddlrun.agent.agent, ddlrun.keeper.entry; print(*{not_needed} & set(sys.modules))"
     argv = [sys.executable, "-I", "-S", "-c", f"{begin}; {code}"]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "\n"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from ddlrun.errors import EXIT_PREFLIGHT, PreflightError
-from ddlrun.rank import authentication, protocol
-from ddlrun.rank.authentication import BLAKE2, RANK_BYTES, SHA256, SIZE, PlainSuite, RunSecret, Sealer, Unsealer
-from ddlrun.rank.connection import LauncherConnection, LauncherSocket, connect
-from ddlrun.rank.encryption import EncryptionSuite
-from ddlrun.rank.protocol import ProgramEnd, ProtocolError
+from ddlrun.keeper import authentication, protocol
+from ddlrun.keeper.authentication import BLAKE2, RANK_BYTES, SHA256, SIZE, PlainSuite, RunSecret, Sealer, Unsealer
+from ddlrun.keeper.connection import LauncherConnection, LauncherSocket, connect
+from ddlrun.keeper.encryption import EncryptionSuite
+from ddlrun.keeper.protocol import ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import Hello, PeerState
 from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
 from ddlrun.supervise.listener import Listener
@@ -27,7 +27,7 @@ from tests.support.keepers import PATIENCE, Served, SimulatedKeeper, serving
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ddlrun.rank.authentication import Suite
+    from ddlrun.keeper.authentication import Suite
 
 HELLO = protocol.HELLO, b"0\tn0\t0\t1"
 OUTPUT = protocol.OUT, b"output\n"
@@ -381,9 +381,9 @@ def test_programs_have_a_secret_of_their_own() -> None:
 WITHOUT_BLAKE2 = """
 import sys
 sys.modules["_blake2"] = None
-from ddlrun.rank.authentication import choose_algorithm
-from ddlrun.rank.connection import connect
-from ddlrun.rank.protocol import VERSION
+from ddlrun.keeper.authentication import choose_algorithm
+from ddlrun.keeper.connection import connect
+from ddlrun.keeper.protocol import VERSION
 print(choose_algorithm())
 try:
     connect(f"blake2b:00@elsewhere@127.0.0.1:1@@{VERSION}", 1, 0)
@@ -395,8 +395,8 @@ except OSError as error:
 WITHOUT_CRYPTOGRAPHY = """
 import sys
 sys.path.append(sys.argv[1])
-from ddlrun.rank.connection import connect
-from ddlrun.rank.protocol import VERSION
+from ddlrun.keeper.connection import connect
+from ddlrun.keeper.protocol import VERSION
 try:
     connect(f"blake2b:00@elsewhere@127.0.0.1:1@{sys.argv[2]}@{VERSION}", 1, 0)
 except OSError as error:

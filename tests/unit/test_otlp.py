@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.monitor.samples import RankSample
+from ddlrun.metrics.samples import RankSample
 from tests.support import needs
 from tests.support.processes import wait_for
 from tests.support.run_folders import make_run

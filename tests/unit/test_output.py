@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
+from ddlrun.keeper.authentication import SIZE, RunSecret, Sealer, Unsealer
+from ddlrun.keeper.program_input import set_size
+from ddlrun.keeper.protocol import ProgramEnd, ProtocolError
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import OutputStyle
-from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
-from ddlrun.rank.program_input import set_size
-from ddlrun.rank.protocol import ProgramEnd, ProtocolError
 from ddlrun.runs.merged_output import MergedOutput
 from ddlrun.runs.output_lines import ESCAPE, LineMerger, RankTags, fit_rewritten, tag_lines, tag_switches
 from ddlrun.runs.output_order import OUT, pack_entry

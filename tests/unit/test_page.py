@@ -6,10 +6,10 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ddlrun.monitor.diagnosis import diagnose
-from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import LIMIT, render_line
-from ddlrun.monitor.samples import RankSample
+from ddlrun.metrics.diagnosis import diagnose
+from ddlrun.metrics.history import History
+from ddlrun.metrics.metrics_file import LIMIT, render_line
+from ddlrun.metrics.samples import RankSample
 from ddlrun.page.feed import MOST_SAMPLES, PageMessage, RunFeed
 from ddlrun.page.html import render_file
 from ddlrun.page.sections import has_content, make_section, make_table

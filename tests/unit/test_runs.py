@@ -24,11 +24,11 @@ from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options.arguments import merge_arguments, parse_changes, strip_secrets
 from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.errors import InputError
+from ddlrun.keeper import leftovers
+from ddlrun.keeper.processes import kill_run
+from ddlrun.keeper.run_mark import mark_of
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention, parse_retention
-from ddlrun.rank import leftovers
-from ddlrun.rank.processes import kill_run
-from ddlrun.rank.run_mark import mark_of
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.runs.history import PastRunState, attempt_names, find_run, read_history
 from ddlrun.runs.log_files import read_logs, seek_last_lines
@@ -351,7 +351,7 @@ def test_a_process_without_the_name_of_its_run_has_the_mark_of_it(tmp_path: Path
 
 HIDDEN = """
 import os, sys
-from ddlrun.rank.run_mark import mark_process
+from ddlrun.keeper.run_mark import mark_process
 mark_process(sys.argv[1])
 print(os.getpid(), flush=True)
 os.execvpe("setsid", ["setsid", "sleep", "300"], {})
@@ -533,7 +533,7 @@ def test_shared_memory_that_is_being_mapped_is_used(tmp_path: Path) -> None:
 
 LIMITED = """
 import os, resource, sys
-from ddlrun.rank.leftovers import remove_leftovers
+from ddlrun.keeper.leftovers import remove_leftovers
 if sys.argv[1] == "processes":
     if os.geteuid() == 0:
         os.setuid(65534)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.monitor.collector import SampleCollector
-from ddlrun.monitor.metrics_file import MetricsFile, MetricsReader, parse_line, render_line
-from ddlrun.monitor.samples import HostSample, NicSample, PeerSample, RankSample, parse_host_sample, parse_rank_sample
+from ddlrun.keeper import protocol
+from ddlrun.keeper.protocol import ProtocolError
+from ddlrun.keeper.usage.cpu_quota import QuotaPeriods
+from ddlrun.keeper.usage.host import HostUsageReader
+from ddlrun.keeper.usage.rank import UsageReporter, find_main, list_tree
+from ddlrun.metrics.collector import SampleCollector
+from ddlrun.metrics.metrics_file import MetricsFile, MetricsReader, parse_line, render_line
+from ddlrun.metrics.samples import HostSample, NicSample, PeerSample, RankSample, parse_host_sample, parse_rank_sample
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.rank import protocol
-from ddlrun.rank.cpu_quota import QuotaPeriods
-from ddlrun.rank.host_usage import HostUsageReader
-from ddlrun.rank.protocol import ProtocolError
-from ddlrun.rank.usage import UsageReporter, find_main, list_tree
 from ddlrun.supervise.keeper_connection import Hello
 from ddlrun.supervise.sampling import Sampling
 from tests.support.json_schemas import validate

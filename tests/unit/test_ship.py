@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from ddlrun.application.options.ship import read_ship
 from ddlrun.application.shipping import reach_privately, read_source
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.rank.shipped import OwnPaths, Places
+from ddlrun.keeper.shipped import OwnPaths, Places
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.ship.archive import Archive, make_archive
 from ddlrun.ship.chain import chain_order, predecessors

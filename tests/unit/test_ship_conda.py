@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
-from ddlrun.rank.shipped import activate
+from ddlrun.keeper.shipped import activate
 from ddlrun.ship.archive import make_archive
 from ddlrun.ship.conda import check_prefixes, read_conda
 from ddlrun.ship.environment import find_environment, find_interpreter, read_environment, relocate_script
@@ -113,7 +113,7 @@ def test_scripts_of_activation_set_variables(tmp_path: Path) -> None:
     scripts.mkdir(parents=True)
     (scripts / "a.sh").write_text("export A_DATA=$CONDA_PREFIX/share\nunset OLD\necho text\n")
     (scripts / "b.sh").write_text("export B=$'two\nlines' A_TOO=$A_DATA\n")
-    code = "import json, os, ddlrun.rank.shipped as s; s.activate(os.environ['E']); print(json.dumps({**os.environ}))"
+    code = "import json, os, ddlrun.keeper.shipped as s; s.activate(os.environ['E']); print(json.dumps({**os.environ}))"
     before = {"E": str(env), "PATH": f"/bin:{env}/bin:/usr/bin", "OLD": "1", "NOT.A.NAME": "2"}
     done = subprocess.run([sys.executable, "-c", code], env=before, capture_output=True, text=True, check=True)
     names = ("CONDA_PREFIX", "PATH", "A_TOO", "B", "OLD", "NOT.A.NAME")

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ddlrun.doctor.records import RankReport, RecordedCollective, parse_report
-from ddlrun.rank.busy_time import read_busy_time, read_transferred, uses_gpu
-from ddlrun.rank.flight_recorder import parse_recorder, read_recorder
-from ddlrun.rank.inspection import inspect_program
-from ddlrun.rank.program import HOOK
-from ddlrun.rank.stacks import STACKS_SIGNAL, UNKNOWN, find_py_spy, parse_dump, probe, read_stacks
+from ddlrun.hangs.records import RankReport, RecordedCollective, parse_report
+from ddlrun.keeper.program import HOOK
+from ddlrun.keeper.stacks.busy_time import read_busy_time, read_transferred, uses_gpu
+from ddlrun.keeper.stacks.flight_recorder import parse_recorder, read_recorder
+from ddlrun.keeper.stacks.inspection import inspect_program
+from ddlrun.keeper.stacks.python_stacks import STACKS_SIGNAL, UNKNOWN, find_py_spy, parse_dump, probe, read_stacks
 from tests.support import needs
 from tests.support.waiting import wait_until
 
@@ -107,7 +107,7 @@ def test_what_a_process_and_its_ended_children_write_is_counted(tmp_path: Path) 
 
 EXAMINATION = """
 import os, resource
-from ddlrun.rank.examination import Examination
+from ddlrun.keeper.stacks.examination import Examination
 if os.geteuid() == 0:
     os.setuid(65534)
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))

@@ -21,7 +21,16 @@ VAGUE = re.compile(r"(Say|Tell|Return (what|whether|which|why|how|who|where))\b"
 NO_NAMES = {"one", "found", "said", "told", "asked"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # What runs on hosts, beside each rank, pays for its start once per rank.
-ON_HOSTS = ("__init__.py", "agent/", "ddl/tcp/", "errors.py", "rank/", "ranges.py", "ship/host/", "unauthenticated.py")
+ON_HOSTS = (
+    "__init__.py",
+    "agent/",
+    "ddl/tcp/",
+    "errors.py",
+    "keeper/",
+    "ranges.py",
+    "ship/host/",
+    "unauthenticated.py",
+)
 ABOVE_HOSTS = [name for path in TREES if not (name := str(path.relative_to(PACKAGE))).startswith(ON_HOSTS)]
 # Imports that are no ordinary ones at the top, at most, and what each says: the time that it would cost there.
 MOST_LATE = 60
@@ -29,7 +38,7 @@ LATE = re.compile(r" - (\d[\d.]* m?s|seconds)\b")
 # Modules whose records are NamedTuples: a launch defines those of these rooms, which as dataclasses would take 37 ms of
 # its start, and those of ddl are made or compared per message, per tensor or per call. All others are dataclasses.
 NAMED_TUPLES = (
-    "allreduce_algorithms.py", "application/", "cli/options/argv.py", "cli/options/translation.py", "doctor/",
+    "allreduce_algorithms.py", "application/", "cli/options/argv.py", "cli/options/translation.py", "hangs/",
     "environment/", "hosts.py", "machine/", "managers/", "mapping/", "network/addresses.py",
     "network/subnet_selection.py", "plan/", "remote/agent.py", "remote/probe.py", "remote/processes.py",
     "runs/history.py", "runs/orphans.py", "runs/output_order.py", "runs/registry.py", "runs/retention.py",
@@ -95,7 +104,7 @@ def test_errors_name_options_of_launch_in_backticks() -> None:
 
 def raises(path: Path, tree: ast.Module) -> list[ast.Raise]:
     """Return the statements that raise an error in a module that runs in a launch."""
-    in_launch = path.relative_to(PACKAGE).parts[0] not in {"agent", "cli", "ddl", "measure", "monitor", "rank"}
+    in_launch = path.relative_to(PACKAGE).parts[0] not in {"agent", "cli", "ddl", "measure", "metrics", "keeper"}
     return [node for node in ast.walk(tree) if isinstance(node, ast.Raise)] if in_launch else []
 
 

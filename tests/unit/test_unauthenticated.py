@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ddlrun.monitor.server import MetricsServer
+from ddlrun.keeper import protocol
+from ddlrun.metrics.server import MetricsServer
 from ddlrun.page.server import PageServer
 from ddlrun.preflight import peer
-from ddlrun.rank import protocol
 from ddlrun.ship.host.link import connect, prove, reach, receive_message
 from ddlrun.ship.host.relay import Successors
 from ddlrun.ship.host.results import send_results

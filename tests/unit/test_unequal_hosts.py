@@ -14,6 +14,9 @@ from ddlrun.environment.frameworks import Rendezvous, plan_framework_variables
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import Host, HostList, parse_hosts
+from ddlrun.keeper.binding import parse_binding
+from ddlrun.keeper.framework_environment import set_framework_variables
+from ddlrun.keeper.host_position import RankPositions
 from ddlrun.mapping.lint_findings import LintCode
 from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.placement_notes import placement_notes
@@ -24,9 +27,6 @@ from ddlrun.mapping.rankfile_entries import parse_places
 from ddlrun.mapping.rankfile_lint import lint
 from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.mapping.topology_request import TopologyRequest, choose_topology
-from ddlrun.rank.binding import parse_binding
-from ddlrun.rank.framework_environment import set_framework_variables
-from ddlrun.rank.host_position import RankPositions
 from ddlrun.topology import (
     JobTopology,
     RankOrder,

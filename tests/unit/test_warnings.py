@@ -2,7 +2,7 @@
 
 import signal
 
-from ddlrun.rank.signals import WARNING_SECONDS, ReceivedWarnings
+from ddlrun.keeper.signals import WARNING_SECONDS, ReceivedWarnings
 
 
 def test_a_warning_that_a_program_has_received_is_not_passed_on_to_it() -> None:

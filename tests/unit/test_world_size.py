@@ -12,7 +12,7 @@ import ddlrun
 from tests.support import needs
 from tests.support.ports import reserved_port
 
-HOOK = Path(ddlrun.__file__).parent / "rank" / "hook"
+HOOK = Path(ddlrun.__file__).parent / "keeper" / "hook"
 STARTED_BY = "a process manager (/opt/bin/mpirun)"
 # Stand-ins for packages that a rank imports: the parts of them that the check reads.
 MPI4PY = """

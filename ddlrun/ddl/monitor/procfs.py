@@ -1,6 +1,6 @@
 """The load of this process, and the CPUs of its host, from /proc and /sys; unknown values are nan or empty.
 
-`ddlrun.rank.processes` reads /proc too: stat, status and cmdline of any process, and the memory controller of the
+`ddlrun.keeper.processes` reads /proc too: stat, status and cmdline of any process, and the memory controller of the
 cgroup. The two have readers of their own, because training scripts import `ddl` without the launcher, and `rank` starts
 without what `ddl` imports.
 """

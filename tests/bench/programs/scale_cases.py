@@ -13,6 +13,7 @@ from typing import Any
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.hosts import parse_hosts
+from ddlrun.keeper import protocol
 from ddlrun.managers.openmpi.dialects import OpenMpi4
 from ddlrun.mapping.rankfile import render
 from ddlrun.network.cost import Cost, CostModel
@@ -22,7 +23,6 @@ from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.preflight.findings import Level
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest, check_facts
-from ddlrun.rank import protocol
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.probe import ProbeTarget

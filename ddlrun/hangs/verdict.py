@@ -1,0 +1,232 @@
+"""The verdict on a job: the rank or the line that is the reason why the other ranks wait, in a sentence."""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ddlrun.hangs.position import Activity, Position, describe, locate_rank
+from ddlrun.hangs.records import RankReport
+from ddlrun.ranges import find_runs, is_successor, render_range
+
+UNREACHABLE = "which is down, or its network is cut"
+UNANSWERED = "whose keepers do not run: it is too busy, or they were stopped"
+
+
+class HangFinding(Enum):
+    """The kinds of verdicts."""
+
+    SILENT_HOST = "silent_host"
+    """The keepers of some ranks did not reply to the examination."""
+    STOPPED = "stopped"
+    """Some ranks are stopped by a signal."""
+    ABSENT = "absent"
+    """Some ranks are elsewhere, while others wait for them in a collective operation."""
+    ENDED = "ended"
+    """Some ranks have ended, while others wait for them."""
+    DIFFERENT_CALLS = "different_calls"
+    """All ranks wait, but in different operations or lines."""
+    NETWORK = "network"
+    """All ranks wait, and data to a host is not acknowledged."""
+    SAME_CALL = "same_call"
+    """All ranks wait in the same operation."""
+    BLOCKED = "blocked"
+    """No rank waits for another, and some wait for something else."""
+    RUNNING = "running"
+    """No rank waits, or all GPUs are in the same operation: they may compute what comes before it."""
+    UNKNOWN = "unknown"
+    """No rank could be examined."""
+
+
+class RankLook(NamedTuple):
+    """A rank at the time of an examination."""
+
+    rank: int
+    host: str
+    report: RankReport | None = None
+    """None: it has ended, or did not reply."""
+    exit_code: int | None = None
+    """None: it has not ended."""
+    reachable: bool = True
+    """Whether its host acknowledges what ddlrun sends."""
+
+
+class JobLook(NamedTuple):
+    """All ranks of a job at the time of an examination."""
+
+    ranks: tuple[RankLook, ...]
+
+
+class HangVerdict(NamedTuple):
+    """The result of an examination."""
+
+    finding: HangFinding
+    guilty: tuple[int, ...]
+    """The ranks that the others wait for, or that differ from them; empty if none stands out."""
+    text: str
+    """A sentence."""
+
+
+class Group(NamedTuple):
+    """Ranks at the same position."""
+
+    ranks: tuple[int, ...]
+    position: Position
+
+    @property
+    def text(self) -> str:
+        """The ranks and their position in words."""
+        return f"{name_ranks(self.ranks)} {describe(self.position, plural=len(self.ranks) > 1)}"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words.
+
+    >>> name_ranks([2]), name_ranks([3, 0, 1]), name_ranks([0, 2, 3, 4, 7])
+    ('rank 2', 'ranks 0, 1 and 3', 'ranks 0, 2-4 and 7')
+    """
+    words = [word for low, high in find_runs(sorted(ranks), is_successor) for word in _name_run(low, high)]
+    listed = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
+
+
+def _name_run(low: int, high: int) -> list[str]:
+    """Return a run of successive ranks: the ends of a long one, or each of two."""
+    return [str(rank) for rank in range(low, high + 1)] if high < low + 2 else [render_range(low, high)]
+
+
+def group_ranks(look: JobLook) -> list[Group]:
+    """Return the ranks that have been examined by their positions, the largest group first."""
+    groups: dict[tuple[object, ...], list[tuple[int, Position]]] = {}
+    positions = {rank.rank: locate_rank(rank.report) for rank in look.ranks if rank.report is not None}
+    # A rank whose operation is not known, as it was too busy to reply, does not differ from the others.
+    known = all(position.collective for position in positions.values() if position.waits_for_ranks)
+    for rank, plain in positions.items():
+        position = plain if known else plain._replace(collective=None)
+        collective = position.collective and position.collective.call
+        groups.setdefault((*position.key, collective), []).append((rank, position))
+    joined = [_join(members) for members in groups.values()]
+    return sorted(joined, key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def _join(members: Sequence[tuple[int, Position]]) -> Group:
+    """Return a group; its position has no frame if its ranks wait for their GPUs in different lines."""
+    position = members[0][1]
+    if position.activity is Activity.GPU and any(other.frame != position.frame for _, other in members):
+        position = position._replace(frame=None)
+    return Group(tuple(rank for rank, _ in members), position)
+
+
+def judge(look: JobLook) -> HangVerdict:
+    """Return the verdict on a job."""
+    groups = group_ranks(look)
+    waiting = [group for group in groups if group.position.waits_for_ranks]
+    others = [group for group in groups if not group.position.waits_for_ranks]
+    silent = tuple(rank.rank for rank in look.ranks if rank.report is None and rank.exit_code is None)
+    ended = tuple(rank.rank for rank in look.ranks if rank.exit_code is not None)
+    stopped = [group for group in others if group.position.activity is Activity.STOPPED]
+    if silent:
+        return _judge_silent(look, silent, groups)
+    if stopped:
+        return HangVerdict(HangFinding.STOPPED, _all_ranks(stopped), _sentence([*waiting, *stopped]))
+    if waiting and others:
+        return _judge_absent(waiting, others)
+    if waiting and ended:
+        return _judge_ended(waiting, ended)
+    if waiting:
+        return _judge_waiting(look, waiting)
+    return _judge_without_waiting(others)
+
+
+def _all_ranks(groups: Sequence[Group]) -> tuple[int, ...]:
+    return tuple(sorted(rank for group in groups for rank in group.ranks))
+
+
+def _sentence(groups: Sequence[Group], *more: str) -> str:
+    return "; ".join([*(group.text for group in groups), *more])
+
+
+def _judge_silent(look: JobLook, silent: tuple[int, ...], groups: Sequence[Group]) -> HangVerdict:
+    """Return the verdict where some ranks were not examined; those on hosts that are cut off are the reason."""
+    lost = [rank for rank in look.ranks if rank.rank in silent and not rank.reachable]
+    mute = lost or [rank for rank in look.ranks if rank.rank in silent]
+    hosts = ", ".join(dict.fromkeys(rank.host for rank in mute))
+    cause = UNREACHABLE if lost else UNANSWERED
+    silent = tuple(rank.rank for rank in mute)
+    text = f"{name_ranks(silent)}: no reply from {hosts}, {cause}"
+    return HangVerdict(HangFinding.SILENT_HOST if groups else HangFinding.UNKNOWN, silent, _sentence(groups, text))
+
+
+def _judge_absent(waiting: Sequence[Group], others: Sequence[Group]) -> HangVerdict:
+    """Return the verdict where some ranks wait for others that are elsewhere.
+
+    Ranks that are at their end wait for the others too: the smaller part differs.
+    """
+    left = [group for group in others if group.position.activity is Activity.FINALIZES]
+    if len(left) == len(others):
+        fewer = min(waiting, others, key=lambda groups: len(_all_ranks(groups)))
+        guilty = _all_ranks(others) if len(_all_ranks(others)) == len(_all_ranks(waiting)) else _all_ranks(fewer)
+        return HangVerdict(HangFinding.ENDED, guilty, _sentence([*waiting, *others]))
+    absent = [group for group in others if group not in left]
+    return HangVerdict(HangFinding.ABSENT, _all_ranks(absent), _sentence([*waiting, *left, *absent]))
+
+
+def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...]) -> HangVerdict:
+    verb = "has" if len(ended) == 1 else "have"
+    guilty = ended if len(ended) <= len(_all_ranks(waiting)) else _all_ranks(waiting)
+    return HangVerdict(HangFinding.ENDED, guilty, _sentence(waiting, f"{name_ranks(ended)} {verb} ended"))
+
+
+def _judge_waiting(look: JobLook, waiting: Sequence[Group]) -> HangVerdict:
+    """Return the verdict where all ranks wait for each other."""
+    cut = _find_cut_off(look)
+    if cut is not None:
+        return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
+    if any(group.position.activity is Activity.GPU for group in waiting) and _are_in_one_operation(waiting):
+        if len(waiting) == 1:
+            return HangVerdict(HangFinding.RUNNING, (), _sentence(waiting, "the GPUs may compute what comes before it"))
+        return HangVerdict(HangFinding.SAME_CALL, (), _sentence(waiting))
+    if len(waiting) > 1:
+        return HangVerdict(HangFinding.DIFFERENT_CALLS, _all_ranks(_find_odd(waiting)), _sentence(waiting))
+    if len(waiting[0].ranks) == 1:
+        return HangVerdict(HangFinding.SAME_CALL, waiting[0].ranks, waiting[0].text)
+    return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(waiting[0].position, plural=True)}")
+
+
+def _are_in_one_operation(waiting: Sequence[Group]) -> bool:
+    operations = {group.position.collective and group.position.collective.call for group in waiting}
+    return len(operations) == 1 and None not in operations
+
+
+def _find_odd(waiting: Sequence[Group]) -> list[Group]:
+    """Return the groups that differ: those behind in the sequence of collectives, or else from more than half."""
+    known = [group.position.collective for group in waiting]
+    numbers = [0 if collective is None else collective.number for collective in known]
+    if 0 < min(numbers) < max(numbers):
+        return [group for group, number in zip(waiting, numbers, strict=True) if number == min(numbers)]
+    most, *others = waiting
+    return others if len(most.ranks) > len(_all_ranks(others)) else []
+
+
+def _find_cut_off(look: JobLook) -> tuple[tuple[int, ...], str] | None:
+    """Return the ranks to whose address most connections are dead, and a sentence; None if no connection is."""
+    dead = [(rank, pair) for rank in look.ranks if rank.report is not None for pair in rank.report.connections]
+    if not dead:
+        return None
+    ends = Counter(address for _, pair in set(dead) for address in (pair.local, pair.remote))
+    address, _ = ends.most_common(1)[0]
+    own = {rank.host for rank, pair in dead if pair.local == address}
+    ranks = tuple(rank.rank for rank in look.ranks if rank.host in own)
+    where = f"{', '.join(sorted(own))} ({address})" if own else address
+    return ranks, f"data to and from {where} is not acknowledged: its network, or that to it, is cut"
+
+
+def _judge_without_waiting(others: Sequence[Group]) -> HangVerdict:
+    """Return the verdict where no rank is known to wait for another. A rank with an unknown wait may do so."""
+    if not others:
+        return HangVerdict(HangFinding.UNKNOWN, (), "no rank could be examined")
+    free = (Activity.RUNS, Activity.IMPORTS, Activity.SLEEPS, Activity.FINALIZES, Activity.UNKNOWN)
+    blocked = [group for group in others if group.position.activity not in free]
+    finding = HangFinding.BLOCKED if blocked else HangFinding.RUNNING
+    known = [group for group in blocked if group.position.activity is not Activity.WAITS]
+    return HangVerdict(finding, _all_ranks(known), _sentence(others))

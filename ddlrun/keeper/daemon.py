@@ -1,0 +1,256 @@
+"""Process managers and their daemons, which may outlive their job: a process on each host ends them."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from ddlrun.keeper import protocol
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.open_files import close_files
+from ddlrun.keeper.process_stat import STOPPED, read_stat
+from ddlrun.keeper.processes import LAUNCHERS, kill_run, list_processes, plain_name, send_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from typing import NoReturn
+
+    from ddlrun.keeper.connection import LauncherConnection
+
+# The names of mpirun where ddlrun does not run, and of ddlrun's own agents there.
+DAEMONS = frozenset(("orted", "prted", "ddlrun-agent"))
+# The names of session folders, up to the first dot: of mpirun and its daemons. Open MPI 4 puts those of all jobs of a
+# user into another one.
+SESSION_FOLDERS = ("pid", "jf", "ompi", "prted")
+USER_FOLDER = "ompi"
+INTERVAL = 1.0
+LONGEST_WAIT = 60.0
+# Once the job is over, a stopped daemon is continued after the first time, and any daemon is killed after the second.
+CONTINUE_SECONDS = 2.0
+KILL_SECONDS = 8.0
+# The last message is waited for no longer than this.
+FAREWELL_SECONDS = 5.0
+
+
+def end_daemon(pid: int) -> None:
+    """End the parent of this process if it is a manager's daemon, which may miss a cut network for minutes."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        stat = read_stat(pid)
+        if os.getppid() != pid or stat is None or plain_name(stat.name) not in LAUNCHERS:
+            return
+        os.kill(pid, number)
+        time.sleep(1)
+
+
+def remove_session_folder() -> None:
+    """Remove the folder that a process manager or a daemon that was killed leaves in /tmp."""
+    import shutil  # noqa: PLC0415 - 2 ms, where all ranks have ended
+
+    folder = find_session_folder()
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    above = os.path.dirname(folder)
+    if _first_word(above) == USER_FOLDER:
+        try:
+            os.rmdir(above)
+        except OSError:  # another job uses it
+            return
+
+
+def find_session_folder() -> str:
+    """Return the session folder of the manager or daemon that has started this process; empty if there is none."""
+    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
+    return folder if _first_word(folder) in SESSION_FOLDERS else ""
+
+
+def _first_word(path: str) -> str:
+    return os.path.basename(path).partition(".")[0]
+
+
+def is_daemon(pid: int) -> bool:
+    """Return True if the parent of this process is a manager's daemon on a host where ddlrun does not run."""
+    stat = read_stat(pid)
+    return os.getppid() == pid and stat is not None and plain_name(stat.name) in DAEMONS
+
+
+def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> None:
+    """Start a process that ends the manager or its daemon, the parent of this one, if it stays when the job is over.
+
+    A daemon may have been stopped, may wait for a host that was lost, or hang: PMIx_server_finalize of PMIx 5 may
+    wait for a thread that waits for a mutex, which no other thread holds. The new process takes over the connection
+    to ddlrun. The job is over when ddlrun reports that, or when the connection is lost.
+
+    Args:
+        pid: The parent of this process.
+        connection: The connection to ddlrun.
+        over: Whether the job is over already.
+    """
+    daemon = open_daemon(pid, LAUNCHERS)
+    if daemon is None or os.getppid() != pid or os.fork():
+        return
+    try:
+        _detach()
+        still_open = connection if connection.open else None
+        close_files(daemon.pidfd, connection.fileno() if connection.open else -1)
+        over_at = time.monotonic() if over or still_open is None else float("inf")
+        DaemonWatcher(daemon, still_open, over_at=over_at).run()
+    finally:
+        os._exit(0)
+
+
+def inherit_daemon(daemon: Daemon, grace: float) -> None:
+    """Start a process that ends the manager's daemon if it stays, in the guard of a keeper that was killed.
+
+    ddlrun ends the job when a keeper was killed: after the grace no other keeper needs the daemon.
+    """
+    if os.fork():
+        return
+    _detach()
+    DaemonWatcher(daemon, None, over_at=time.monotonic() + grace).run()
+
+
+def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
+    """Return a process if it has one of some names, so that its number stays its own.
+
+    None before Linux 5.3, and before Python 3.9.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+    stat = read_stat(pid)
+    return Daemon(pid, pidfd, stat.name) if stat is not None and plain_name(stat.name) in names else None
+
+
+def open_outer_daemon(daemon: Daemon) -> Daemon | None:
+    """Return the parent of a daemon if it is a daemon, too.
+
+    The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays.
+    """
+    stat = read_stat(daemon.pid)
+    return None if stat is None else open_daemon(stat.parent)
+
+
+def _detach() -> None:
+    """Leave the session and the signal handlers of the keeper or its guard."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+class Daemon:
+    """A process manager or its daemon: the process, its descriptor (see pidfd_open(2)) and its name."""
+
+    def __init__(self, pid: int, pidfd: int, name: str) -> None:
+        self.pid, self.pidfd, self.name = pid, pidfd, name
+
+
+class DaemonWatcher:
+    """A process that outlives the keeper of local rank 0, and the manager's daemon on its host."""
+
+    def __init__(self, daemon: Daemon, connection: LauncherConnection | None, *, over_at: float) -> None:
+        """Take charge of a daemon.
+
+        Args:
+            daemon: The daemon.
+            connection: The connection to ddlrun, if there is one that is open.
+            over_at: The time at which the job is over, infinity until ddlrun reports it.
+        """
+        self._daemon, self._connection = daemon, connection
+        self._over_at = over_at
+        self._reported = ""
+
+    def run(self) -> NoReturn:
+        """Stay until the daemon has ended, and exit."""
+        outer = open_outer_daemon(self._daemon)
+        self._watch()
+        remove_session_folder()
+        if outer is not None:
+            self._daemon = outer
+            self._watch()
+        self._take_leave()
+        os._exit(0)
+
+    def _watch(self) -> None:
+        """End the daemon when it is due, until it has ended."""
+        while not self._wait():
+            self._end_if_due(time.monotonic())
+
+    def _wait(self) -> bool:
+        """Wait for the next event, and react to messages; return True if the daemon has ended."""
+        connection = self._connection
+        poll = select.poll()
+        poll.register(self._daemon.pidfd, select.POLLIN)
+        if connection is not None:
+            poll.register(connection.fileno(), select.POLLIN | (select.POLLOUT if connection.unsent else 0))
+        events = [fd for fd, _ in poll.poll(self._seconds_to_deadline() * 1000 + 1)]
+        if connection is not None:
+            if connection.fileno() in events:
+                self._communicate(connection)
+            connection.keep_alive(time.monotonic())
+            if not connection.open:
+                self._connection = None
+                self._over_at = min(self._over_at, time.monotonic())
+        return self._daemon.pidfd in events
+
+    def _seconds_to_deadline(self) -> float:
+        if self._over_at < float("inf"):
+            return INTERVAL
+        deadline = float("inf") if self._connection is None else self._connection.deadline()
+        return max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT))
+
+    def _communicate(self, connection: LauncherConnection) -> None:
+        for kind, _ in connection.receive():
+            if kind == protocol.OVER:
+                self._over_at = min(self._over_at, time.monotonic())
+            elif kind == protocol.SWEEP:
+                kill_run(os.environ.get("DDLRUN_RUN", ""))
+        connection.flush()
+
+    def _end_if_due(self, now: float) -> None:
+        stat = read_stat(self._daemon.pid)
+        if now > self._over_at + KILL_SECONDS:
+            self._report(f"did not end within {KILL_SECONDS:g} s after the job, and was killed")
+            self._kill()
+        elif now > self._over_at + CONTINUE_SECONDS and stat is not None and stat.state == STOPPED:
+            self._report("was stopped when the job was over, and was continued")
+            signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGCONT)
+
+    def _kill(self) -> None:
+        """Kill the daemon, and its session if it is the manager, as its ssh would outlive it."""
+        pid, name = self._daemon.pid, self._daemon.name
+        session = (
+            [] if plain_name(name) in DAEMONS else [other for other in list_processes() if _session_of(other) == pid]
+        )
+        signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGKILL)
+        for other in session:
+            send_signal(other, signal.SIGKILL)
+
+    def _report(self, text: str) -> None:
+        """Send a text about the daemon, unless it was the last one, too."""
+        if text == self._reported or self._connection is None:
+            return
+        self._reported = text
+        label = f"{self._daemon.name} on {os.uname().nodename} (process {self._daemon.pid})"
+        self._connection.send(protocol.NOTE, f"{label} {text}".encode(errors="replace"))
+        self._connection.flush()
+
+    def _take_leave(self) -> None:
+        """Wait until ddlrun has read everything."""
+        if self._connection is None:
+            return
+        self._connection.finish_sending()
+        until = time.monotonic() + FAREWELL_SECONDS
+        while self._connection.open and time.monotonic() < until:
+            select.select([self._connection.fileno()], [], [], INTERVAL)
+            self._connection.receive()
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0

@@ -1,0 +1,179 @@
+"""The guard of a rank: the process between its keeper and its program.
+
+The guard is the parent of the program, and a subreaper (prctl(2)): whatever the program leaves behind becomes its
+child, even in another session and without the environment of the run. It reports the end of the program to the
+keeper, and ends once it has no child. If the keeper is killed, it kills all its descendants. Then the guard of local
+rank 0 sees to the end of the process manager's daemon on its host.
+
+If the guard itself is killed, the kernel kills the program, and the keeper adopts what is left.
+"""
+
+from __future__ import annotations
+
+import _socket  # socket itself takes 6 ms to import
+import os
+import select
+import time
+
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.daemon import inherit_daemon, open_daemon
+from ddlrun.keeper.leftovers import remove_leftovers
+from ddlrun.keeper.open_files import close_files
+from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER
+from ddlrun.keeper.process_stat import STOPPED, read_stat
+from ddlrun.keeper.processes import has_children, list_descendants, send_signal
+from ddlrun.keeper.signals import SignalQueue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from ddlrun.keeper.settings import KeeperSettings
+
+KILL_INTERVAL = 0.1
+# Processes that cannot be killed are waited for no longer than this.
+UNKILLABLE_SECONDS = 10.0
+LONGEST_REPORT = 256
+NO_PROCESS = 0
+
+
+class Guard:
+    """A running guard, as its keeper sees it; in the new child of the guard, `program` is 0."""
+
+    def __init__(self, pid: int, link: _socket.socket) -> None:
+        """Wait for the guard's first report. Raises OSError if it cannot start the program."""
+        self.pid = pid
+        self._link = link
+        self.program = int(link.recv(LONGEST_REPORT) or NO_PROCESS)
+        if self.program < NO_PROCESS:
+            raise OSError(-self.program, os.strerror(-self.program))
+        link.setblocking(False)
+        self.silent = False
+        """Whether it reports nothing more. The link stays open, as its end means to the guard that the keeper ended."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor that becomes readable when the guard has a report."""
+        return self._link.fileno()
+
+    def read_end(self) -> tuple[int, float, int] | None:
+        """Return the program's wait status, CPU seconds and largest memory in KiB, once, when it has ended."""
+        if self.silent:
+            return None
+        try:
+            report = self._link.recv(LONGEST_REPORT)
+        except BlockingIOError:
+            return None
+        self.silent = True
+        if not report:  # the guard was killed
+            return None
+        status, seconds, max_rss_kib = report.split()
+        return int(status), float(seconds), int(max_rss_kib)
+
+    def resume(self) -> None:
+        """Continue the guard if it was stopped."""
+        stat = read_stat(self.pid)
+        if stat is not None and stat.state == STOPPED:
+            send_signal(self.pid, signal.SIGCONT)
+
+
+def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) -> Guard | None:
+    """Fork a guard, and from it the process that will be the program; both have the signals blocked that are now.
+
+    Returns the guard, and None in the new process. Raises OSError where the user may have no further process.
+    """
+    keeper = os.getpid()
+    link, guards_link = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    guard = os.fork()
+    if guard:
+        guards_link.close()
+        return Guard(guard, link)
+    os.setpgid(0, 0)  # MPI_Abort makes mpirun kill the group of the keeper
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    own_pid = os.getpid()
+    try:
+        program = os.fork()
+    except OSError as error:
+        guards_link.send(b"-%d" % (error.errno or 1))
+        os._exit(1)
+    if program:
+        _stay(program, guards_link, settings)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PTRACER, keeper)  # with ptrace_scope 1, its descendants may then read the stacks of the program
+    if os.getppid() != own_pid:
+        os._exit(1)
+    return None
+
+
+def _stay(program: int, link: _socket.socket, settings: KeeperSettings) -> NoReturn:
+    """Stay until no child is left, or until the keeper is gone, and exit."""
+    try:
+        link.send(b"%d" % program)
+        signals = SignalQueue()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        close_files(signals.fd, signals.wake_fd, link.fileno())
+        daemon = open_daemon(settings.parent) if settings.local_rank == 0 else None
+        if _outlives_keeper(program, link, signals):
+            _remove_container(settings)  # a runtime that is killed leaves its container behind
+            _kill_descendants()
+            remove_leftovers()
+            _remove_container(settings)
+            if daemon is not None:
+                inherit_daemon(daemon, settings.grace)
+    finally:
+        os._exit(0)
+
+
+def _outlives_keeper(program: int, link: _socket.socket, signals: SignalQueue) -> bool:
+    """Reap children until none is left, and return False; return True if the keeper ends before that."""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    poll.register(signals.fd, select.POLLIN)
+    while _reap_children(program, link):
+        events = poll.poll()
+        signals.take()  # orders to end are for the keeper
+        if any(fd == link.fileno() for fd, _ in events):
+            return True
+    return False
+
+
+def _reap_children(program: int, link: _socket.socket) -> bool:
+    """Reap every child that has ended, and report the end of the program; return True if a child is left."""
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == NO_PROCESS:
+            return True
+        if pid == program:
+            try:
+                link.send(b"%d %f %d" % (status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
+            except OSError:  # the keeper was killed
+                continue
+
+
+def _remove_container(settings: KeeperSettings) -> None:
+    """Remove the container of the program, unless there is none."""
+    remover = settings.container.remove() if settings.container is not None else NO_PROCESS
+    until = time.monotonic() + UNKILLABLE_SECONDS
+    while remover and time.monotonic() < until:
+        try:
+            if os.waitpid(remover, os.WNOHANG)[0]:
+                return
+        except ChildProcessError:
+            return
+        time.sleep(KILL_INTERVAL)
+
+
+def _kill_descendants() -> None:
+    until = time.monotonic() + UNKILLABLE_SECONDS
+    while has_children() and time.monotonic() < until:
+        for pid in list_descendants():
+            send_signal(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(KILL_INTERVAL)

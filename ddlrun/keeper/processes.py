@@ -1,0 +1,184 @@
+"""The processes of a rank: targets of a signal, descendants, and causes of a SIGKILL, read from /proc."""
+
+from __future__ import annotations
+
+import os
+
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.process_stat import ProcessStat, read_stat
+from ddlrun.keeper.run_mark import LIMIT, mark_of
+
+SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))
+BUBBLEWRAP = "bwrap"
+LAUNCHERS = frozenset(
+    ("mpirun", "orterun", "orterun_wrapper", "prterun", "orted", "prted", "ssh", "ddlrun-root", "ddlrun-agent")
+)
+# Packages of Open MPI may put this before the name of its daemon.
+PREFIX = "ompi-"
+START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a process without the prefix of a package."""
+    return name[len(PREFIX) :] if name.startswith(PREFIX) else name  # noqa: FURB188 - Python 3.8
+
+
+def is_exiting(pid: int) -> bool:
+    """Return True if a process is ending: the kernel closes its sockets before its parent can wait for it."""
+    stat = read_stat(pid)
+    return stat is None or stat.exiting
+
+
+def list_processes() -> dict[int, ProcessStat]:
+    """Return all processes of this host that are not zombies."""
+    stats = {pid: read_stat(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+    return {pid: stat for pid, stat in stats.items() if stat is not None and stat.state != "Z"}
+
+
+def children_of(pid: int, processes: dict[int, ProcessStat]) -> list[int]:
+    """Return the children of a process."""
+    return [child for child, stat in processes.items() if stat.parent == pid]
+
+
+def list_descendants() -> list[int]:
+    """Return the living descendants of this process, parents before their children."""
+    if not has_children():
+        return []
+    processes = list_processes()
+    descendants = children_of(os.getpid(), processes)
+    for pid in descendants:
+        descendants += children_of(pid, processes)
+    return descendants
+
+
+def has_children() -> bool:
+    """Return True if this process has a child, be it adopted or a zombie."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def find_signal_targets(pid: int, number: int) -> list[int]:
+    """Return the processes that get a signal to the program: itself and, below a shell, its children.
+
+    Shells do not pass signals on. A shell without a handler for the signal is left out, as it would only
+    die of it; SIGTERM reaches every shell. bwrap passes no signal on either, and would kill the program if it ended.
+    """
+    processes = list_processes()
+    candidates = [pid]
+    skipped = []
+    for candidate in candidates:
+        name = _executable_name(candidate)
+        children = children_of(candidate, processes)
+        if name == BUBBLEWRAP and children:
+            candidates += children
+            skipped.append(candidate)
+        if name in SHELLS:
+            candidates += children
+            if number != signal.SIGTERM and not handles(candidate, number):
+                skipped.append(candidate)
+    return [candidate for candidate in candidates if candidate not in skipped]
+
+
+def _executable_name(pid: int) -> str:
+    """Return the file name of a process's executable, which for a script is its interpreter."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return ""
+
+
+def handles(pid: int, number: int) -> bool:
+    """Return True if a process has a handler for a signal, which would end it otherwise."""
+    for line in read_lines(f"/proc/{pid}/status"):
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process that may have ended or belong to another user."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def kill_run(run_id: str) -> None:
+    """Kill every process on this host with the run's id or its mark, except keepers, the manager and its daemons."""
+    variable = f"DDLRUN_RUN={run_id}".encode()
+    for pid, stat in list_processes().items():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                names = [word for word in file.read().split(b"\0") if word.startswith(b"DDLRUN_RUN=")]
+            belongs = variable in names if names else _has_mark(pid, run_id)
+            if belongs and run_id and plain_name(stat.name) not in LAUNCHERS and START not in read_command(pid):
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def _has_mark(pid: int, run_id: str) -> bool:
+    lines = read_lines(f"/proc/{pid}/limits")
+    return any(line.startswith(LIMIT) and str(mark_of(run_id)) in line.split() for line in lines)
+
+
+def read_command(pid: int) -> list[str]:
+    """Return the first words of a process's command line, up to five."""
+    return "".join(read_lines(f"/proc/{pid}/cmdline")).split("\0")[:5]
+
+
+def count_oom_kills() -> int:
+    """Return the number of processes of this cgroup that the kernel has killed for memory, 0 if unknown."""
+    for line in read_lines("/proc/self/cgroup"):
+        _, controllers, path = line.strip().split(":", 2)
+        if not controllers:
+            files = [f"/sys/fs/cgroup{path}/memory.events", "/sys/fs/cgroup/memory.events"]
+        elif "memory" in controllers.split(","):
+            files = [f"/sys/fs/cgroup/memory{path}/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control"]
+        else:
+            continue
+        for file in files:
+            for counter in read_lines(file):
+                name, _, count = counter.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def explain_kill(pid: int, oom_kills: int, cpu_seconds: float) -> str:
+    """Return the probable cause of a SIGKILL that no keeper sent, empty if unknown.
+
+    `oom_kills` is the increase of `count_oom_kills` while the program ran, `cpu_seconds` its CPU time.
+    """
+    import resource  # noqa: PLC0415 - only for a killed program
+
+    _, most_cpu = resource.getrlimit(resource.RLIMIT_CPU)
+    if most_cpu != resource.RLIM_INFINITY and round(cpu_seconds) >= most_cpu:
+        return f"its CPU time reached the limit of {most_cpu} s (ulimit -t)"
+    if oom_kills > 0:
+        return f"out of memory: the cgroup's oom_kill count rose by {oom_kills}"
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        while True:
+            record = os.read(log, 8192)
+            if f"Killed process {pid} ".encode() in record:
+                return "out of memory: the kernel's log says that it killed the process"
+    except OSError:  # the end of the log
+        return ""
+    finally:
+        os.close(log)
+
+
+def read_lines(path: str) -> list[str]:
+    """Return a file's lines, none if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readlines()
+    except OSError:
+        return []

@@ -1,0 +1,1 @@
+"""The state of a rank's processes, with the stacks of their threads."""

@@ -1,0 +1,135 @@
+"""The state of a rank's processes, with the stacks of their threads: the report of an examination.
+
+The report is JSON: see doctor/records.py. A process that cannot be read is reported as far as that is possible.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ddlrun.keeper.processes import children_of, list_processes, read_command, read_lines
+from ddlrun.keeper.protocol import MOST_TEXT
+from ddlrun.keeper.stacks.busy_time import read_busy_time, read_transferred, uses_gpu
+from ddlrun.keeper.stacks.flight_recorder import read_recorder
+from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_stacks
+from ddlrun.keeper.stacks.sockets import list_unacknowledged
+from ddlrun.keeper.stacks.system_call import describe_call, read_call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ddlrun.keeper.process_stat import ProcessStat
+
+MOST_SECONDS = 15.0
+RECORDER_MODULE = "/ddlrun_flight_recorder.py"
+STOPPED = ("T", "t")
+MOST_PROCESSES = 16
+MOST_THREADS = 24
+MOST_FRAMES = 40
+MOST_CHARACTERS = 200
+# The beginning of a comment after code.
+COMMENT = "  # "
+
+
+def inspect_program(pid: int, seconds: float) -> str:
+    """Return the report of a program and its descendants; all stacks together take up to some seconds."""
+    import json  # noqa: PLC0415 - in the examiner alone
+
+    processes = list_processes()
+    pids = [pid]
+    for parent in pids:
+        pids += children_of(parent, processes)
+    end = time.monotonic() + min(seconds, MOST_SECONDS)
+    shown = [pid for pid in pids if pid in processes][:MOST_PROCESSES]
+    described = [_inspect(member, processes[member], end) for member in shown]
+    connections = list_unacknowledged(shown)
+    running = (member for member in shown if processes[member].state not in STOPPED)
+    recorded = read_recorder(running, max(0.1, end - time.monotonic()))
+    while True:
+        text = json.dumps({"processes": described, "connections": connections, **recorded})
+        if len(text) < MOST_TEXT or not described:
+            return text
+        described.pop()
+
+
+def _inspect(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
+    """Return the state of a process, with stacks if it runs Python."""
+    call = read_call(pid)
+    record = {
+        "pid": pid,
+        "name": stat.name,
+        "state": stat.state,
+        "waits_in": "".join(read_lines(f"/proc/{pid}/wchan")).strip("0\n"),
+        "call": call.name,
+        "target": describe_call(pid, call),
+        "command": [word[:MOST_CHARACTERS] for word in read_command(pid)],
+        "threads": [],
+        "problem": "",
+        "switches": count_switches(pid),
+        "replies": 0,
+        "time": time.monotonic(),
+        "busy": read_busy_time(pid),
+        "transferred": read_transferred(pid),
+        "gpu": uses_gpu(pid),
+    }
+    if is_python(pid, stat):
+        threads, problem = read_stacks(pid, stat.state, max(0.1, end - time.monotonic()))
+        threads = [thread for thread in threads if not _is_of_recorder(thread)]
+        sources = SourceLines(pid)
+        record["replies"] = probe(pid, stat.state)
+        record |= {"threads": [_cut(thread, sources.line) for thread in threads[:MOST_THREADS]], "problem": problem}
+    return record
+
+
+def _is_of_recorder(thread: dict[str, Any]) -> bool:
+    """Return True for the thread of the start-up hook, which is none of the program's."""
+    return bool(thread["frames"]) and thread["frames"][-1][1].endswith(RECORDER_MODULE)
+
+
+def is_python(pid: int, stat: ProcessStat) -> bool:
+    """Return True for a process whose executable is a Python; threads and processes may have names of their own."""
+    try:
+        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        name = stat.name
+    return name.startswith(("python", "pypy"))
+
+
+def _cut(thread: dict[str, Any], line: Callable[[str, int], str]) -> dict[str, Any]:
+    """Return the record of a thread within the limits, with the source of its frames."""
+    frames = [
+        {
+            "function": function[:MOST_CHARACTERS],
+            "file": file[-MOST_CHARACTERS:],
+            "line": number,
+            "source": line(file, number),
+        }
+        for function, file, number in shorten(thread["frames"])
+    ]
+    return {**thread, "frames": frames}
+
+
+def shorten(frames: list[Any]) -> list[Any]:
+    """Return the innermost and the outermost frames of a stack that is too long."""
+    half = MOST_FRAMES // 2
+    return frames if len(frames) <= MOST_FRAMES else [*frames[:half], *frames[-half:]]
+
+
+class SourceLines:
+    """Lines of the source files of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = f"/proc/{pid}/cwd"
+        self._lines: dict[str, list[str]] = {}
+
+    def line(self, file: str, number: int) -> str:
+        """Return a line of a file without the comment after it; empty if there is none, as for native code."""
+        if file not in self._lines:
+            readable = file.endswith(".py") and os.path.isfile(os.path.join(self._folder, file))
+            self._lines[file] = read_lines(os.path.join(self._folder, file)) if readable else []
+        lines = self._lines[file]
+        line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        return line.partition(COMMENT)[0].rstrip()[:MOST_CHARACTERS]

@@ -1,0 +1,182 @@
+"""The stacks of a Python process: from py-spy, or from the process's own start-up hook."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ddlrun.keeper.processes import handles, read_command, read_lines, send_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Threads = list[dict[str, Any]]
+
+# The name of the file to which the hook of a process writes its stacks, and the signal that makes it do so.
+STACKS_FILE = "ddlrun-stacks"
+STACKS_SIGNAL = 57
+# A process writes a word to the file once its main thread runs Python code after the other signal.
+PROBE_SIGNAL, PROBE_REPLY = 58, b"moved\n"
+RUNNING = "R"
+POLL_SECONDS = 0.01
+HOOK_SECONDS = 2.0
+# The stacks are complete when nothing has been added for this time: they have no end.
+QUIET_SECONDS = 0.2
+# The first words of the line before a stack in the file.
+THREAD, CURRENT = "Thread ", "Current thread "
+UNKNOWN = "no py-spy on this host, and its Python did not load ddlrun's start-up hook: pip install py-spy"
+
+
+def read_stacks(pid: int, state: str, seconds: float) -> tuple[Threads, str]:
+    """Return the stacks of a process, the first thread first, and the problem if there are none."""
+    tool = find_py_spy(pid)
+    # py-spy stops a process while it reads it, unless that is forbidden. A system call would be interrupted by that: a
+    # write returns with less than it was to write.
+    ways = [*_native_option(pid), []] if state == RUNNING else [["--nonblocking"]]
+    problem = ""
+    end = time.monotonic() + seconds
+    for options in ways if tool is not None else ():
+        threads, problem = _dump([str(tool), "dump", "--json", "--pid", str(pid), *options], end - time.monotonic())
+        if threads:
+            threads.sort(key=lambda thread: thread["id"] != pid)
+            return threads, ""
+    threads = _read_from_hook(pid, min(HOOK_SECONDS, seconds))
+    return threads, "" if threads else problem or UNKNOWN
+
+
+def _native_option(pid: int) -> list[list[str]]:
+    """Return the options for the functions of MPI, if a process uses it; with PyTorch, that would take seconds."""
+    maps = "".join(read_lines(f"/proc/{pid}/maps"))
+    return [["--native"]] if "/libmpi" in maps and "/libtorch" not in maps else []
+
+
+def find_py_spy(pid: int) -> str | None:
+    """Return the path of py-spy: on PATH, or beside the Python of a process; None if it is not installed."""
+    import shutil  # noqa: PLC0415 - in the examiner alone
+
+    try:
+        beside = os.path.dirname(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        beside = ""
+    command = read_command(pid)
+    folders = (os.environ.get("PATH", os.defpath), os.path.dirname(command[0]) if command else "", beside)
+    return shutil.which("py-spy", path=os.pathsep.join(filter(None, folders)))
+
+
+def _dump(argv: list[str], seconds: float) -> tuple[Threads, str]:
+    """Return the stacks that py-spy prints as JSON, and the problem if it prints none."""
+    import subprocess  # noqa: PLC0415 - in the examiner alone
+
+    try:
+        done = subprocess.run(argv, capture_output=True, check=False, timeout=max(seconds, 0.1))  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return [], f"py-spy: stopped after {seconds:.1f} s"
+    except OSError as error:
+        return [], f"py-spy: {error}"
+    threads = parse_dump(done.stdout)
+    errors = done.stderr.decode(errors="replace").splitlines()
+    return threads, "" if threads else f"py-spy: {next(iter(errors), 'no output')}"
+
+
+def parse_dump(output: bytes) -> Threads:
+    """Return the threads in the output of py-spy dump --json; none if it cannot be read."""
+    import json  # noqa: PLC0415 - in the examiner alone
+
+    try:
+        return [
+            {
+                "id": thread["os_thread_id"] or 0,
+                "name": thread["thread_name"] or "",
+                "active": bool(thread["active"]),
+                "frames": [(frame["name"], frame["filename"], frame["line"]) for frame in thread["frames"]],
+            }
+            for thread in json.loads(output)
+        ]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def _read_from_hook(pid: int, seconds: float) -> Threads:
+    """Have the hook of a process write its stacks, and return them; none if it has no hook or does not reply."""
+    path = _hook_file(pid)
+    if path is None or not handles(pid, STACKS_SIGNAL):
+        return []
+    end = time.monotonic() + seconds
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            send_signal(pid, STACKS_SIGNAL)
+            text, written_at = b"", time.monotonic()
+            while time.monotonic() < end:
+                chunk = file.read()
+                text += chunk
+                written_at = time.monotonic() if chunk else written_at
+                if text and time.monotonic() > written_at + QUIET_SECONDS:
+                    return parse_traceback(text.decode(errors="replace"), pid)
+                time.sleep(POLL_SECONDS)
+    except OSError:  # the process has ended
+        return []
+    return []
+
+
+def _hook_file(pid: int) -> str | None:
+    """Return the path of the file to which the hook of a process writes; None without a hook."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = sorted(os.listdir(folder), key=int, reverse=True)
+        paths = (f"{folder}/{name}" for name in names)
+        return next((path for path in paths if os.readlink(path).startswith(f"/memfd:{STACKS_FILE}")), None)
+    except OSError:
+        return None
+
+
+def probe(pid: int, state: str) -> int:
+    """Return the number of replies of a process to probes; send it the next one, if that interrupts no system call."""
+    path = _hook_file(pid)
+    if path is None or not handles(pid, PROBE_SIGNAL):
+        return 0
+    try:
+        with open(path, "rb") as file:
+            count = file.read().count(PROBE_REPLY)
+    except OSError:  # the process has ended
+        return 0
+    if state == RUNNING:
+        send_signal(pid, PROBE_SIGNAL)
+    return count
+
+
+def count_switches(pid: int) -> int:
+    """Return the number of times that the first thread of a process has begun to wait; 0 if that is not known."""
+    for line in read_lines(f"/proc/{pid}/task/{pid}/status"):
+        if line.startswith("voluntary_ctxt_switches:"):
+            return int(line.split()[1])
+    return 0
+
+
+def parse_traceback(text: str, pid: int) -> Threads:
+    """Return the threads of a dump by faulthandler, the first thread first.
+
+    The dump has the threads in the order of their start, the latest first, and no numbers of the system's.
+    """
+    threads: Threads = []
+    for line in text.splitlines():
+        if line.startswith((THREAD, CURRENT)):
+            threads.append({"id": 0, "name": "", "active": line.startswith(CURRENT), "frames": []})
+        elif line.startswith("  File ") and threads:
+            threads[-1]["frames"].append(_parse_frame(line))
+    threads.reverse()
+    for thread in threads[:1]:
+        thread["id"] = pid
+    return threads
+
+
+def _parse_frame(line: str) -> tuple[str, str, int]:
+    """Return the function, file and line of a frame.
+
+    >>> _parse_frame('  File "/a b.py", line 7 in step')
+    ('step', '/a b.py', 7)
+    """
+    file, _, rest = line.strip()[len('File "') :].rpartition('", line ')
+    number, _, function = rest.partition(" in ")
+    return function, file, int(number) if number.isdecimal() else 0

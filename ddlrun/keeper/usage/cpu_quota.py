@@ -1,0 +1,63 @@
+"""The CPU quota of a process's cgroups, and how often they were throttled."""
+
+from __future__ import annotations
+
+from ddlrun.keeper.proc_files import parse_counters, read_file
+
+ROOT = "/sys/fs/cgroup"
+V1_FOLDERS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+
+
+class QuotaPeriods:
+    """The periods of the CPU quotas that apply to a process."""
+
+    def __init__(self, pid: int) -> None:
+        """Find the cgroups of the process that have a quota."""
+        cgroups = read_file(f"/proc/{pid}/cgroup").decode(errors="replace")
+        self._files = [f"{folder}/cpu.stat" for folder in _cgroup_folders(cgroups) if _has_quota(folder)]
+        self._before = {path: _read_periods(path) for path in self._files}
+
+    def take(self) -> tuple[int, int]:
+        """Return the periods since the last call, and those that were throttled, of the most throttled cgroup."""
+        most = (0, 0)
+        for path in self._files:
+            now, before = _read_periods(path), self._before[path]
+            self._before[path] = now
+            periods, throttled = now[0] - before[0], now[1] - before[1]
+            if periods > 0 and throttled >= most[1]:
+                most = (periods, throttled)
+        return most
+
+
+def _read_periods(path: str) -> tuple[int, int]:
+    counters = parse_counters(read_file(path))
+    return counters.get(b"nr_periods", 0), counters.get(b"nr_throttled", 0)
+
+
+def _cgroup_folders(cgroups: str) -> list[str]:
+    """Return the folders of a process's CPU cgroup and of those above it, from the text of /proc/PID/cgroup."""
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        if "cpu" in names:
+            return [folder for name in V1_FOLDERS for folder in _with_parents(f"{ROOT}/{name}", path)]
+    path = cgroups.rpartition("0::")[2].strip()
+    return _with_parents(ROOT, path)
+
+
+def _with_parents(root: str, path: str) -> list[str]:
+    """Return the folders of a cgroup and of those above it.
+
+    >>> _with_parents("/cpu", "/a/b")
+    ['/cpu', '/cpu/a', '/cpu/a/b']
+    """
+    folders = [root]
+    for name in filter(None, path.split("/")):
+        folders.append(f"{folders[-1]}/{name}")
+    return folders
+
+
+def _has_quota(folder: str) -> bool:
+    """Return True if a cgroup has a CPU quota; v2 has it in cpu.max, v1 in cpu.cfs_quota_us."""
+    limit = read_file(f"{folder}/cpu.max") or read_file(f"{folder}/cpu.cfs_quota_us")
+    return limit[:1].isdigit()

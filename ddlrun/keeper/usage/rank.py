@@ -1,0 +1,263 @@
+"""The resources that a rank's processes use, read from /proc at an interval.
+
+A report has the fields of USAGE_FIELDS, separated by spaces. The interval grows where reading them would take more
+than SHARE of a core.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ddlrun.keeper import protocol
+from ddlrun.keeper.proc_files import TICK_MS, list_folder, read_file
+from ddlrun.keeper.processes import SHELLS
+from ddlrun.keeper.usage.cpu_quota import QuotaPeriods
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddlrun.keeper.usage.host import HostUsageReader
+
+# The most of a core that reports take.
+SHARE = 0.001
+# New processes, cgroups and cores are looked for at every report of this number.
+REFRESH = 5
+MOST_PROCESSES = 64
+MOST_THREADS = 256
+LONGEST_FUNCTION = 40
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+USAGE_FIELDS = (
+    "age_ms", "ms", "cores", "user_ms", "system_ms", "wait_ms", "switches", "processes", "threads", "running",
+    "blocked", "rss_kib", "anonymous_kib", "major_faults", "input_bytes", "read_bytes", "written_bytes", "periods",
+    "throttled",
+)  # fmt: skip
+"""The numbers of a report, in their order. The state of the main thread and the kernel function of its wait follow.
+
+age_ms: Time since the program's start.
+ms: The time that the report covers.
+cores: CPUs that the main process may use.
+wait_ms: Time in which threads were ready to run and no CPU was free for them.
+switches: The number of times that a thread got a CPU.
+running, blocked: Threads that run, and that wait for input or output without accepting signals, at the time of the
+    report.
+anonymous_kib: The part of rss_kib that no file or shared memory backs.
+input_bytes: Bytes that system calls have read, also from pipes and from the page cache.
+read_bytes, written_bytes: Bytes from and to storage.
+periods, throttled: The periods of the CPU quota, and those in which it was used up.
+"""
+
+
+class UsageReporter:
+    """The reports of a rank, and of its host."""
+
+    def __init__(self, guard: int, interval: float, started_at: float, host: HostUsageReader | None) -> None:
+        """Begin; the first report is due after one interval.
+
+        `guard` is the process above the program. The use of the host is reported, too, where it is given.
+        """
+        self._usage = ProcessUsage(guard)
+        self._host = host
+        self._interval, self._started_at = interval, started_at
+        self._reported_at = time.monotonic()
+        self.deadline = self._reported_at + interval
+        """The time of the next report."""
+
+    def postpone(self, now: float) -> None:
+        """Leave out a report; the next one covers its time, too."""
+        self.deadline = now + self._interval
+
+    def report(self, now: float) -> Iterator[tuple[bytes, str]]:
+        """Yield the messages that are due."""
+        before = time.thread_time()
+        elapsed = round((now - self._reported_at) * 1000)
+        yield protocol.USAGE, f"{round((now - self._started_at) * 1000)} {elapsed} {self._usage.take()}"
+        if self._host is not None:
+            yield protocol.HOST_USAGE, f"{elapsed} {self._host.take()}"
+            problem = self._host.take_problem()
+            if problem:
+                yield protocol.NOTE, problem
+        self._reported_at = now
+        self.deadline = now + max(self._interval, (time.thread_time() - before) / SHARE)
+
+    def stop(self) -> None:
+        """End what reads the use of the host."""
+        if self._host is not None:
+            self._host.stop()
+
+
+class ProcessUsage:
+    """The use of resources by the descendants of a process."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._reports = 0
+        self._processes: dict[int, Process] = {}
+        self._main = 0
+        self._quota = QuotaPeriods(0)
+        self._refresh()
+
+    def take(self) -> str:
+        """Return the fields of a report from `cores` on, of the time since the last call."""
+        if self._reports % REFRESH == 0 or self._main not in self._processes:
+            self._refresh()
+        self._reports += 1
+        total = Totals(len(self._processes))
+        for pid, process in list(self._processes.items()):
+            if not process.read(total):
+                del self._processes[pid]
+        main = self._processes.get(self._main)
+        state, function = ("Z", "-") if main is None else (main.state, read_function(self._main))
+        numbers = (self._cores, *total.numbers(), *self._quota.take())
+        return f"{join_numbers(numbers)} {state} {function}"
+
+    def _refresh(self) -> None:
+        """Look for new processes, for the main one, and for its cores and cgroups."""
+        pids = list_tree(self._root)
+        self._processes = {pid: self._processes.get(pid) or begin_process(pid) for pid in pids}
+        main = find_main(pids)
+        if main != self._main:
+            self._main, self._quota = main, QuotaPeriods(main)
+        try:
+            self._cores = len(os.sched_getaffinity(main))
+        except OSError:  # it has ended
+            self._cores = 0
+
+
+class Totals:
+    """The sums over all processes of a rank."""
+
+    def __init__(self, processes: int = 0) -> None:
+        self._processes = processes
+        self.user = self.system = self.wait_ns = self.switches = 0
+        self.threads = self.running = self.blocked = 0
+        self.rss = self.anonymous = self.faults = self.input = self.read = self.written = 0
+
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of a report from `user_ms` to `written_bytes`."""
+        return (
+            self.user, self.system, self.wait_ns // 1000000, self.switches, self._processes, self.threads, self.running,
+            self.blocked, self.rss, self.anonymous, self.faults, self.input, self.read, self.written,
+        )  # fmt: skip
+
+
+class Process:
+    """The counters of one process."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = f"/proc/{pid}"
+        self.state = "?"
+        """The state of its main thread."""
+        self._user = self._system = self._faults = 0
+        self._io = (0, 0, 0)
+        self._threads: dict[str, Thread] = {}
+
+    def read(self, total: Totals) -> bool:
+        """Add the use since the last call to the sums; return False if the process has ended."""
+        stat = read_file(f"{self._folder}/stat")
+        if not stat:
+            return False
+        fields = stat.rpartition(b")")[2].split()
+        self.state = fields[0].decode()
+        user, system, faults = int(fields[11]) * TICK_MS, int(fields[12]) * TICK_MS, int(fields[9])
+        total.user += user - self._user
+        total.system += system - self._system
+        total.faults += faults - self._faults
+        self._user, self._system, self._faults = user, system, faults
+        memory = read_file(f"{self._folder}/statm").split()
+        if memory:
+            total.rss += int(memory[1]) * PAGE_KIB
+            total.anonymous += (int(memory[1]) - int(memory[2])) * PAGE_KIB
+        self._read_io(total)
+        self._read_threads(total)
+        return True
+
+    def _read_io(self, total: Totals) -> None:
+        words = read_file(f"{self._folder}/io").split()
+        if words:
+            now = int(words[1]), int(words[9]), int(words[11])
+            total.input += now[0] - self._io[0]
+            total.read += now[1] - self._io[1]
+            total.written += now[2] - self._io[2]
+            self._io = now
+
+    def _read_threads(self, total: Totals) -> None:
+        names = list_folder(f"{self._folder}/task")
+        total.threads += len(names)
+        threads = {}
+        for name in names[:MOST_THREADS]:
+            thread = threads[name] = self._threads.get(name) or Thread(f"{self._folder}/task/{name}")
+            thread.read(total)
+        self._threads = threads
+
+
+class Thread:
+    """The counters of one thread."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._schedstat = b"-"
+        self._wait_ns = self._switches = 0
+        self._state = b"?"
+
+    def read(self, total: Totals) -> None:
+        """Add the use since the last call to the sums."""
+        schedstat = read_file(f"{self._folder}/schedstat")
+        if schedstat != self._schedstat or not schedstat:  # a thread that has not run is in the same state
+            self._schedstat = schedstat
+            self._state = read_file(f"{self._folder}/stat").rpartition(b")")[2][1:2]
+            words = schedstat.split()
+            if words:
+                wait_ns, switches = int(words[1]), int(words[2])
+                total.wait_ns += wait_ns - self._wait_ns
+                total.switches += switches - self._switches
+                self._wait_ns, self._switches = wait_ns, switches
+        if self._state == b"R":
+            total.running += 1
+        elif self._state == b"D":
+            total.blocked += 1
+
+
+def join_numbers(numbers: Sequence[int]) -> str:
+    """Join the numbers of a report; a use is negative where another process has got the number of one that ended.
+
+    >>> join_numbers([7, -3, 0])
+    '7 0 0'
+    """
+    return " ".join(str(max(0, number)) for number in numbers)
+
+
+def begin_process(pid: int) -> Process:
+    """Return a process whose use counts from now on."""
+    process = Process(pid)
+    process.read(Totals())
+    return process
+
+
+def list_tree(root: int) -> list[int]:
+    """Return the descendants of a process, parents before their children."""
+    pids: list[int] = []
+    pending = [root]
+    while pending and len(pids) < MOST_PROCESSES:
+        pid = pending.pop(0)
+        if pid != root:
+            pids.append(pid)
+        for thread in list_folder(f"/proc/{pid}/task")[:MOST_THREADS]:
+            pending += map(int, read_file(f"/proc/{pid}/task/{thread}/children").split())
+    return pids
+
+
+def find_main(pids: list[int]) -> int:
+    """Return the first process that is no shell."""
+    for pid in pids:
+        if read_file(f"/proc/{pid}/comm").decode(errors="replace").strip() not in SHELLS:
+            return pid
+    return pids[0] if pids else 0
+
+
+def read_function(pid: int) -> str:
+    """Return the kernel function in which a process's main thread waits, `-` if it does not wait or that is unknown."""
+    function = read_file(f"/proc/{pid}/wchan").decode(errors="replace").strip().strip("0")
+    return function.split()[0][:LONGEST_FUNCTION] if function.split() else "-"
