@@ -17,17 +17,16 @@ from ddlrun.hosts import HostList, fold
 from ddlrun.plan.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.agent import AgentLauncher
-from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures, run_scripts
+from ddlrun.remote.probe import ProbeTarget, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.runs.store import state_folder
-from ddlrun.ship.archive import Archive, make_archive
+from ddlrun.ship.archive import Archive, find_archive, fingerprint_of_packages, make_archive, note_archive
 from ddlrun.ship.conda import check_prefixes
 from ddlrun.ship.environment import find_interpreter, read_environment
 from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.host.unpack import FILE, FOLDER
-from ddlrun.ship.record import read_marks, read_record, write_record
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
-from ddlrun.ship.script import build_modules, parse_report, task_script
+from ddlrun.ship.script import run_tasks
 from ddlrun.ship.server import TransferPlan
 from ddlrun.ship.transfer import ShippedRun, TransferResult, transfer
 from ddlrun.supervise.launch import own_addresses
@@ -76,12 +75,12 @@ def _make_archive(source: ShipSource, request: ShipRequest, *, whole: bool) -> A
     state = state_folder(os.environ)
     if not (request.locked and source.kind is SourceKind.ENVIRONMENT):
         return make_archive(source, read_source(source, request.sources), state)
-    record = None if whole else read_record(source)
-    if record is not None:
-        return record
-    marks = read_marks(source.path)
+    fingerprint = fingerprint_of_packages(source.path)
+    known = None if whole else find_archive(source, fingerprint, state)
+    if known is not None:
+        return known
     archive = make_archive(source, read_source(source, request.sources), state)
-    write_record(archive, marks)
+    note_archive(archive, fingerprint, state)
     return archive
 
 
@@ -210,8 +209,7 @@ def remove_shipped(
         "days": NEVER_DAYS if days is None else days,
         "most_bytes": most_bytes,
     }
-    replies = run_scripts(dict.fromkeys(hosts, task_script(task, sys.executable, build_modules())), target)
-    reports = {host: parse_report(replies[host].out) or {"error": describe_failure(replies[host])} for host in hosts}
+    reports = run_tasks(dict.fromkeys(hosts, task), sys.executable, target)
     failures = {host: str(report["error"]) for host, report in reports.items() if "error" in report}
     for host, report in reports.items():
         if host not in failures:

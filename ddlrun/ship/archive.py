@@ -1,19 +1,26 @@
-"""Archives: the entries of a source as one stream of bytes, and its hash."""
+"""Archives: the entries of a source as one stream of bytes, and its hash.
 
+An index in the state folder has the hashes of earlier archives, so that files are read only where one has changed. It
+also has those of environments of lock files, by the folders in which an installer makes or removes something for each
+package: a launch need not look at their thousands of files.
+"""
+
+import glob
 import hashlib
 import json
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.ship.files import Entry
 from ddlrun.ship.host.unpack import BLOCK, FILE, HEAD
 from ddlrun.ship.request import ShipSource
 
-INDEX = "shipped.json"
+INDEX = "archives.json"
 MOST_INDEXED = 100
 # A file that has changed this recently may change again without a sign of it.
 RECENT_SECONDS = 2.0
@@ -44,18 +51,33 @@ class Archive:
 
 
 def make_archive(source: ShipSource, entries: Sequence[Entry], state: str) -> Archive:
-    """Return the archive of a source. Files are read only where one has changed since the last time.
-
-    The state folder has the hashes of earlier archives.
-    """
-    size = HEAD + len(_manifest(entries)) + sum(entry.size for entry in entries)
+    """Return the archive of a source. Files are read only where one has changed since the last time."""
     fingerprint = _fingerprint(entries)
-    digest = _read_index(state).get(fingerprint)
-    if digest is None:
-        digest = _hash(entries)
-        if not any(_is_recent(entry) for entry in entries):
-            _write_index(state, fingerprint, digest)
-    return Archive(source, tuple(entries), digest, size, len(entries))
+    known = find_archive(source, fingerprint, state)
+    if known is not None:
+        return replace(known, entries=tuple(entries))
+    size = HEAD + len(_manifest(entries)) + sum(entry.size for entry in entries)
+    archive = Archive(source, tuple(entries), _hash(entries), size, len(entries))
+    if not any(_is_recent(entry) for entry in entries):
+        note_archive(archive, fingerprint, state)
+    return archive
+
+
+def find_archive(source: ShipSource, fingerprint: str, state: str) -> Archive | None:
+    """Return the archive of a source by its fingerprint, without its entries; None where it is not known."""
+    known = _read_index(state).get(fingerprint)
+    if known is None:
+        return None
+    archive = Archive(source, None, str(known["digest"]), int(known["size"]), int(known["files"]))
+    note_archive(archive, fingerprint, state)
+    return archive
+
+
+def fingerprint_of_packages(folder: str) -> str:
+    """Return a hash that changes when a package of an environment is installed, removed or replaced. Raises OSError."""
+    folders = [folder, f"{folder}/bin", *sorted(glob.glob(f"{glob.escape(folder)}/lib/python3*/site-packages"))]
+    marks = [(path, status.st_mtime_ns, status.st_ctime_ns) for path in folders for status in [os.stat(path)]]
+    return hashlib.sha256(os.fsencode(repr(marks))).hexdigest()
 
 
 def archive_blocks(entries: Sequence[Entry]) -> Iterator[bytes]:
@@ -121,18 +143,20 @@ def _is_recent(entry: Entry) -> bool:
     return bool(entry.identity) and entry.identity[2] > (time.time() - RECENT_SECONDS) * 1e9
 
 
-def _read_index(state: str) -> dict[str, str]:
+def _read_index(state: str) -> dict[str, dict[str, Any]]:
     try:
         with open(f"{state}/{INDEX}", encoding="utf-8") as file:
             index = json.load(file)
     except (OSError, ValueError):
         return {}
-    return {str(key): str(value) for key, value in index.items()} if isinstance(index, dict) else {}
+    return index if isinstance(index, dict) else {}
 
 
-def _write_index(state: str, fingerprint: str, digest: str) -> None:
-    """Add an entry to the index; where it cannot be written, files are read again the next time."""
-    index = {**_read_index(state), fingerprint: digest}
+def note_archive(archive: Archive, fingerprint: str, state: str) -> None:
+    """Make an archive the last one in the index; where that cannot be written, files are read again the next time."""
+    index = _read_index(state)
+    index.pop(fingerprint, None)
+    index[fingerprint] = {"digest": archive.digest, "size": archive.size, "files": archive.files}
     for key in list(index)[:-MOST_INDEXED]:
         del index[key]
     temporary = f"{state}/{INDEX}.{os.getpid()}"

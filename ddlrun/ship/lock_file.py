@@ -14,7 +14,6 @@ from importlib.util import find_spec
 
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
-from ddlrun.ship.record import RECORD
 
 UV_LOCK = "uv.lock"
 # The file beside an environment: locked while it is made, with this text once it is complete; its time is the last use.
@@ -129,8 +128,6 @@ def _remove_unused(cache: str) -> None:
     """Remove environments that no launch has used for some time."""
     for entry in os.scandir(cache):
         if entry.name.endswith(STATE) and entry.stat().st_mtime < time.time() - KEPT_SECONDS:
-            folder = entry.path.removesuffix(STATE)
-            for path in (entry.path, f"{folder}{RECORD}"):
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+            shutil.rmtree(entry.path.removesuffix(STATE), ignore_errors=True)

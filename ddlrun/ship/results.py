@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
+from ddlrun.remote.probe import ProbeTarget
 from ddlrun.ship.host.link import LinkError, MessageError, receive_exactly, receive_message, send_message
 from ddlrun.ship.host.results import (
     DIGEST_BYTES,
@@ -24,7 +25,7 @@ from ddlrun.ship.host.results import (
 from ddlrun.ship.host.unpack import BLOCK
 from ddlrun.ship.link_server import LinkServer
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.script import build_modules, parse_report, task_script
+from ddlrun.ship.script import run_tasks
 from ddlrun.wording import printable, printable_line
 
 LONGEST_MANIFEST = 1 << 28
@@ -90,17 +91,14 @@ def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
         "addresses": list(task.addresses),
         "port": server.port,
     }
-    modules = build_modules()
-    scripts = {host: task_script({**body, "host": host}, task.python, modules) for host in task.hosts}
     server.accept_hosts()
     try:
-        replies = run_scripts(scripts, reach)
+        reports = run_tasks({host: {**body, "host": host} for host in task.hosts}, task.python, reach)
     finally:
         server.close()
     problems = {host: list(server.unreadable.get(host, ())) for host in task.hosts}
-    for host, reply in replies.items():
+    for host, report in reports.items():
         if host not in server.files:
-            report = parse_report(reply.out) or {"error": describe_failure(reply)}
             own = printable_line(str(report.get("error", "the connection was closed")))
             problems[host].append(server.failures.get(host, own))
     files = [file for host in task.hosts for file in server.files.get(host, ())]
@@ -115,7 +113,7 @@ class ResultServer(LinkServer):
         super().__init__(secret, task.addresses, len(task.hosts))
         self._task = task
         self._waiting = set(task.hosts)
-        self._free = _free_bytes(task.folder)
+        self._free = shutil.disk_usage(task.folder).free
         self._lock = threading.Lock()
         self.files: dict[str, list[ResultFile]] = {}
         self.unreadable: dict[str, list[str]] = {}
@@ -234,8 +232,3 @@ def _receive_file(link: socket.socket, file: ResultFile, digest: "hashlib._Hash"
     state = receive_exactly(link, len(WHOLE))
     digest.update(state)
     return state == WHOLE
-
-
-def _free_bytes(folder: str) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize

@@ -1,4 +1,4 @@
-"""The sh script that runs a task on a host, with the modules of ship/host as a zip archive in it."""
+"""The sh scripts that run tasks on hosts, with the modules of ship/host as a zip archive in them."""
 
 import base64
 import io
@@ -9,6 +9,8 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
+from ddlrun.remote.processes import FinishedProcess
 from ddlrun.ship.host.main import MARK
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -22,6 +24,17 @@ sys.path.insert(0, "/proc/self/fd/%d" % file)
 from ddlrun.ship.host.main import main
 main(task)
 """
+
+
+def run_tasks(tasks: Mapping[str, Mapping[str, Any]], python: str, reach: ProbeTarget) -> dict[str, dict[str, Any]]:
+    """Run each host's task, all at once, under a Python if the host has it, else under python3.
+
+    Returns host -> its report; that of a host that failed has the reason as `error`.
+    """
+    modules = build_modules()
+    scripts = {host: task_script(task, python, modules) for host, task in tasks.items()}
+    replies = run_scripts(scripts, reach)
+    return {host: parse_report(replies[host]) for host in tasks}
 
 
 def build_modules() -> str:
@@ -44,13 +57,11 @@ def task_script(task: Mapping[str, Any], python: str, modules: str) -> str:
     )
 
 
-def parse_report(text: str) -> dict[str, Any] | None:
-    """Return the report that a host's task has printed; None where it has none."""
-    line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
-    if line is None:
-        return None
+def parse_report(reply: FinishedProcess) -> dict[str, Any]:
+    """Return the report that a host's task has printed, or one with the reason why there is none."""
+    line = next((line for line in reply.out.splitlines() if line.startswith(MARK)), "")
     try:
         report = json.loads(line.removeprefix(MARK))
     except ValueError:
-        return None
-    return report if isinstance(report, dict) else None
+        report = None
+    return report if isinstance(report, dict) else {"error": describe_failure(reply)}

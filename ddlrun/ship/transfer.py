@@ -7,12 +7,12 @@ from typing import Any
 
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.hosts import fold
-from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
+from ddlrun.remote.probe import ProbeTarget
 from ddlrun.ship.archive import Archive
 from ddlrun.ship.environment import Interpreter
 from ddlrun.ship.host.main import glibc
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.script import build_modules, parse_report, task_script
+from ddlrun.ship.script import run_tasks
 from ddlrun.ship.server import HostState, Problems, TransferPlan, TransferServer
 from ddlrun.units import render_memory
 
@@ -52,19 +52,16 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
     secret = os.urandom(32).hex()
     server = TransferServer(plan, secret, lambda greetings: judge(greetings, plan, run))
     task = _task(plan, run, secret, server.port)
-    modules = build_modules()
-    scripts = {host: task_script({**task, "host": host}, run.python, modules) for host in plan.hosts}
     server.start(run.seconds)
     try:
-        replies = run_scripts(scripts, reach)
+        reports = run_tasks({host: {**task, "host": host} for host in plan.hosts}, run.python, reach)
     finally:
         server.close()
     if server.problems:
         raise PreflightError(*server.problems)
     if server.error is not None:
         raise server.error
-    failures = {host: _failure(reply.out, describe_failure(reply)) for host, reply in replies.items()}
-    raise_failures({host: reason for host, reason in failures.items() if reason is not None}, server.greetings)
+    _raise_failures({host: str(report["error"]) for host, report in reports.items() if "error" in report}, server)
     free = {host: greeting.free for host, greeting in server.greetings.items()}
     return TransferResult(server.moved, free, server.unread)
 
@@ -134,17 +131,9 @@ def _render(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _failure(out: str, otherwise: str) -> str | None:
-    """Return the reason why a host failed; None if it did not."""
-    report = parse_report(out)
-    if report is None:
-        return otherwise
-    return str(report["error"]) if "error" in report else None
-
-
-def raise_failures(failures: Mapping[str, str], greeted: Mapping[str, object]) -> None:
+def _raise_failures(failures: Mapping[str, str], server: TransferServer) -> None:
     """Raise UnreachableError with the hosts that failed; where some have not even greeted, with these alone."""
-    silent = {host: reason for host, reason in failures.items() if host not in greeted}
+    silent = {host: reason for host, reason in failures.items() if host not in server.greetings}
     alike: dict[str, list[str]] = {}
     for host, reason in (silent or failures).items():
         alike.setdefault(reason, []).append(host)

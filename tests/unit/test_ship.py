@@ -25,7 +25,7 @@ from ddlrun.application.shipping import reach_privately, read_source
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.keeper.shipped import OwnPaths, Places
 from ddlrun.remote.agent import AgentLauncher
-from ddlrun.ship.archive import Archive, make_archive
+from ddlrun.ship.archive import Archive, find_archive, make_archive, note_archive
 from ddlrun.ship.chain import chain_order, predecessors
 from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
 from ddlrun.ship.files import list_code, list_tree, read_entries
@@ -88,11 +88,19 @@ def test_the_hash_of_an_archive_depends_on_contents_and_not_on_times(tmp_path: P
     for path in tree.rglob("*"):
         os.utime(path, (1, 1), follow_symlinks=False)
     first = archive_of(tree, tmp_path / "state")
-    assert len(json.loads((tmp_path / "state" / "shipped.json").read_text())) == 1
+    assert len(json.loads((tmp_path / "state" / "archives.json").read_text())) == 1
     os.utime(tree / "a.txt", (2, 2))
     assert archive_of(tree, tmp_path / "state").digest == first.digest
     (tree / "a.txt").write_text("two")
     assert archive_of(tree, tmp_path / "state").digest != first.digest
+
+
+def test_an_archive_that_is_used_stays_in_the_index(tmp_path: Path) -> None:
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path / "state")
+    for number in range(200):
+        note_archive(archive, f"fingerprint {number}", str(tmp_path / "state"))
+        assert find_archive(archive.source, "fingerprint 0", str(tmp_path / "state")) is not None
+    assert find_archive(archive.source, "fingerprint 1", str(tmp_path / "state")) is None
 
 
 def test_a_file_that_became_shorter_ends_the_transfer(tmp_path: Path) -> None:

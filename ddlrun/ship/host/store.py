@@ -70,8 +70,7 @@ class Store:
     @property
     def free(self) -> int:
         """The bytes that this user may still write."""
-        status = os.statvfs(self.folder)
-        return status.f_bavail * status.f_frsize
+        return shutil.disk_usage(self.folder).free
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
