@@ -7,7 +7,7 @@ import os
 from ddlrun.agent.frames import Channel
 from ddlrun.agent.messages import complain
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.open_files import close_files
+from ddlrun.keeper.forks import close_files
 from ddlrun.keeper.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False

@@ -7,7 +7,7 @@ import os
 import time
 
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.open_files import close_files
+from ddlrun.keeper.forks import close_files
 from ddlrun.keeper.protocol import ADDRESSES
 from ddlrun.keeper.signals import HANDLED, restore_defaults
 

@@ -8,7 +8,7 @@ import time
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.open_files import close_files
+from ddlrun.keeper.forks import close_files
 from ddlrun.keeper.process_stat import STOPPED, read_stat
 from ddlrun.keeper.processes import LAUNCHERS, kill_run, list_processes, plain_name, send_signal
 

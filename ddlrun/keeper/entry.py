@@ -9,11 +9,11 @@ from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.binding import bind_rank
 from ddlrun.keeper.command_line import add_arguments, wrap
-from ddlrun.keeper.execution import become, complain
+from ddlrun.keeper.forks import become, complain
 from ddlrun.keeper.framework_environment import in_use, set_framework_variables
 from ddlrun.keeper.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.keeper.program_input import read_request
-from ddlrun.keeper.settings import CONTAINER, MPIRUN, OPEN_MPI, OTHER_MANAGER, SHIPPED, KeeperSettings, PreparedRank
+from ddlrun.keeper.settings import CONTAINER, MPIRUN, OPEN_MPI, OTHER_MANAGER, SHIPPED, KeeperSettings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,24 +63,15 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     if not channel:
         _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
+    manager = manager or (MPIRUN if names == OPEN_MPI else OTHER_MANAGER)
     settings = KeeperSettings(
-        label=label,
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        parent=parent,
-        manager=manager or (MPIRUN if names == OPEN_MPI else OTHER_MANAGER),
-        grace=grace,
-        heartbeat=heartbeat,
-        orders=orders,
-        container=container,
-        link=link,
-        ports=tuple(ports),
-    )
-    prepared = PreparedRank(argv=argv, report=report, problems=problems, strict=strict, request=request, places=places)
+        argv=argv, label=label, local_rank=local_rank, parent=parent, grace=grace, heartbeat=heartbeat, rank=rank,
+        size=size, manager=manager, orders=orders, container=container, link=link, ports=tuple(ports), report=report,
+        problems=tuple(problems), strict=strict, request=request, places=places,
+    )  # fmt: skip
     from ddlrun.keeper.kept_rank import keep  # noqa: PLC0415 - not for ranks by hand
 
-    keep(channel, prepared, settings, prctl)
+    keep(channel, settings, prctl)
 
 
 def _enter_shipped() -> Places | None:

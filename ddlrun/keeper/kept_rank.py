@@ -5,31 +5,32 @@ These modules are loaded for a ddlrun that supervises the job, and not for ranks
 
 from __future__ import annotations
 
+import _socket  # socket itself takes 6 ms to import
 import os
 
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.keeper import program, protocol
-from ddlrun.keeper.announcement import announce_cpus
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.connection import LauncherSocket, connect
-from ddlrun.keeper.execution import complain
+from ddlrun.keeper.forks import complain
 from ddlrun.keeper.keeper import Keeper
 from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 from ddlrun.keeper.run_mark import mark_process
 from ddlrun.keeper.signals import SignalQueue
+from ddlrun.ranges import render_ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddlrun.keeper.settings import KeeperSettings, PreparedRank
+    from ddlrun.keeper.settings import KeeperSettings
 
 CONNECT_SECONDS = 5.0
 # When all keepers connect at once, ddlrun accepts at least this many per second.
 CONNECTIONS_PER_SECOND = 2000
 
 
-def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Callable[[int, int], object]) -> None:
+def keep(channel: str, settings: KeeperSettings, prctl: Callable[[int, int], object]) -> None:
     """Start the program of a rank, stay with it to its end, and exit with its exit code."""
     connected = _connect(channel, settings)
     os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
@@ -38,19 +39,16 @@ def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Call
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()
-    if rank.strict:
-        running = program.refuse(PreflightError.exit_code)
-    else:
-        running = program.start(rank.argv, settings, prctl, rank.request)
+    running = program.refuse(PreflightError.exit_code) if settings.strict else program.start(settings, prctl)
     if settings.link is not None:
         os.close(settings.link)
-    if rank.places is not None:
-        running.show_own_paths(rank.places.cache)
+    if settings.places is not None:
+        running.show_own_paths(settings.places.cache)
     keeper = Keeper(connected, running, signals, settings)
     keeper.send(protocol.HELLO, f"{settings.rank}\t{os.uname().nodename}\t{settings.local_rank}\t{os.getpid()}")
-    if rank.report:
-        keeper.send(protocol.BOUND, rank.report)
-    for problem in rank.problems:
+    if settings.report:
+        keeper.send(protocol.BOUND, settings.report)
+    for problem in settings.problems:
         keeper.send(protocol.NOTE, problem)
     if running.input is not None:
         keeper.send(protocol.INPUT_WANTED, "")
@@ -64,3 +62,20 @@ def _connect(channel: str, settings: KeeperSettings) -> LauncherSocket:
     except OSError as error:
         complain(f"{settings.label} cannot reach ddlrun: {error}")
         os._exit(UnreachableError.exit_code)
+
+
+def announce_cpus() -> None:
+    """Announce the CPUs of this process to the launches of other users until it ends, unless it may run on all of them.
+
+    It holds a Unix socket to which nobody can connect, and whose abstract name has the user and the CPUs.
+    /proc/net/unix shows these names to everybody on the host (machine/announced_cpus.py).
+    """
+    cpus = os.sched_getaffinity(0)
+    if len(cpus) >= (os.cpu_count() or 1):
+        return
+    announced = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)  # it refuses connections
+    try:
+        announced.bind(f"\0ddlrun-cpus/{os.getuid()}/{os.getpid()}/{render_ranges(cpus)}")
+        announced.detach()  # the kernel closes it
+    except OSError:  # the name is too long
+        announced.close()

@@ -8,7 +8,7 @@ import time
 from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.execution import become
+from ddlrun.keeper.forks import become
 from ddlrun.keeper.guard import fork_program
 from ddlrun.keeper.processes import count_oom_kills, explain_kill, send_signal
 from ddlrun.keeper.program_streams import ProgramStreams, open_streams
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddlrun.keeper.guard import Guard
-    from ddlrun.keeper.program_input import InputRequest, ProgramInput
+    from ddlrun.keeper.program_input import ProgramInput
     from ddlrun.keeper.settings import KeeperSettings
     from ddlrun.keeper.shipped import OwnPaths
 
@@ -188,24 +188,12 @@ def refuse(code: int, reason: str = "") -> Program:
     return refused
 
 
-def start(
-    argv: list[str],
-    settings: KeeperSettings,
-    prctl: Callable[[int, int], object],
-    request: InputRequest | None = None,
-) -> Program:
-    """Start the program below a guard, in a process group of its own; it dies with its keeper.
-
-    Args:
-        argv: Its command line.
-        settings: The settings of the keeper.
-        prctl: The function of libc.
-        request: The standard input that comes from ddlrun; None: it is the keeper's.
-    """
+def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Program:
+    """Start the program below a guard, in a process group of its own; it dies with its keeper. `prctl` is libc's."""
     oom_kills = count_oom_kills()
     # Where an agent's modules come from an archive, this process keeps it open.
     hook = HOOK.replace("/proc/self/", f"/proc/{os.getpid()}/")
-    streams = open_streams(request)
+    streams = open_streams(settings.request)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the child has the keeper's handlers at first
     try:
         guard = fork_program(prctl, settings)
@@ -219,7 +207,7 @@ def start(
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH"))))
         if settings.container is not None and settings.link is not None:
             settings.container.pass_on(settings.link)
-        become(argv, settings.label)
+        become(settings.argv, settings.label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     streams.close_ends()
     return Program(guard, streams, oom_kills=oom_kills, in_container=settings.container is not None)

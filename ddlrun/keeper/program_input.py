@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from ddlrun.keeper.record import record
+
 VARIABLE = "DDLRUN_INPUT"
 """The variable `RANK MODE ROWS COLUMNS`: the rank whose standard input is ddlrun's, and the size of the terminal."""
 PIPE, TERMINAL, DEBUGGER = "pipe", "terminal", "debugger"
@@ -15,11 +17,13 @@ BREAKPOINT = "PYTHONBREAKPOINT"
 END_OF_TRANSMISSION = b"\x04"
 
 
+@record
 class InputRequest:
     """The mode of a rank's standard input, and the size of its terminal."""
 
-    def __init__(self, mode: str, rows: int, columns: int) -> None:
-        self.mode, self.rows, self.columns = mode, rows, columns
+    mode: str
+    rows: int
+    columns: int
 
     @property
     def terminal(self) -> bool:
@@ -38,7 +42,7 @@ def read_request(rank: int) -> InputRequest | None:
     if int(words[0]) == rank:
         if words[1] == DEBUGGER and os.environ.get(BREAKPOINT) == "0":
             del os.environ[BREAKPOINT]
-        return InputRequest(words[1], int(words[2]), int(words[3]))
+        return InputRequest(mode=words[1], rows=int(words[2]), columns=int(words[3]))
     if words[1] == DEBUGGER:
         os.environ.setdefault(BREAKPOINT, "0")
     return None

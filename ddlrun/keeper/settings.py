@@ -1,6 +1,8 @@
-"""The settings of a keeper, and the rank that it starts."""
+"""The settings of a keeper."""
 
 from __future__ import annotations
+
+from ddlrun.keeper.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,71 +22,42 @@ SHIPPED = "DDLRUN_SHIPPED"
 CONTAINER = "DDLRUN_CONTAINER"
 
 
+@record
 class KeeperSettings:
-    """The facts about a rank and its job that the keeper needs."""
+    """A rank whose variables and binding are set up, and its job."""
 
-    def __init__(
-        self,
-        *,
-        label: str,
-        rank: int = -1,
-        size: int = -1,
-        local_rank: int,
-        parent: int,
-        grace: float,
-        heartbeat: float,
-        manager: str = MPIRUN,
-        orders: int | None = None,
-        container: Container | None = None,
-        link: int | None = None,
-        ports: tuple[int, ...] = (),
-    ) -> None:
-        self.label = label
-        """The rank and its host, for messages."""
-        self.rank, self.size = rank, size
-        """The rank, and the number of ranks of the job; -1 if unknown."""
-        self.local_rank = local_rank
-        """The rank's number on its host."""
-        self.parent = parent
-        """The process that started the keeper: the process manager, its daemon, or an agent."""
-        self.manager = manager
-        """The name of that process, for messages."""
-        self.grace = grace
-        """Seconds from SIGTERM to SIGKILL where no message gives them."""
-        self.heartbeat = heartbeat
-        """Seconds of silence after which ddlrun counts as lost; 0: no limit."""
-        self.orders = orders
-        """A pipe from which the exit code comes if the program calls MPI_Abort; None: there is none."""
-        self.container = container
-        """The container of the program; None: it has none."""
-        self.link = link
-        """A descriptor that the program inherits; None: there is none."""
-        self.ports = ports
-        """The planned ports on which the program may listen."""
-
-
-class PreparedRank:
-    """A rank whose variables and binding are set up."""
-
-    def __init__(
-        self,
-        *,
-        argv: list[str],
-        report: str,
-        problems: list[str],
-        strict: bool,
-        request: InputRequest | None,
-        places: Places | None,
-    ) -> None:
-        self.argv = argv
-        """The command line of the program."""
-        self.report = report
-        """The report of its binding; empty: nothing was planned."""
-        self.problems = problems
-        """The differences from the plan."""
-        self.strict = strict
-        """Whether these forbid the start of the program."""
-        self.request = request
-        """The standard input that comes from ddlrun; None: it is the keeper's."""
-        self.places = places
-        """The places of the files that were shipped to this host; None: none were."""
+    argv: list[str]
+    """The command line of the program."""
+    label: str
+    """The rank and its host, for messages."""
+    local_rank: int
+    """The rank's number on its host."""
+    parent: int
+    """The process that started the keeper: the process manager, its daemon, or an agent."""
+    grace: float
+    """Seconds from SIGTERM to SIGKILL where no message gives them."""
+    heartbeat: float
+    """Seconds of silence after which ddlrun counts as lost; 0: no limit."""
+    rank: int = -1
+    size: int = -1
+    """The number of ranks of the job; -1 if unknown, like the rank."""
+    manager: str = MPIRUN
+    """The name of the keeper's parent, for messages."""
+    orders: int | None = None
+    """A pipe from which the exit code comes if the program calls MPI_Abort; None: there is none."""
+    container: Container | None = None
+    """The container of the program; None: it has none."""
+    link: int | None = None
+    """A descriptor that the program inherits; None: there is none."""
+    ports: tuple[int, ...] = ()
+    """The planned ports on which the program may listen."""
+    report: str = ""
+    """The report of the rank's binding; empty: nothing was planned."""
+    problems: tuple[str, ...] = ()
+    """The differences from the plan."""
+    strict: bool = False
+    """Whether these forbid the start of the program."""
+    request: InputRequest | None = None
+    """The standard input that comes from ddlrun; None: it is the keeper's."""
+    places: Places | None = None
+    """The places of the files that were shipped to this host; None: none were."""

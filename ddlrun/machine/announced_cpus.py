@@ -1,4 +1,4 @@
-"""CPUs that the ranks of other users have on a host, as their keepers announce them (keeper/announcement.py)."""
+"""CPUs that the ranks of other users have on a host, as their keepers announce them (keeper/kept_rank.py)."""
 
 import re
 

@@ -311,9 +311,11 @@ import os, signal, time
 from ddlrun.keeper import program
 from ddlrun.keeper.settings import KeeperSettings
 from ddlrun.keeper.signals import SignalQueue
-settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0)
+settings = KeeperSettings(
+    argv=["true"], label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0
+)
 SignalQueue()
-started = program.start(["true"], settings, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+started = program.start(settings, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 while not started.reap_children():
     time.sleep(0.01)
 print(started.signal)

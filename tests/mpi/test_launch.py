@@ -109,7 +109,7 @@ def test_launches_at_the_same_time_take_different_cores(tmp_path: Path) -> None:
 
 # A process of another user with a rank's announcement, on a CPU.
 OTHER_USER = (
-    "import os, sys; sys.path.insert(0, sys.argv[2]); from ddlrun.keeper.announcement import announce_cpus; "
+    "import os, sys; sys.path.insert(0, sys.argv[2]); from ddlrun.keeper.kept_rank import announce_cpus; "
     "os.setuid(65534); os.sched_setaffinity(0, {int(sys.argv[1])}); announce_cpus(); print('up', flush=True); input()"
 )
 

@@ -21,8 +21,10 @@ from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, load_prctl
 from ddlrun.keeper.settings import KeeperSettings
 prctl = load_prctl()
 prctl(PR_SET_CHILD_SUBREAPER, 1)
-settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0)
-running = program.start(sys.argv[1:], settings, prctl)
+settings = KeeperSettings(
+    argv=sys.argv[1:], label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0
+)
+running = program.start(settings, prctl)
 print(running.guard.pid, flush=True)
 while not running.reap_children():
     running.guard.resume()
@@ -98,11 +100,13 @@ from ddlrun.keeper import program
 from ddlrun.keeper.prctl import load_prctl
 from ddlrun.keeper.settings import KeeperSettings
 prctl = load_prctl()
-settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=1.0, heartbeat=0.0)
+settings = KeeperSettings(
+    argv=["true"], label="rank 0", local_rank=0, parent=os.getppid(), grace=1.0, heartbeat=0.0
+)
 if os.geteuid() == 0:
     os.setuid(54329)
 resource.setrlimit(resource.RLIMIT_NPROC, (int(sys.argv[1]),) * 2)
-end = program.start(["true"], settings, prctl).report_end(ordered=False, reason="")
+end = program.start(settings, prctl).report_end(ordered=False, reason="")
 print(end.code, end.signal, end.reason)
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.open_files import close_files
+from ddlrun.keeper.forks import close_files
 from ddlrun.keeper.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.keeper.signals import restore_defaults
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.execution import become
-from ddlrun.keeper.open_files import close_files
-from ddlrun.keeper.prctl import PR_SET_PDEATHSIG, load_prctl
-from ddlrun.keeper.signals import restore_defaults
+from ddlrun.keeper.forks import HelperProcess, become, close_files
 from ddlrun.keeper.usage import amd_gpus
 
 TYPE_CHECKING = False
@@ -73,14 +69,14 @@ class GpuUsageReader:
             self._samplers.append(lambda: amd_gpus.print_samples(gpus, self._interval))
         self._lines: dict[str, str] = {}
         self._rest, self._last_text, self._problem = b"", "", ""
-        self._process: tuple[int, int] | None = None
+        self._process: HelperProcess | None = None
         self._heard_at = 0.0
 
     def take(self) -> str:
         """Return the latest lines; empty if there are no GPUs."""
         now = time.monotonic()
         if self._process is not None:
-            self._read(self._process[1], now)
+            self._read(self._process.fd, now)
         elif self._samplers:
             self._start(now)
         return "\n".join(self._lines.values()) if now <= self._heard_at + STALE_INTERVALS * self._interval else ""
@@ -92,21 +88,17 @@ class GpuUsageReader:
 
     def stop(self) -> None:
         """End the process."""
-        if self._process is None:
-            return
-        pid, fd = self._process
-        self._process = None
-        os.close(fd)
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except OSError:  # it has ended
-            return
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
 
     def _start(self, now: float) -> None:
         """Start the next sampler: nvidia-smi ends at once at a field that it does not know."""
         self._heard_at = now
         try:
-            self._process = _start(self._samplers.pop(0))
+            sampler = self._samplers.pop(0)
+            self._process = HelperProcess(lambda output: _run(sampler, output))
+            os.set_blocking(self._process.fd, False)
         except OSError as error:
             self._give_up(os.strerror(error.errno or 0))
 
@@ -151,41 +143,14 @@ def _nvidia_smi(reasons: str, interval: float) -> Sampler:
     return lambda: become([PROGRAM, *options, f"--loop-ms={interval * 1000:.0f}"], PROGRAM)
 
 
-def _start(sampler: Sampler) -> tuple[int, int]:
-    """Start a process that ends with this one; return its process id, and a pipe with its output."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(reading, False)
-    keeper = os.getpid()
+def _run(sampler: Sampler, output: int) -> None:
+    """Print lines: the helper's part."""
+    os.nice(NICENESS)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    close_files(0, 1, 2)
     try:
-        pid = os.fork()
-    except OSError:
-        os.close(reading)
-        os.close(writing)
-        raise
-    if pid == 0:
-        _run(sampler, keeper, writing)
-    os.close(writing)
-    try:
-        os.setpgid(pid, pid)  # as the child does: the first of them is the one that counts
-    except OSError:
-        return pid, reading
-    return pid, reading
-
-
-def _run(sampler: Sampler, keeper: int, output: int) -> None:
-    """Print lines: the child's part."""
-    try:
-        os.setpgid(0, 0)
-        load_prctl()(PR_SET_PDEATHSIG, signal.SIGKILL)
-        restore_defaults()
-        os.nice(NICENESS)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        close_files(0, 1, 2)
-        if os.getppid() == keeper:
-            sampler()
+        sampler()
     except Exception as error:  # noqa: BLE001 - this process has nobody else to tell
-        os.write(output, f"{error}\n".encode())
-    finally:
-        os._exit(1)
+        os.write(1, f"{error}\n".encode())
