@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ("__init__.py", "errors.py", "ranges.py", "agent", "keeper")
+PARTS = ("__init__.py", "errors.py", "ranges.py", "wire", "agent", "keeper")
 
 # The program that receives the archive and runs the agent in it. The archive lasts as long as the agent. It must arrive
 # within a minute, as a host whose network fails is not told that no more will come.

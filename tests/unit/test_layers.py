@@ -35,6 +35,7 @@ ALLOWED = {
     "environment": {"errors", "machine", "mapping", "ranges", "topology", "units", "wording"},
     "schedulers": {"environment", "errors", "host_names", "hosts", "plugins", "ranges", "topology", "units"},
     "network": {"allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units"},
+    "wire": set(),
     "keeper": {"errors", "ranges"},
     "hangs": {"hosts", "ranges", "wording"},
     "agent": {"errors", "keeper"},
@@ -85,8 +86,8 @@ VERSION = {"ddlrun", "ddlrun.__version__"}
 
 # Modules of the start-up hook, which are found on a path of their own.
 HOOKS = ("sitecustomize", "ddlrun_world_size", "ddlrun_flight_recorder")
-# A module that keepers import for --encrypt alone.
-ENCRYPTION = PACKAGE / "keeper/encryption.py"
+# Modules that import a package for --encrypt alone.
+ENCRYPTION = {PACKAGE / "keeper/encryption.py", PACKAGE / "wire/authentication.py"}
 
 # The folders that may read the environment of the process.
 ENVIRONS = {"cli", "application", "keeper", "agent", "ddl", "measure", "api"}
@@ -102,7 +103,7 @@ ALONE = {
     "keras": {"ddl"},
     "rich": {"report"},
     "jinja2": {"schedulers"},
-    "cryptography": {"keeper", "supervise"},
+    "cryptography": {"keeper", "supervise", "wire"},
     "matplotlib": {"report"},
 }
 
@@ -235,22 +236,23 @@ def module_or_package(path: Path) -> str:
 
 
 def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
-    own = ("ddlrun.keeper", "ddlrun.errors", "ddlrun.ranges", "ddlrun.agent")
-    on_hosts = [path for folder in ("keeper", "agent") for path in (PACKAGE / folder).rglob("*.py")]
+    own = ("ddlrun.wire", "ddlrun.keeper", "ddlrun.errors", "ddlrun.ranges", "ddlrun.agent")
+    on_hosts = [path for folder in ("wire", "keeper", "agent") for path in (PACKAGE / folder).rglob("*.py")]
     for path in (*on_hosts, PACKAGE / "errors.py", PACKAGE / "ranges.py"):
         others = {name.split(".")[0] for name in imports(path) - VERSION if not name.startswith(own)}
-        optional = {"cryptography"} if path == ENCRYPTION else set()
+        optional = {"cryptography"} if path in ENCRYPTION else set()
         assert others <= {*sys.stdlib_module_names, *HOOKS, *optional}
-    modules = [path for path in on_hosts if path.parent.name != "hook" and path != ENCRYPTION]
+    modules = [path for path in on_hosts if path.parent.name != "hook" and path not in ENCRYPTION]
     every_time = {name for path in modules for name in at_the_top(path)}
     assert {name for name in every_time if not name.startswith((*own, "ddlrun"))} == {
-        "__future__", "_ctypes", "_operator", "_socket", "binascii", "gc", "itertools", "os", "select", "sys", "time",
+        "__future__", "_ctypes", "_operator", "_socket", "binascii", "errno", "gc", "itertools", "os", "select", "sys",
+        "time",
     }  # fmt: skip
 
 
 def test_what_runs_on_hosts_needs_no_newer_python_than_3_8() -> None:
     newer = {"removeprefix", "removesuffix", "bit_count", "randbytes", "is_relative_to"}
-    paths = [path for folder in ("keeper", "agent", "ship/host") for path in (PACKAGE / folder).rglob("*.py")]
+    paths = [path for folder in ("wire", "keeper", "agent", "ship/host") for path in (PACKAGE / folder).rglob("*.py")]
     for path in (*paths, PACKAGE / "ranges.py", PACKAGE / "unauthenticated.py"):
         nodes = ast.walk(ast.parse(path.read_text(), feature_version=(3, 8)))
         assert not newer & {node.attr for node in nodes if isinstance(node, ast.Attribute)}, path

@@ -1,0 +1,128 @@
+"""The frames of a connection: a kind (one byte), the length of a text (four bytes) and a code; the text and its code.
+
+Without a text, the second code is absent, too. Each protocol is a table of kinds with the length of the longest text.
+Raw bytes may follow a frame if its text announces them (a payload): see Decoder.take.
+
+Where the path is authenticated already, as by ssh, codes are checksums: CRC-32 of the head or the text, which starts
+from the number of codes before it in its direction. They detect bytes that were altered, lost or repeated.
+"""
+
+from __future__ import annotations
+
+from binascii import crc32
+
+from ddlrun.wire.authentication import FrameError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ddlrun.wire.authentication import Bytes, Protection
+
+HEAD_BYTES = 5
+# Shorter texts are joined with their heads and codes: a copy takes less time than several buffers.
+SHORT = 4096
+
+
+class Checksums:
+    """The checksums of the frames of one direction, in their order."""
+
+    code_bytes = 4
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def protect(self, head: bytes, text: Bytes) -> tuple[Bytes, ...]:
+        """Return the next text and its checksum."""
+        return text, self._next(head, text)
+
+    def reveal(self, head: bytes, protected: memoryview) -> bytes:
+        """Return the next text. Raises FrameError if this is another one."""
+        text = protected[:-4]
+        if protected[-4:] != self._next(head, text):
+            raise FrameError("a message was altered on the way")
+        return bytes(text)
+
+    def _next(self, head: bytes, text: Bytes) -> bytes:
+        self._number += 1
+        return crc32(text or head, self._number & 0xFFFFFFFF).to_bytes(4, "big")
+
+
+class Encoder:
+    """Makes the frames of one direction."""
+
+    def __init__(self, protection: Protection, limits: Mapping[bytes, int]) -> None:
+        """Protect frames; `limits` has the length of the longest text per kind."""
+        self._protect, self._limits = protection.protect, limits
+
+    def encode(self, kind: bytes, text: Bytes = b"") -> list[Bytes]:
+        """Return the buffers of the next frame; a text that is too long is cut off."""
+        text = text[: self._limits[kind]]
+        head = kind + len(text).to_bytes(4, "big")
+        buffers = [head, *self._protect(head, b"")]
+        if text:
+            buffers += self._protect(head, text)
+        return buffers if len(text) > SHORT else [b"".join(buffers)]
+
+
+class Decoder:
+    """Splits the bytes of one direction into frames, and checks them."""
+
+    def __init__(self, protection: Protection, limits: Mapping[bytes, int]) -> None:
+        """Check frames; `limits` has the length of the longest text per kind that may arrive."""
+        self._reveal, self._code_bytes, self._limits = protection.reveal, protection.code_bytes, limits
+        self._data: Bytes | bytearray = b""
+        self._at = 0
+        self._head = b""
+        """The head of the frame whose text has not arrived completely."""
+        self._wanted = HEAD_BYTES + self._code_bytes
+
+    def feed(self, data: Bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Add received bytes; yield the frames that are now complete, as (kind, text).
+
+        Raises:
+            FrameError: A frame is too long, of an unknown kind, or not the next one of its sender.
+        """
+        self._add(data)
+        while len(self._data) - self._at >= self._wanted:
+            protected = memoryview(self._data)[self._at : self._at + self._wanted]
+            self._at += self._wanted
+            if self._head:
+                head, self._head = self._head, b""
+                text = self._reveal(head, protected)
+            else:
+                head, text = bytes(protected[:HEAD_BYTES]), b""
+                self._reveal(head, protected[HEAD_BYTES:])
+                length = self._length_of(head)
+                if length:
+                    self._head, self._wanted = head, length + self._code_bytes
+                    continue
+            self._wanted = HEAD_BYTES + self._code_bytes
+            yield head[:1], text
+
+    def take(self, most: int) -> memoryview:
+        """Take up to some of the bytes that have arrived after a frame, while `feed` stands at it.
+
+        They are its payload. If some are missing, no byte is left here, and they are the next that arrive.
+        """
+        taken = memoryview(self._data)[self._at : self._at + most]
+        self._at += len(taken)
+        return taken
+
+    def _add(self, data: Bytes) -> None:
+        """Add bytes to those of an incomplete frame, which are copied once at most, or take their place."""
+        if self._at == len(self._data):
+            self._data, self._at = data, 0
+            return
+        if self._at or not isinstance(self._data, bytearray):
+            self._data, self._at = bytearray(memoryview(self._data)[self._at :]), 0
+        self._data += data
+
+    def _length_of(self, head: bytes) -> int:
+        kind, length = head[:1], int.from_bytes(head[1:], "big")
+        most = self._limits.get(kind)
+        if most is None:
+            raise FrameError(f"a message is of kind {kind!r}, which must not come here")
+        if length > most:
+            raise FrameError(f"a message of kind {kind!r} has {length} bytes, at most {most} are allowed")
+        return length

@@ -1,0 +1,234 @@
+"""New connections: their handshakes, and the limits of those whose other end has not proved to know the secret."""
+
+from __future__ import annotations
+
+import _socket  # socket itself takes 6 ms to import
+import errno
+import time
+from itertools import islice
+
+from ddlrun.wire.authentication import HandshakeError, accept_at
+from ddlrun.wire.connection import ClosedError
+from ddlrun.wire.loop import NEVER, READ
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddlrun.wire.authentication import Agreement, Handshake, Secret
+    from ddlrun.wire.loop import Loop
+
+MOMENT = 1e-3
+# Limits of unauthenticated connections: seconds, and their number.
+HANDSHAKE_SECONDS, MOST_UNAUTHENTICATED = 10.0, 256
+
+
+class HandshakeProgress:
+    """The handshake of a connection in progress, over a socket that may block or not."""
+
+    def __init__(self, link: _socket.socket, steps: Handshake) -> None:
+        """Send the first bytes. The socket is connected. Raises OSError."""
+        self._link, self._steps = link, steps
+        self._received = b""
+        self._send(*next(steps))
+
+    def advance(self) -> Agreement | None:
+        """Receive once; return the agreement at the end of the handshake. Raises OSError or HandshakeError."""
+        try:
+            data = self._link.recv(self._wanted - len(self._received))
+        except BlockingIOError:
+            return None
+        if not data:
+            raise ClosedError
+        self._received += data
+        try:
+            if len(self._received) == self._wanted:
+                received, self._received = self._received, b""
+                self._send(*self._steps.send(received))
+            if not self._wanted:
+                self._steps.send(b"")
+        except StopIteration as end:
+            agreement: Agreement = end.value
+            return agreement
+        return None
+
+    def _send(self, data: bytes, wanted: int) -> None:
+        """Send a part of the handshake, for which a new connection has room."""
+        self._wanted = wanted
+        if data:
+            self._link.send(data, _socket.MSG_NOSIGNAL)
+
+
+def run_handshake(link: _socket.socket, steps: Handshake, until: float) -> Agreement:
+    """Run a handshake over a socket, but no longer than until a time. Raises OSError or HandshakeError."""
+    link.settimeout(max(MOMENT, until - time.monotonic()))
+    progress = HandshakeProgress(link, steps)
+    while True:
+        agreement = progress.advance()
+        if agreement is not None:
+            return agreement
+        link.settimeout(max(MOMENT, until - time.monotonic()))
+
+
+class NewConnection:
+    """A connection whose handshake is in progress."""
+
+    def __init__(self, link: _socket.socket) -> None:
+        self.link = link
+        self.since = time.monotonic()
+        self.claim: bytes | None = None
+        """The claim of its greeting, whose code is right; None: it is unauthenticated."""
+
+    def start(self, steps: Handshake) -> None:
+        """Begin the handshake."""
+        self.advance = HandshakeProgress(self.link, steps).advance
+
+
+class Acceptor:
+    """Accepts connections, and returns those whose other ends prove to know the secret.
+
+    The number of unauthenticated connections is limited: a new one displaces the oldest. One that has sent a greeting
+    of its own is none of them, but has no more time than they.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        listeners: Sequence[_socket.socket],
+        secret: Secret,
+        events: AcceptorEvents,
+        claim_bytes: int = 0,
+        *,
+        most: int = MOST_UNAUTHENTICATED,
+        seconds: float = HANDSHAKE_SECONDS,
+    ) -> None:
+        """Accept connections of listening sockets from now on.
+
+        Args:
+            loop: The loop.
+            listeners: The sockets, which this object closes.
+            secret: The secret.
+            events: What to call.
+            claim_bytes: The length of a claim.
+            most: The number of unauthenticated connections.
+            seconds: The time of a handshake.
+        """
+        self._loop, self._listeners, self._secret, self._events = loop, listeners, secret, events
+        self._claim_bytes, self._most, self._seconds = claim_bytes, most, seconds
+        self._unauthenticated: dict[int, NewConnection] = {}
+        """New connections by descriptor, the oldest first."""
+        self._greeted: dict[int, NewConnection] = {}
+        """Those that have sent a greeting of their own."""
+        self._nonces: set[bytes] = set()
+        """The nonces of all greetings: a copy of a greeting is not one."""
+        for listener in listeners:
+            listener.setblocking(False)
+            loop.watch(listener.fileno(), READ, lambda _events, listener=listener: self._accept(listener))  # type: ignore[misc]
+        loop.watch_deadline(self._deadline, self._drop_overdue)
+
+    def close(self) -> None:
+        """Accept no more connections, and drop the new ones. A second call does nothing."""
+        for listener in self._listeners:
+            self._loop.forget(listener.fileno())
+            listener.close()
+        self._listeners = ()
+        self._loop.forget_deadline(self._deadline)
+        self._drop_overdue(NEVER)
+
+    def _accept(self, listener: _socket.socket) -> None:
+        while self._listeners:
+            try:
+                fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - as socket.accept does
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno is None:  # it is of a signal handler
+                    raise
+                if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_unauthenticated(0):
+                    self._events.on_full(error)
+                return
+            self._begin(NewConnection(_socket.socket(fileno=fd)))
+
+    def _begin(self, new: NewConnection) -> None:
+        new.link.setblocking(False)
+        new.link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+
+        def check(nonce: bytes, claim: bytes) -> None:
+            if nonce in self._nonces:
+                raise HandshakeError("this greeting is a copy")
+            self._events.check(claim)
+            self._nonces.add(nonce)
+            new.claim = claim
+            self._greeted[new.link.fileno()] = self._unauthenticated.pop(new.link.fileno())
+
+        new.start(accept_at(self._secret, self._claim_bytes, check))
+        self._unauthenticated[new.link.fileno()] = new
+        self._loop.watch(new.link.fileno(), READ, lambda _events: self._advance(new))
+        self._advance(new)  # its greeting may be here already
+        self._drop_unauthenticated(self._most)
+
+    def _advance(self, new: NewConnection) -> None:
+        try:
+            agreement = new.advance()
+        except (OSError, HandshakeError) as error:
+            if isinstance(error, OSError) and error.errno is None:
+                raise
+            self._drop(new)
+            if new.claim is not None:
+                self._events.on_failure(new.claim, error)
+            return
+        if agreement is not None:
+            self._forget(new)
+            self._events.on_connection(new.link, agreement)
+
+    def _drop_unauthenticated(self, most: int) -> bool:
+        """Drop all unauthenticated connections but the `most` newest ones; return True if any was dropped.
+
+        Many clients may connect at once: those whose greeting has arrived are authenticated first.
+        """
+        oldest = list(islice(self._unauthenticated.values(), max(0, len(self._unauthenticated) - most)))
+        for new in oldest:
+            if self._is_unauthenticated(new):  # an event may have ended the listening
+                self._advance(new)
+        remaining = [new for new in oldest if self._is_unauthenticated(new)]
+        for new in remaining:
+            self._drop(new)
+        return bool(remaining)
+
+    def _is_unauthenticated(self, new: NewConnection) -> bool:
+        return self._unauthenticated.get(new.link.fileno()) is new
+
+    def _deadline(self) -> float:
+        oldest = [next(iter(group.values())).since for group in (self._unauthenticated, self._greeted) if group]
+        return min(oldest, default=NEVER) + self._seconds
+
+    def _drop_overdue(self, now: float) -> None:
+        for group in (self._unauthenticated, self._greeted):
+            for new in [new for new in group.values() if new.since + self._seconds <= now]:
+                self._drop(new)
+
+    def _drop(self, new: NewConnection) -> None:
+        self._forget(new)
+        new.link.close()
+
+    def _forget(self, new: NewConnection) -> None:
+        self._loop.forget(new.link.fileno())
+        (self._unauthenticated if new.claim is None else self._greeted).pop(new.link.fileno())
+
+
+class AcceptorEvents:
+    """What happens to an acceptor's connections. A user overrides what it needs."""
+
+    def check(self, claim: bytes) -> None:
+        """Check the claim of a greeting. Raises HandshakeError where it is not welcome."""
+
+    def on_connection(self, link: _socket.socket, agreement: Agreement) -> None:
+        """Take over the socket of a connection that is authenticated."""
+        raise NotImplementedError
+
+    def on_failure(self, claim: bytes, error: OSError | HandshakeError) -> None:
+        """React to the end of a connection after its greeting, which is no copy, and before its confirmation."""
+
+    def on_full(self, error: OSError) -> None:
+        """React to the limit of open files, where no unauthenticated connection is left that could be dropped."""
+        raise error
