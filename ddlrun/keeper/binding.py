@@ -6,7 +6,7 @@ import os
 
 from ddlrun.keeper.host_position import RankPositions
 from ddlrun.keeper.memory import set_memory_policy
-from ddlrun.keeper.processes import read_lines
+from ddlrun.keeper.proc_files import read_lines
 from ddlrun.ranges import parse_ranges, render_ranges
 
 TYPE_CHECKING = False  # typing itself takes milliseconds to import

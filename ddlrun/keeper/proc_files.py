@@ -22,6 +22,15 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
+def read_lines(path: str) -> list[str]:
+    """Return a file's lines, none if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readlines()
+    except OSError:
+        return []
+
+
 def list_folder(path: str) -> list[str]:
     """Return the names in a folder, none if it cannot be read."""
     try:

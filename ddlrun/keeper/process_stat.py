@@ -1,5 +1,7 @@
 """A process's record in /proc/PID/stat, and the detection of a process that stays stopped."""
 
+from ddlrun.keeper.proc_files import TICK_MS, read_file
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
@@ -25,21 +27,27 @@ class ProcessStat:
         ('a (b) c', 'S', 1, True, 4711)
         """
         name, _, rest = text.partition(b"(")[2].rpartition(b")")
-        fields = rest.decode().split()
+        fields = self._fields = rest.split()
         self.name = name.decode(errors="replace")
-        self.state = fields[0]
+        self.state = fields[0].decode()
         self.parent = int(fields[1])
         self.exiting = self.state in ("Z", "X") or bool(int(fields[6]) & PF_EXITING)
-        self.start_ticks = int(fields[19])
+
+    @property
+    def start_ticks(self) -> int:
+        """The time of its start, in ticks since that of the kernel."""
+        return int(self._fields[19])
+
+    @property
+    def usage(self) -> "tuple[int, int, int]":
+        """The ms of CPU time in user mode and in the kernel, and the number of major page faults."""
+        return int(self._fields[11]) * TICK_MS, int(self._fields[12]) * TICK_MS, int(self._fields[9])
 
 
 def read_stat(pid: int) -> "ProcessStat | None":
     """Return a process's record, or None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return ProcessStat(file.read())
-    except OSError:
-        return None
+    text = read_file(f"/proc/{pid}/stat")
+    return ProcessStat(text) if text else None
 
 
 class StopDetector:

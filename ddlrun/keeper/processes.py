@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.proc_files import read_lines, read_link
 from ddlrun.keeper.process_stat import ProcessStat, read_stat
 from ddlrun.keeper.run_mark import LIMIT, mark_of
 
@@ -70,7 +71,7 @@ def find_signal_targets(pid: int, number: int) -> list[int]:
     candidates = [pid]
     skipped = []
     for candidate in candidates:
-        name = _executable_name(candidate)
+        name = executable_name(candidate)
         children = children_of(candidate, processes)
         if name == BUBBLEWRAP and children:
             candidates += children
@@ -82,12 +83,9 @@ def find_signal_targets(pid: int, number: int) -> list[int]:
     return [candidate for candidate in candidates if candidate not in skipped]
 
 
-def _executable_name(pid: int) -> str:
-    """Return the file name of a process's executable, which for a script is its interpreter."""
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return ""
+def executable_name(pid: int) -> str:
+    """Return the file name of a process's executable, which for a script is its interpreter; empty if unknown."""
+    return os.path.basename(read_link(f"/proc/{pid}/exe"))
 
 
 def handles(pid: int, number: int) -> bool:
@@ -173,12 +171,3 @@ def explain_kill(pid: int, oom_kills: int, cpu_seconds: float) -> str:
         return ""
     finally:
         os.close(log)
-
-
-def read_lines(path: str) -> list[str]:
-    """Return a file's lines, none if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readlines()
-    except OSError:
-        return []

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper.processes import children_of, list_processes, read_command, read_lines
+from ddlrun.keeper.proc_files import read_lines
+from ddlrun.keeper.processes import children_of, list_processes, read_command
 from ddlrun.keeper.protocol import MOST_TEXT
 from ddlrun.keeper.stacks.busy_time import read_busy_time, read_transferred, uses_gpu
 from ddlrun.keeper.stacks.flight_recorder import read_recorder

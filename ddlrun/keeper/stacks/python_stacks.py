@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper.processes import handles, read_command, read_lines, send_signal
+from ddlrun.keeper.proc_files import read_lines
+from ddlrun.keeper.processes import handles, read_command, send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ddlrun.keeper.proc_files import list_folder, read_link
-from ddlrun.keeper.processes import read_lines
+from ddlrun.keeper.proc_files import list_folder, read_lines, read_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import os
 import time
 
 from ddlrun.keeper import protocol
-from ddlrun.keeper.proc_files import TICK_MS, list_folder, read_file
+from ddlrun.keeper.proc_files import list_folder, read_file
+from ddlrun.keeper.process_stat import read_stat
 from ddlrun.keeper.processes import SHELLS
 from ddlrun.keeper.usage.cpu_quota import QuotaPeriods
 
@@ -147,7 +148,7 @@ class Process:
     """The counters of one process."""
 
     def __init__(self, pid: int) -> None:
-        self._folder = f"/proc/{pid}"
+        self._pid, self._folder = pid, f"/proc/{pid}"
         self.state = "?"
         """The state of its main thread."""
         self._user = self._system = self._faults = 0
@@ -156,12 +157,11 @@ class Process:
 
     def read(self, total: Totals) -> bool:
         """Add the use since the last call to the sums; return False if the process has ended."""
-        stat = read_file(f"{self._folder}/stat")
-        if not stat:
+        stat = read_stat(self._pid)
+        if stat is None:
             return False
-        fields = stat.rpartition(b")")[2].split()
-        self.state = fields[0].decode()
-        user, system, faults = int(fields[11]) * TICK_MS, int(fields[12]) * TICK_MS, int(fields[9])
+        self.state = stat.state
+        user, system, faults = stat.usage
         total.user += user - self._user
         total.system += system - self._system
         total.faults += faults - self._faults
