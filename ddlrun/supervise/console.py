@@ -12,10 +12,10 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.output_lines import tag_switches
 from ddlrun.supervise.backlog import Backlog
+from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.job_log import JobLog
 from ddlrun.supervise.output import RankOutput
 from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
-from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.streams import OutputStream
 from ddlrun.units import render_clock
 
@@ -107,10 +107,9 @@ class Console:
         """Return the reason to end the job if one of the streams cannot be written any more."""
         for stream, name in zip(self._streams, ("standard output", "standard error"), strict=True):
             if stream.closed and stream.error is not None:
-                return EndReason(1, f"{name}: {stream.error}", requested=True)
+                return EndCause.FAILED_STREAM.reason(stream=name, error=stream.error)
             if stream.closed:
-                code = 128 + signal.SIGPIPE
-                return EndReason(code, f"{name} is no longer read", signal.SIGPIPE, requested=True)
+                return EndCause.UNREAD_STREAM.reason(stream=name, signal=signal.SIGPIPE)
         return None
 
     def draw_status(self, now: float, status: Callable[[], str]) -> None:

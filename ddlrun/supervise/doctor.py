@@ -10,13 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ddlrun.errors import EXIT_STALLED
 from ddlrun.hangs.diagnosis import record_diagnosis, record_verdict, render_states
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import StallAction
 from ddlrun.runs.store import write_private
+from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.keepers import Keepers
-from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.supervision_state import SupervisionState
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class JobDoctor:
         """Examine the job, and end it for a time limit if there is a reason; jobs without ranks are ended at once."""
         if reason is None or self._limit is not None:
             return
-        if not reason.examined or not any(peer.running for peer in self._keepers.peers.values()):
+        if reason.cause is not EndCause.TIME_LIMIT or not any(peer.running for peer in self._keepers.peers.values()):
             self._end_job(reason)
             return
         self._limit = reason
@@ -131,8 +130,7 @@ class JobDoctor:
             self._options.on_stall(record_verdict(diagnosis))
         self._next_stall_check = now + self._options.stall
         if self._options.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.goes_on:
-            option = f"no rank printed anything for {self._options.stall:g} s (`--stall-timeout`)"
-            self._end_job(EndReason(EXIT_STALLED, f"{option}: {diagnosis.explanation}"))
+            self._end_job(EndCause.STALL.reason(seconds=self._options.stall, explanation=diagnosis.explanation))
 
     def _on_limit(self, diagnosis: "Diagnosis") -> None:
         self._save(diagnosis, "")

@@ -4,11 +4,12 @@ import select
 import signal
 import time
 
-from ddlrun.errors import PlacementError, UnreachableError
+from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.remote.manager_start import Process
+from ddlrun.supervise.cause import EndCause
 from ddlrun.supervise.console import STATUS_SECONDS, status_line
 from ddlrun.supervise.heartbeat import explain_silence
 from ddlrun.supervise.job_record import JobRecord
@@ -16,7 +17,6 @@ from ddlrun.supervise.keeper_reactions import KeeperReactions
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.manager_process import read_now
 from ddlrun.supervise.readers import Readers
-from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import STDIN
 from ddlrun.supervise.supervision_state import SupervisionState
@@ -87,7 +87,7 @@ class Supervision:
         if not self._keepers.remaining:
             return self._termination.daemons_ended(now)
         if not self._termination.ending and since_end > REPORT_SECONDS:
-            self._termination.begin(self.record.blame_manager(self._manager))
+            self._termination.begin(self.record.explain(None, self._manager, running=True))
         return self._termination.overdue(now)
 
     # -- events -----------------------------------------------------------------------------------
@@ -169,8 +169,7 @@ class Supervision:
         self.record.unswept.update(reachable)
         self.record.unwatched.update(reachable)
         if silent:
-            reason = explain_silence(silent, self._options.heartbeat)
-            self._reactions.end_job(EndReason(UnreachableError.exit_code, reason))
+            self._reactions.end_job(explain_silence(silent, self._options.heartbeat))
 
     def _on_signal(self, number: int) -> None:
         if number in self._options.forward:
@@ -184,7 +183,7 @@ class Supervision:
             if self._options.status_line:
                 grace = f"{self._options.grace:g} s at most"
                 self._console.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
-            self._reactions.end_job(EndReason(128 + number, None, number, requested=True))
+            self._reactions.end_job(EndCause.SIGNAL.reason(exit_code=EXIT_SIGNAL + number, signal=number))
 
     # -- the process manager and the end -----------------------------------------------------------------------
 
@@ -198,7 +197,7 @@ class Supervision:
             self._console.write_manager(self._manager.pipes[fd], chunk, visible=visible)
             if self._manager.refused_spawn and self._limits.any_started:
                 # The program may not notice: mpi4py.futures waits for the processes without a limit.
-                self._reactions.end_job(EndReason(PlacementError.exit_code, SPAWN_REFUSED))
+                self._reactions.end_job(EndCause.REFUSED_SPAWN.reason())
         return bool(chunk)
 
     def _finish(self, signals: Signals) -> int:
@@ -221,7 +220,7 @@ class Supervision:
     def _outcome(self) -> Outcome:
         now = time.monotonic()
         return self.record.outcome(
-            self._termination.reason or self.record.explain_end(self._manager, self._ranks),
+            self.record.explain(self._termination.reason, self._manager, ranks=self._ranks),
             seconds=now - self._limits.started_at,
             until_end=min(now, self._termination.since) - self._limits.started_at,
             manager=self._manager,

@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 
 from ddlrun.keeper import protocol
+from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.keeper_connection import SilentKeeper
 from ddlrun.supervise.keepers import Keepers
 
 # Heartbeats per timeout: a few may be late.
 BEATS = 8
 STARVED = "the network loses packets"
-UNREACHABLE = "the host is down, or its network is cut"
-REACHABLE = "the host replies, but its keepers do not run: it is too busy (see `--heartbeat`), or they were stopped"
 
 
-def explain_silence(silent: Sequence[SilentKeeper], seconds: float) -> str:
+def explain_silence(silent: Sequence[SilentKeeper], seconds: float) -> EndReason:
     """Return the reason to end a job: the hosts of silent keepers and the cause, first of those out of reach."""
     unreachable = [keeper for keeper in silent if not keeper.reachable]
     hosts = ", ".join(sorted({keeper.peer.host for keeper in unreachable or silent}))
-    return f"no sign of life from {hosts} for {seconds:g} s: {UNREACHABLE if unreachable else REACHABLE}"
+    return (EndCause.SILENT_HOST if unreachable else EndCause.SILENT_KEEPER).reason(hosts=hosts, seconds=seconds)
 
 
 class Heartbeat:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from ddlrun.errors import UnreachableError
 from ddlrun.keeper.daemon import SESSION_FOLDERS
 from ddlrun.keeper.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import ends_in_failure, find_failure
+from ddlrun.supervise.cause import EndReason, Evidence, explain
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.manager_process import ManagerProcess
-from ddlrun.supervise.root_cause import EndReason, ended_by_manager, explain_by_manager, root_of
+from ddlrun.supervise.ranks import root_of
 from ddlrun.wording import printable
 
 
@@ -98,28 +98,17 @@ class JobRecord:
             wrote_to="standard output" if from_output else "standard error",
         )
 
-    def blame_manager(self, manager: ManagerProcess) -> EndReason:
-        """Return the reason why the process manager ended before its ranks, or failed; record the host that it lost.
+    def explain(
+        self, first: EndReason | None, manager: ManagerProcess, *, ranks: int = 0, running: bool = False
+    ) -> EndReason:
+        """Return the reason for the end of a job whose process manager has ended; record the host that it lost.
 
         Where ddlrun did not run, keepers took it for lost, and ended the process manager and its daemons.
         """
-        if self.pause is not None:
-            return EndReason(UnreachableError.exit_code, self.pause)
-        return self._record_lost_host(ended_by_manager(manager.end_report(), self.ends))
-
-    def _record_lost_host(self, reason: EndReason) -> EndReason:
+        missing = ranks - len(self.ends)
+        reason = explain(Evidence(first, manager.end_report(), self.ends, missing, running=running, pause=self.pause))
         if reason.lost_host is not None:
             self.lost_hosts.add(reason.lost_host)
-        return reason
-
-    def explain_end(self, manager: ManagerProcess, ranks: int) -> EndReason:
-        """Return the reason for the end of a job that ddlrun did not end; exit code 0 for success."""
-        clean = manager.exit_code == 0 or manager.terminated or self.pause is not None
-        if clean and len(self.ends) == ranks:
-            return EndReason(0)
-        reason = self.blame_manager(manager)
-        if reason.exit_code == 1 and clean:
-            return EndReason(1, f"only {len(self.ends)} of {ranks} ranks reported how they ended")
         return reason
 
     def outcome(self, reason: EndReason, *, seconds: float, until_end: float, manager: ManagerProcess) -> Outcome:
@@ -127,15 +116,12 @@ class JobRecord:
 
         The process manager has ended, unless it could not be killed.
         """
-        if self.pause is None:
-            reason = self._record_lost_host(explain_by_manager(reason, manager.end_report(), self.ends))
-        by_rank = reason.reason is None and reason.signal is None
-        root = root_of(self.ends.values()) if by_rank else None
+        root = root_of(self.ends.values()) if reason.by_rank else None
         return Outcome(
             exit_code=reason.exit_code if root is None or root.ended_by_order else root.exit_code,
             signal=reason.signal,
             seconds=seconds,
-            reason=reason.reason,
+            reason=reason.text,
             root=root,
             ends=tuple(self.ends[rank] for rank in sorted(self.ends)),
             lost_ranks=tuple(self.lost_ranks),

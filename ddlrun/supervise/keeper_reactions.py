@@ -1,17 +1,17 @@
 """The reactions to what the keepers of a running job report."""
 
+import errno
 import os
 import signal
 
-from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.keeper import protocol
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.run_dir import RunDir
+from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.doctor import JobDoctor
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener
-from ddlrun.supervise.root_cause import EndReason, explain_closed_connection
 from ddlrun.supervise.standard_input import InputForwarder
 from ddlrun.supervise.supervision_state import SupervisionState
 from ddlrun.supervise.termination import Termination
@@ -114,12 +114,12 @@ class KeeperReactions:
             self.termination.let_leave(peer)
             return
         if end.code and not end.ordered:
-            self.end_job(self._find_signal_before() or EndReason(end.code))
+            self.end_job(self._find_signal_before() or EndCause.RANK_FAILED.reason(exit_code=end.code))
         elif end.reason:
-            self._on_keeper_cut_off(peer, rank, end.reason)
+            self._on_keeper_cut_off(peer, end.reason)
         elif end.ordered:
-            text = f"rank {rank} on {peer.host} had to end: its keeper received a signal"
-            self._signalled, self._signalled_at = EndReason(end.code or 1, text), peer.heard_at
+            self._signalled = EndCause.SIGNALLED_KEEPER.reason(label=peer.label, exit_code=end.code or 1)
+            self._signalled_at = peer.heard_at
 
     def _find_signal_before(self) -> EndReason | None:
         """Return the reason if a keeper was signalled before a rank failed, which lost its connection to that rank.
@@ -135,13 +135,12 @@ class KeeperReactions:
         if now > self._signalled_at + SIGNALLED_SECONDS:
             self.end_job(self._signalled)
 
-    def _on_keeper_cut_off(self, peer: KeeperConnection, rank: int, reason: str) -> None:
+    def _on_keeper_cut_off(self, peer: KeeperConnection, why: str) -> None:
         """End the job after a keeper ended its program without an order: it lost the process manager or ddlrun."""
         own_name = os.uname().nodename
         manager_ended = self._manager.ends_within(MANAGER_END_SECONDS if peer.host == own_name else 0.0)
-        reason = f"rank {rank} on {peer.host} had to end: {self._record.pause or reason}"
-        lost = EndReason(UnreachableError.exit_code, reason)
-        self.end_job(self._record.blame_manager(self._manager) if manager_ended else lost)
+        lost = EndCause.CUT_OFF.reason(label=peer.label, why=self._record.pause or why)
+        self.end_job(self._record.explain(None, self._manager, running=True) if manager_ended else lost)
         if peer.host != own_name:
             self._record.lost_hosts.add(peer.host)
 
@@ -153,7 +152,7 @@ class KeeperReactions:
         self._record.unswept.add(peer.host)
         self.lose_rank(peer)
         peer.farewell = peer.farewell or self._record.pause or ""
-        self.end_job(explain_closed_connection(peer))
+        self.end_job(_explain_closed_connection(peer))
 
     def _on_violation(self, peer: KeeperConnection, problem: str) -> None:
         """End the job after a keeper's connection carried something else than the keeper's messages."""
@@ -164,8 +163,7 @@ class KeeperReactions:
         rank = peer.greeted_rank
         of_greeting = peer.rank is None and 0 <= rank < self._job.ranks
         label = f"rank {rank} on {self._job.host_of(rank)}" if of_greeting else peer.label
-        reason = f"the connection of {label} was disturbed or attacked: {problem}"
-        self.end_job(EndReason(UnreachableError.exit_code, reason))
+        self.end_job(EndCause.DISTURBED_CONNECTION.reason(label=label, problem=problem))
 
     def lose_rank(self, peer: KeeperConnection) -> None:
         """Record a rank whose keeper will report nothing more."""
@@ -176,10 +174,19 @@ class KeeperReactions:
             self._console.output.end(peer.rank)
 
     def _on_too_many_files(self) -> None:
-        code = PreflightError.exit_code
-        self.end_job(EndReason(code, f"too many open files for {self._job.ranks} ranks; raise ulimit -n"))
+        self.end_job(EndCause.TOO_MANY_FILES.reason(ranks=self._job.ranks))
 
 
 def _decode(text: bytes) -> str:
     """Return the text of a message as a terminal can show it."""
     return printable(text.decode(errors="replace"))
+
+
+def _explain_closed_connection(peer: KeeperConnection) -> EndReason:
+    """Return the reason for the end of a job when a keeper's connection is closed while its program runs."""
+    if peer.farewell:
+        return EndCause.CUT_OFF.reason(label=peer.label, why=peer.farewell)
+    if peer.error is None:
+        return EndCause.CLOSED_CONNECTION.reason(label=peer.label, rank=peer.rank)
+    cause = EndCause.RESET_CONNECTION if peer.error == errno.ECONNRESET else EndCause.BROKEN_CONNECTION
+    return cause.reason(label=peer.label, rank=peer.rank, error=os.strerror(peer.error))

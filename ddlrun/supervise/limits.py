@@ -3,12 +3,10 @@
 import time
 from collections.abc import Collection
 
-from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
-from ddlrun.supervise.root_cause import EndReason
+from ddlrun.supervise.cause import EndCause, EndReason
 
-TIMED_OUT = 124
 # After this long, a rank that has ended while others run is worth a message.
 EARLY_SECONDS = 30.0
 NEVER = float("inf")
@@ -52,14 +50,13 @@ class JobLimits:
     def exceeded(self, now: float) -> EndReason | None:
         """Return the reason to end the job if a limit is exceeded: the job's own, or that for its ranks' start."""
         if self._options.timeout and now > self.started_at + self._options.timeout:
-            text = f"the time limit of {self._options.timeout:g} s (`--timeout`)"
-            return EndReason(TIMED_OUT, text, requested=True, examined=True)
+            return EndCause.TIME_LIMIT.reason(seconds=self._options.timeout)
         if not self._options.start or now <= self._last_start + self._options.start:
             return None
         missing = [rank for rank in range(self._job.ranks) if rank not in self._started]
         if missing:
-            text = f"{self._job.describe(missing)} did not start in {self._options.start:g} s (`--start-timeout`)"
-            return EndReason(UnreachableError.exit_code, text + self._explain_late_start())
+            ranks, daemons = self._job.describe(missing), self._explain_late_start()
+            return EndCause.LATE_START.reason(ranks=ranks, seconds=self._options.start, daemons=daemons)
         self._last_start = NEVER
         return None
 

@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Collection
 
-from ddlrun.supervise.root_cause import EndReason
+from ddlrun.supervise.cause import EndCause, EndReason
 
 STREAMS = (1, 2)
 # A job may end by itself at about the time at which its readers do.
@@ -57,8 +57,7 @@ class Readers:
         A lost reader of one stream, as after `| head`, matters only at the next write to it.
         """
         if now >= self.deadline():
-            code = 128 + signal.SIGPIPE
-            return EndReason(code, "output is no longer read: the session has ended", signal.SIGPIPE, requested=True)
+            return EndCause.ENDED_SESSION.reason(signal=signal.SIGPIPE)
         return None
 
 

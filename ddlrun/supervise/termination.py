@@ -28,11 +28,11 @@ import time
 from collections.abc import Callable
 
 from ddlrun.keeper import protocol
+from ddlrun.supervise.cause import EndReason
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
 from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.manager_process import ManagerProcess
-from ddlrun.supervise.root_cause import EndReason
 
 # A stopped process manager is continued when all ranks have been ended for so long.
 RESUME_SECONDS = 2.0

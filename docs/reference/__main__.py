@@ -1,9 +1,11 @@
 """Generator of the command-line reference and the man pages, from the program's help, and of the schemas."""
 
+import re
 from pathlib import Path
 
 from ddlrun.cli.options.usual import full_help
 from ddlrun.environment.library_settings import KINDS, SETTINGS, SWITCHES
+from ddlrun.supervise.cause import REACHABLE, RESET, UNREACHABLE, EndCause
 from docs.reference.contexts import command_contexts
 from docs.reference.man_pages import write_man_pages
 from docs.reference.repeated_options import ShownOptions
@@ -19,6 +21,30 @@ sets it. `make reference` generates this page from the program.
 
 | option | key | variable | value |
 |---|---|---|---|
+"""
+CAUSES_PAGE = Path(__file__).with_name("causes.md")
+CAUSES_HEAD = """# How the cause of a failure is found
+
+This page lists the causes of the end of a job in the order in which ddlrun tries them, with the first line and the
+[exit code](exit-codes.md). `make reference` generates it from the table in the code. Words in capitals vary; an empty
+text names the rank that failed first, or the signal.
+
+## Events
+
+The first event ends the job.
+
+| evidence | text | exit code |
+|---|---|---|
+"""
+REPORT_HEAD = """
+## The end of the process manager
+
+These are tried when the process manager, such as mpirun, has ended. Unless it ended first, the event is the cause, but
+for rows that begin with *connection* after a closed or reset one, and for all rows if a rank may have failed because
+the manager was lost, or had lost a host.
+
+| evidence | text | exit code |
+|---|---|---|
 """
 HEAD = """# Command-line reference
 
@@ -50,7 +76,22 @@ def render_settings() -> str:
     return SETTINGS_HEAD + "".join(rows)
 
 
+def render_causes() -> str:
+    """Return the page with the causes of the end of a job."""
+    events = [cause for cause in EndCause if cause.value.find is None]
+    others = [cause for cause in EndCause if cause not in events]
+    return CAUSES_HEAD + "".join(map(_render_cause, events)) + REPORT_HEAD + "".join(map(_render_cause, others))
+
+
+def _render_cause(cause: EndCause) -> str:
+    row = cause.value
+    text = re.sub("|".join(map(re.escape, (RESET, UNREACHABLE, REACHABLE))), "...", row.text)
+    text = re.sub(r"{(\w+)[^}]*}", lambda match: match[1].upper(), text.replace("{label}", "rank N on HOST"))
+    return f"|{row.evidence}|{text}|{row.exit_code}|\n"
+
+
 if __name__ == "__main__":
+    CAUSES_PAGE.write_text(render_causes())
     PAGE.write_text(render_page())
     SETTINGS_PAGE.write_text(render_settings())
     write_man_pages()

@@ -15,7 +15,7 @@ from ddlrun.cli.options.argv import options_by_name
 from ddlrun.cli.options.configuration import OTHER_VARIABLES, variable_of
 from ddlrun.cli.options.foreign import RENAMED, SWITCHES, VALUES
 from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
-from docs.reference.__main__ import PAGE, SETTINGS_PAGE, render_page, render_settings
+from docs.reference.__main__ import CAUSES_PAGE, PAGE, SETTINGS_PAGE, render_causes, render_page, render_settings
 from docs.reference.tables import read_table
 from tests.hosts import fault_page
 from tests.hosts.fault_results import ROWS, read_results
@@ -30,6 +30,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def test_the_reference_is_what_the_program_says() -> None:
     assert PAGE.read_text() == render_page(), "make reference"
     assert SETTINGS_PAGE.read_text() == render_settings(), "make reference"
+    assert CAUSES_PAGE.read_text() == render_causes(), "make reference"
 
 
 def test_the_table_of_faults_has_the_results_that_the_tests_expect() -> None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from ddlrun.keeper import protocol
-from ddlrun.supervise.heartbeat import REACHABLE, STARVED, UNREACHABLE, Heartbeat, explain_silence
+from ddlrun.supervise.cause import REACHABLE, UNREACHABLE
+from ddlrun.supervise.heartbeat import STARVED, Heartbeat, explain_silence
 from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
 from ddlrun.supervise.keepers import Keepers
 from tests.support.keepers import serving
@@ -81,6 +82,6 @@ def test_the_cause_is_that_of_the_hosts_out_of_reach(reachable: dict[str, bool],
         peer = KeeperConnection(socket.socket(), 0)
         peer.host = host
         silent.append(SilentKeeper(peer, is_reachable))
-    assert explain_silence(silent, TIMEOUT) == text
+    assert explain_silence(silent, TIMEOUT).text == text
     for keeper in silent:
         keeper.peer.link.close()

@@ -16,7 +16,7 @@ from ddlrun.managers.openmpi.dialects import OpenMpi4, OpenMpi5, OpenMpi6, OpenM
 from ddlrun.managers.openmpi.end import read_end
 from ddlrun.managers.openmpi.messages import MpirunMessages
 from ddlrun.managers.openmpi.transport import choose_transport, find_transport_choice
-from ddlrun.supervise.root_cause import ended_by_manager
+from ddlrun.supervise.cause import Evidence, explain
 
 
 def command(version: str, job: ManagerJob) -> tuple[str, ...]:
@@ -187,9 +187,9 @@ def test_messages_of_open_mpi_6() -> None:
 
 def test_open_mpi_6_crashes_without_an_ipv4_address() -> None:
     end = ManagerEnd(-11, read_end(ManagerOutput(-11, NO_IPV4_6)))
-    reason = ended_by_manager(end, {})
+    reason = explain(Evidence(None, end, {}, running=True))
     assert reason.exit_code == 139
-    assert str(reason.reason).startswith("mpirun crashed, as Open MPI 6 needs an IPv4 address")
+    assert str(reason.text).startswith("mpirun crashed, as Open MPI 6 needs an IPv4 address")
 
 
 @pytest.mark.parametrize(

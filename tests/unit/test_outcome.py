@@ -1,25 +1,20 @@
 """The report of a failed run: the root cause in words, with a hint if there is one."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from ddlrun.agent import frames
-from ddlrun.managers.end import EndCode, ManagerEnd, ManagerOutput
+from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.end import read_end
 from ddlrun.managers.openmpi.hints import MPI_HINTS
 from ddlrun.managers.own import own_manager
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.report.hints import HINTS, find_hint
 from ddlrun.report.outcome import colour_report, render_end, render_others
-from ddlrun.supervise.root_cause import (
-    ClosedConnection,
-    EndReason,
-    ended_by_manager,
-    explain_by_manager,
-    root_of,
-)
+from ddlrun.supervise.cause import EndCause, EndReason, Evidence, explain
+from ddlrun.supervise.ranks import root_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
 
@@ -50,6 +45,16 @@ def mpirun_end(
 ) -> ManagerEnd:
     output = ManagerOutput(exit_code, text, host_names=host_names, ended_client=ended_client)
     return ManagerEnd(exit_code, read_end(output), ended_by_ddlrun, name)
+
+
+def explained(first: EndReason | None, manager: ManagerEnd, ends: Mapping[int, RankEnd] = {}) -> EndReason:
+    """Return the cause of an end of the process manager while keepers are connected, or after a first reason."""
+    return explain(Evidence(first, manager, ends, running=first is None))
+
+
+def cause(reason: EndReason) -> tuple[int, str | None]:
+    """Return the exit code and the text."""
+    return reason.exit_code, reason.text
 
 
 def findings(text: str, exit_code: int = 1, ended_client: str | None = None) -> list[tuple[EndCode, str, int, int]]:
@@ -218,14 +223,15 @@ the desired operation.
 
 
 def test_a_start_that_failed_is_explained() -> None:
-    assert ended_by_manager(mpirun_end(213, NO_DAEMON.replace("255", "213")), {}) == EndReason(
-        213, "mpirun's daemon on h2 ended with 213 before it had reached mpirun; try: ddlrun check h2"
+    assert cause(explained(None, mpirun_end(213, NO_DAEMON.replace("255", "213")))) == (
+        213,
+        "mpirun's daemon on h2 ended with 213 before it had reached mpirun; try: ddlrun check h2",
     )
     log = "[h3:9] [[5,0],2] ORTE_ERROR_LOG: Error in file orte/util/session_dir.c at line 107\n"
     for output, host in ((NO_FOLDER + log, "h3"), (NO_FOLDER, os.uname().nodename)):
         place = f"/x/ompi.h3.0 on {host}: Read-only file system"
         text = f"Open MPI cannot make its folder {place}; name another place there: TMPDIR"
-        assert ended_by_manager(mpirun_end(213, output), {}) == EndReason(213, text)
+        assert cause(explained(None, mpirun_end(213, output))) == (213, text)
 
 
 STEP_5 = "srun returned non-zero exit status (59648) from launching\nthe per-node daemon.\n"
@@ -237,9 +243,9 @@ STEP_4 = "An ORTE daemon has unexpectedly failed after launch and before\ncommun
     [(STEP_5, "srun's step of mpirun's daemons ended"), (STEP_4, "mpirun's daemon ended")],
 )
 def test_a_step_of_daemons_that_failed_is_named(text: str, what: str) -> None:
-    ended = ended_by_manager(mpirun_end(137, text, host_names=("h1", "h2")), {})
+    ended = explained(None, mpirun_end(137, text, host_names=("h1", "h2")))
     said = f"{what} before it had reached mpirun; try: ddlrun check"
-    assert ended == EndReason(137, said)
+    assert cause(ended) == (137, said)
 
 
 def test_ssh_clients_whose_end_has_ended_mpirun() -> None:
@@ -256,14 +262,15 @@ def test_ssh_clients_whose_end_has_ended_mpirun() -> None:
 KILLED = """--------------------------------------------------------------------------
 mpirun noticed that process rank 2 with PID 29617 on node h3 exited on signal 9 (Killed).
 """
-CLOSED = EndReason(137, "rank 2 on h3 was killed by another process", closed=ClosedConnection(2, "rank 2 on h3"))
+CLOSED = EndCause.CLOSED_CONNECTION.reason(label="rank 2 on h3", rank=2)
+FAILED, TIMED_OUT = EndCause.RANK_FAILED.reason(exit_code=1), EndCause.TIME_LIMIT.reason(seconds=60)
 UNCONNECTED = """prterun detected that one or more processes exited with non-zero status,
 thus causing the job to be terminated. The first process to do so was:
 
    Process name: [prterun-vm-22958@1,1]
    Exit code:    3
 """
-RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 broke")
+RESET = EndCause.RESET_CONNECTION.reason(label="rank 2 on h3", rank=2, error="Connection reset by peer")
 
 
 def own_end(exit_code: int, *reports: tuple[bytes, bytes]) -> ManagerEnd:
@@ -300,13 +307,13 @@ def own_end(exit_code: int, *reports: tuple[bytes, bytes]) -> ManagerEnd:
         (CLOSED, mpirun_end(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
         (RESET, mpirun_end(14, ABORTING), 14, "rank 1 on h2 aborted the job"),
         (CLOSED, mpirun_end(14, ABORTING), 137, "rank 2 on h3 was killed by another process"),
-        (EndReason(124, "the time limit"), mpirun_end(1, LOST), 124, "the time limit"),
-        (EndReason(124, "the time limit"), mpirun_end(1, ABORT), 124, "the time limit"),
+        (TIMED_OUT, mpirun_end(1, LOST), 124, "the time limit"),
+        (TIMED_OUT, mpirun_end(1, ABORT), 124, "the time limit"),
     ],
 )
 def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: ManagerEnd, code: int, text: str) -> None:
-    corrected = explain_by_manager(reason, mpirun, {})
-    assert (corrected.exit_code, str(corrected.reason).startswith(text)) == (code, True), corrected
+    corrected = explained(reason, mpirun)
+    assert (corrected.exit_code, str(corrected.text).startswith(text)) == (code, True), corrected
     if not text.startswith("mpirun lost host"):
         assert corrected.lost_host is None
     else:
@@ -316,55 +323,99 @@ def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: Manager
 def test_a_rank_whose_keeper_lost_mpirun_does_not_hide_a_lost_host() -> None:
     failed, cut_off = end(0, 1), end(0, 1)._replace(reason="mpirun is gone")
     lonely = end(0, 1, "At least one pair of MPI processes are unable to reach each other for\n")
-    assert explain_by_manager(EndReason(1), mpirun_end(1, LOST), {0: failed}) == EndReason(1)
-    assert explain_by_manager(EndReason(1), mpirun_end(1, ""), {0: cut_off}) == EndReason(1)
-    assert explain_by_manager(EndReason(1), mpirun_end(1, LOST), {0: cut_off}).lost_host == "h2"
-    assert explain_by_manager(EndReason(1), mpirun_end(1, LOST), {0: lonely}).lost_host == "h2"
+    assert explained(FAILED, mpirun_end(1, LOST), {0: failed}) == FAILED
+    assert explained(FAILED, mpirun_end(1, ""), {0: cut_off}) == FAILED
+    assert explained(FAILED, mpirun_end(1, LOST), {0: cut_off}).lost_host == "h2"
+    assert explained(FAILED, mpirun_end(1, LOST), {0: lonely}).lost_host == "h2"
     killed = "mpirun was killed by SIGKILL, which ddlrun did not send"
-    assert explain_by_manager(EndReason(1), mpirun_end(-9, ""), {0: cut_off}).reason == killed
-    assert explain_by_manager(EndReason(1), mpirun_end(-9, ""), {0: failed}) == EndReason(1)
-    assert explain_by_manager(EndReason(1), mpirun_end(-9, "", ended_by_ddlrun=True), {0: cut_off}) == EndReason(1)
+    assert explained(FAILED, mpirun_end(-9, ""), {0: cut_off}).text == killed
+    assert explained(FAILED, mpirun_end(-9, ""), {0: failed}) == FAILED
+    assert explained(FAILED, mpirun_end(-9, "", ended_by_ddlrun=True), {0: cut_off}) == FAILED
 
 
 def test_a_rank_that_left_mpi_without_a_word_of_its_keeper_was_cut_off() -> None:
     """A firewall rejects the port of the keepers: the keeper of rank 1 has ended the rank."""
     mpirun, others = mpirun_end(1, IMPROPER), {0: end(0, 143, ordered=True)}
-    for reason in (ended_by_manager(mpirun, others), EndReason(1)):
-        lost = explain_by_manager(reason, mpirun, {0: end(0, 14)} if reason.reason is None else others)
-        assert (lost.exit_code, str(lost.reason).partition(":")[0]) == (3, "the connection of rank 1 on vm broke")
+    for reason, ends in ((explained(None, mpirun, others), others), (FAILED, {0: end(0, 14)})):
+        lost = explained(reason, mpirun, ends)
+        assert (lost.exit_code, str(lost.text).partition(":")[0]) == (3, "the connection of rank 1 on vm broke")
     # It was only late.
-    late = explain_by_manager(ended_by_manager(mpirun, {}), mpirun, {1: end(1, 7)})
-    assert (late.exit_code, "rank 1 on vm exited with 7" in str(late.reason)) == (1, True)
-    assert explain_by_manager(EndReason(7), mpirun, {0: end(0, 7)}) == EndReason(7)
+    late = explained(explained(None, mpirun), mpirun, {1: end(1, 7)})
+    assert (late.exit_code, "rank 1 on vm exited with 7" in str(late.text)) == (1, True)
+    seven = EndCause.RANK_FAILED.reason(exit_code=7)
+    assert explained(seven, mpirun, {0: end(0, 7)}) == seven
 
 
 def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
     ordered = {rank: end(rank, 143, ordered=True) for rank in (0, 1)}
-    signalled = EndReason(1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send")
-    assert ended_by_manager(mpirun_end(1, ""), ordered) == signalled
-    assert ended_by_manager(mpirun_end(1, "WARNING: no such device\n"), ordered | {2: end(2, 0)}) == signalled
+    signalled = (1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send")
+    assert cause(explained(None, mpirun_end(1, ""), ordered)) == signalled
+    assert cause(explained(None, mpirun_end(1, "WARNING: no such device\n"), ordered | {2: end(2, 0)})) == signalled
     for mpirun, ends in (
         (mpirun_end(1, "[h1:9] ORTE_ERROR_LOG: Not found\n"), ordered),
         (mpirun_end(1, "", ended_by_ddlrun=True), ordered),
         (mpirun_end(1, ""), ordered | {2: end(2, 7)}),
         (mpirun_end(1, ""), {}),
     ):
-        assert ended_by_manager(mpirun, ends) == EndReason(1)
+        assert cause(explained(None, mpirun, ends)) == (1, None)
 
 
 def test_a_keeper_that_never_connected_is_known_by_its_exit_code() -> None:
     for manager in (mpirun_end(3, UNCONNECTED), own_end(3, (frames.EXITED, b"1 3"))):
         at = manager._replace(findings=[finding._replace(host="h3") for finding in manager.findings])
-        assert ended_by_manager(at, {}) == EndReason(3, "rank 1 on h3 cannot reach ddlrun")
-        assert ended_by_manager(at, {1: end(1, 3)}) == EndReason(3), "a program ended with this code"
+        assert cause(explained(None, at)) == (3, "rank 1 on h3 cannot reach ddlrun")
+        assert cause(explained(None, at, {1: end(1, 3)})) == (3, None), "a program ended with this code"
 
 
 def test_ddlruns_own_process_manager_reports_by_messages() -> None:
-    lost = own_end(3, (frames.LOST, b"h2\tthe connection to its agent ended (ssh: exit code 255)"))
+    lost = explained(None, own_end(3, (frames.LOST, b"h2\tthe connection to its agent ended (ssh: exit code 255)")))
     text = "host h2 was lost: the connection to its agent ended (ssh: exit code 255)"
-    assert ended_by_manager(lost, {}) == EndReason(3, text, lost_host="h2")
+    assert (cause(lost), lost.lost_host) == ((3, text), "h2")
     (left,) = own_end(1, (frames.UNFINISHED, b"4")).findings
     assert (left.code, left.rank) == (EndCode.UNFINISHED_RANK, 4)
+
+
+SLURM = [EndFinding(EndCode.CANCELLED_STEP, text="Slurm has ended the step")]
+START = [EndFinding(EndCode.FAILED_START, text="no daemon")]
+ENDED = {0: end(0, 0), 1: end(1, 0)}
+
+
+CASES = [
+    (Evidence(None, mpirun_end(0, ""), ENDED), EndCause.SUCCESS, 0),
+    (Evidence(None, mpirun_end(0, "", ended_by_ddlrun=True), ENDED), EndCause.SUCCESS, 0),
+    (Evidence(None, mpirun_end(-9, ""), ENDED, pause="ddlrun did not run"), EndCause.SUCCESS, 0),
+    (Evidence(None, mpirun_end(1, LOST), {}, 2, pause="ddlrun did not run"), EndCause.PAUSE, 3),
+    (Evidence(CLOSED, mpirun_end(1, LOST), {}, 2, pause="ddlrun did not run"), EndCause.CLOSED_CONNECTION, 137),
+    (Evidence(CLOSED, mpirun_end(137, ABORT + KILLED), {}), EndCause.KILLED_KEEPER, 137),
+    (Evidence(CLOSED, mpirun_end(5, ABORT), {}), EndCause.ABORT_CALL, 5),
+    (Evidence(CLOSED, ManagerEnd(-9, SLURM), {}), EndCause.CANCELLED_STEP, 137),
+    (Evidence(None, mpirun_end(1, LOST + IMPROPER), {}), EndCause.LOST_HOST, 3),
+    (Evidence(None, mpirun_end(3, UNCONNECTED + IMPROPER), {}), EndCause.UNREACHED, 3),
+    (Evidence(None, mpirun_end(9, LOST_4, ended_client="h2"), {}), EndCause.LOST_SESSION, 3),
+    (Evidence(None, ManagerEnd(7, START + SLURM), {}), EndCause.FAILED_START, 7),
+    (Evidence(None, mpirun_end(1, IMPROPER + ABORTING), {}), EndCause.UNHEARD_RANK, 3),
+    (Evidence(None, mpirun_end(1, IMPROPER + ABORTING), ENDED), EndCause.UNFINISHED_RANK, 1),
+    (Evidence(None, mpirun_end(1, KILLED + ABORTING), ENDED), EndCause.KILLED_RANK, 137),
+    (Evidence(None, mpirun_end(14, ABORTING), ENDED), EndCause.ABORTING_RANK, 14),
+    (Evidence(None, mpirun_end(0, ""), {0: end(0, 0)}, 1), EndCause.MISSING_ENDS, 1),
+    (Evidence(None, mpirun_end(-11, ""), ENDED), EndCause.KILLED_MANAGER, 139),
+    (Evidence(None, mpirun_end(1, ""), ENDED), EndCause.SIGNALLED_MANAGER, 1),
+    (Evidence(None, mpirun_end(0, ""), {0: end(0, 0)}, 1, running=True), EndCause.EARLY_MANAGER, 1),
+    (Evidence(None, mpirun_end(7, ""), ENDED), EndCause.FAILED_MANAGER, 7),
+    (Evidence(TIMED_OUT, mpirun_end(1, LOST), {}), EndCause.TIME_LIMIT, 124),
+]
+
+
+@pytest.mark.parametrize(("evidence", "cause", "code"), CASES)
+def test_the_first_row_of_the_table_that_the_evidence_meets_is_the_cause(
+    evidence: Evidence, cause: EndCause, code: int
+) -> None:
+    reason = explain(evidence)
+    assert (reason.cause, reason.exit_code) == (cause, code)
+
+
+def test_each_row_of_the_table_of_causes_is_tried_above() -> None:
+    assert {case[1] for case in CASES} >= {cause for cause in EndCause if cause.value.find is not None}
 
 
 @pytest.mark.parametrize("name", ["srun", "the process manager"])
@@ -374,7 +425,7 @@ def test_the_process_manager_has_its_own_name(name: str) -> None:
         mpirun_end(1, "", name=name),
         mpirun_end(-9, "", name=name),
     ):
-        assert str(ended_by_manager(mpirun, ordered).reason).startswith(f"{name} ")
+        assert str(explained(None, mpirun, ordered).text).startswith(f"{name} ")
 
 
 def test_later_failures_are_folded() -> None:

@@ -11,7 +11,7 @@ from ddlrun.managers.choice import ManagerRequest, PendingManager
 from ddlrun.managers.end import EndCode, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.end import read_end
 from ddlrun.managers.slurm import SrunFeatures, choose_mpi_type, make_srun
-from ddlrun.supervise.root_cause import ClosedConnection, EndReason, ended_by_manager, explain_by_manager
+from ddlrun.supervise.cause import EndCause, Evidence, explain
 
 JOB = ManagerJob(
     ranks=4,
@@ -126,13 +126,11 @@ def test_the_end_of_a_step(text: str, reason: str, lost: str | None) -> None:
     """srun's own words say why, also where the step is that of mpirun's daemons."""
     for read in (make_srun("", "", "", BOTH, {}).read_end, read_end):
         end = ManagerEnd(137, read(ManagerOutput(137, text)))
-        explained = ended_by_manager(end, {})
-        assert (explained.reason, explained.lost_host) == (reason, lost)
-        closed = EndReason(
-            137, "rank 2 on h2 was killed by another process", closed=ClosedConnection(2, "rank 2 on h2")
-        )
+        explained = explain(Evidence(None, end, {}, running=True))
+        assert (explained.text, explained.lost_host) == (reason, lost)
+        closed = EndCause.CLOSED_CONNECTION.reason(label="rank 2 on h2", rank=2)
         if text is not NOT_LAUNCHED and text is not NO_STEP:
-            assert explain_by_manager(closed, end, {}).reason == reason
+            assert explain(Evidence(closed, end, {})).text == reason
 
 
 def test_the_first_failed_task_is_a_rank() -> None:
@@ -140,5 +138,6 @@ def test_the_first_failed_task_is_a_rank() -> None:
     killed, exited = make_srun("", "", "", BOTH, {}).read_end(ManagerOutput(137, tasks))
     assert (killed.code, killed.host, killed.rank) == (EndCode.KILLED_RANK, "h2", 2)
     assert (exited.code, exited.host, exited.rank, exited.number) == (EndCode.EXITED_RANK, "h1", 0, 3)
-    assert ended_by_manager(ManagerEnd(3, [exited]), {}).reason == "rank 0 on h1 cannot reach ddlrun"
+    unreached = explain(Evidence(None, ManagerEnd(3, [exited]), {}, running=True))
+    assert unreached.text == "rank 0 on h1 cannot reach ddlrun"
     assert not read_end(ManagerOutput(137, tasks)), "the tasks are mpirun's daemons"
