@@ -15,7 +15,7 @@ from ddlrun.wire.loop import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ddlrun.wire.authentication import Agreement, Bytes
     from ddlrun.wire.loop import Loop
@@ -56,9 +56,9 @@ class Pipes:
         """Read."""
         return os.read(self.read_fd, most)
 
-    def recv_into(self, buffer: memoryview) -> int:
-        """Read into a buffer."""
-        return os.readv(self.read_fd, [buffer])
+    def recvmsg_into(self, buffers: Sequence[memoryview | bytearray]) -> tuple[int]:
+        """Read into buffers, one after the other."""
+        return (os.readv(self.read_fd, buffers),)
 
     def sendmsg(self, buffers: list[Bytes], _ancillary: object, _flags: int) -> int:
         """Write."""
@@ -91,14 +91,16 @@ class Connection:
         """The number of bytes that wait to be sent."""
         self._outbox: list[Bytes] = []
         self._completions: list[tuple[int, Callable[[], None]]] = []
-        """What to call once a number of bytes was sent over the connection, in this order."""
+        """What to call once a number of the bytes that waited was sent, in this order."""
         self._queued = 0
-        """The number of bytes that were sent or wait to be sent."""
+        """The number of bytes that waited, or wait, to be sent."""
         self._error: OSError | None = None
         """The error of sending that the next read reports."""
         self._finishing = False
+        self.is_drained = True
+        """False if the last read has filled all of its room, so that more may have arrived."""
         self._loop: Loop | None = None
-        self._watched = self._edge = 0
+        self._watched = 0
         self._reading = True
 
     def begin(self, agreement: Agreement, *, sent: Mapping[bytes, int], received: Mapping[bytes, int]) -> None:
@@ -120,33 +122,47 @@ class Connection:
         """
         if not self.open or self._error is not None or self._finishing:
             return False
-        self.unsent += sum(map(len, buffers))
-        self._queued += sum(map(len, buffers))
-        at_once = not self._outbox
-        self._outbox += buffers
-        if at_once:
-            self.flush()
-            if not self.unsent:
-                return self._error is None
-        if completion is not None:
-            self._completions.append((self._queued, completion))
+        size = sum(map(len, buffers))
+        sent = 0 if self._outbox else self._send_some(buffers)
+        if sent == size:
+            return True
+        if self._error is None:
+            self._outbox += buffers
+            self.unsent += size
+            self._queued += size
+            self._remove_sent(sent)
+            if completion is not None:
+                self._completions.append((self._queued, completion))
+            self._update()
         return False
 
     def flush(self) -> None:
         """Send as much as the kernel takes now."""
+        while self.unsent and self.open:
+            sent = self._send_some(self._outbox)
+            if not sent:
+                break
+            self._remove_sent(sent)
+        if self._finishing and not self.unsent:
+            self._end_sending()
+        self._update()
+
+    def copy_unsent(self) -> None:
+        """Copy what waits to be sent: its memory may change from now on."""
+        self._outbox = list(map(bytes, self._outbox))
+
+    def _send_some(self, buffers: list[Bytes]) -> int:
+        """Return the number of bytes that the kernel took."""
         try:
-            while self._outbox and self.open:
-                self._remove_sent(self.link.sendmsg(self._outbox[:MOST_BUFFERS], (), _socket.MSG_NOSIGNAL))
+            return self.link.sendmsg(buffers[:MOST_BUFFERS], (), _socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            pass
+            return 0
         except OSError as error:
             if error.errno is None:  # it is of a signal handler
                 raise
             self._error = error
             self._discard()
-        if self._finishing and not self.unsent:
-            self._end_sending()
-        self._update()
+            return 0
 
     def finish_sending(self) -> None:
         """Announce, once everything was sent, that nothing more is sent; the other end can still send."""
@@ -177,33 +193,42 @@ class Connection:
         try:
             data = self.link.recv(most)
         except BlockingIOError:
+            self.is_drained = True
             return b""
+        self.is_drained = len(data) < most
         if not data:
             raise self._error or ClosedError
         return data
 
-    def read_into(self, buffer: memoryview) -> int:
-        """Read the payload of a frame into a buffer; return the number of bytes, 0 if none has arrived (see read)."""
+    def read_into(self, buffer: memoryview, ahead: int = 0) -> int:
+        """Read the payload of a frame into a buffer; return the number of bytes, 0 if none has arrived (see read).
+
+        Up to `ahead` bytes of what follows are read in the same call of the kernel. Once the payload is complete,
+        `decoder.feed(b"")` yields the frames among these.
+        """
         taken = self.decoder.take(len(buffer))
         if taken:
             buffer[: len(taken)] = taken
             return len(taken)
+        following = bytearray(ahead)
         try:
-            size = self.link.recv_into(buffer)
+            size = self.link.recvmsg_into((buffer, following))[0]
         except BlockingIOError:
+            self.is_drained = True
             return 0
+        self.is_drained = size < len(buffer) + ahead
         if not size:
             raise self._error or ClosedError
-        return size
+        if size <= len(buffer):
+            return size
+        self.decoder.add(following[: size - len(buffer)])
+        return len(buffer)
 
     # -- in a loop --------------------------------------------------------------------------------
 
-    def join(self, loop: Loop, on_readable: Callable[[], None], edge: int = 0) -> None:
-        """Let a loop send what waits, and call a function when something has arrived or the connection has ended.
-
-        With `edge` (loop.EDGE) that is called once per arrival.
-        """
-        self._loop, self._on_readable, self._edge = loop, on_readable, edge
+    def join(self, loop: Loop, on_readable: Callable[[], None]) -> None:
+        """Let a loop send what waits, and call a function when something has arrived or the connection has ended."""
+        self._loop, self._on_readable = loop, on_readable
         self._watched = 0
         self._update()
 
@@ -215,11 +240,12 @@ class Connection:
     def close(self) -> None:
         """Close the connection, and discard what waits to be sent. A second call does nothing."""
         if self.open:
+            self.open = False
             self._discard()
-            self._update()
             if self._loop is not None:
                 self._loop.forget(self.link.fileno())
-            self.open = False
+                if isinstance(self.link, Pipes):
+                    self._loop.forget(self.link.write_fd)
             self.link.close()
 
     def _discard(self) -> None:
@@ -235,7 +261,7 @@ class Connection:
 
     def _update(self) -> None:
         """Watch for the events that the connection waits for."""
-        wanted = (READ if self._reading else 0) | (WRITE if self.unsent else 0) | self._edge
+        wanted = (READ if self._reading else 0) | (WRITE if self.unsent else 0)
         if self._loop is None or not self.open or wanted == self._watched:
             return
         changed, self._watched = wanted ^ self._watched, wanted

@@ -1,7 +1,8 @@
 """The frames of a connection: a kind (one byte), the length of a text (four bytes) and a code; the text and its code.
 
 Without a text, the second code is absent, too. Each protocol is a table of kinds with the length of the longest text.
-Raw bytes may follow a frame if its text announces them (a payload): see Decoder.take.
+Raw bytes may follow a frame if its text announces them (a payload): see Decoder.take. Kinds whose texts all have one
+length (Fixed) have shorter frames: the kind, the text, and one code.
 
 Where the path is authenticated already, as by ssh, codes are checksums: CRC-32 of the head or the text, which starts
 from the number of codes before it in its direction. They detect bytes that were altered, lost or repeated.
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 HEAD_BYTES = 5
 # Shorter texts are joined with their heads and codes: a copy takes less time than several buffers.
 SHORT = 4096
+
+
+class Fixed(int):
+    """The length of all texts of a kind, at least 4."""
 
 
 class Checksums:
@@ -45,7 +50,7 @@ class Checksums:
 
     def _next(self, head: bytes, text: Bytes) -> bytes:
         self._number += 1
-        return crc32(text or head, self._number & 0xFFFFFFFF).to_bytes(4, "big")
+        return crc32(text, crc32(head, self._number & 0xFFFFFFFF)).to_bytes(4, "big")
 
 
 class Encoder:
@@ -57,7 +62,10 @@ class Encoder:
 
     def encode(self, kind: bytes, text: Bytes = b"") -> list[Bytes]:
         """Return the buffers of the next frame; a text that is too long is cut off."""
-        text = text[: self._limits[kind]]
+        limit = self._limits[kind]
+        if limit.__class__ is Fixed:
+            return [b"".join((kind, *self._protect(kind, text)))]
+        text = text[:limit]
         head = kind + len(text).to_bytes(4, "big")
         buffers = [head, *self._protect(head, b"")]
         if text:
@@ -77,17 +85,25 @@ class Decoder:
         """The head of the frame whose text has not arrived completely."""
         self._wanted = HEAD_BYTES + self._code_bytes
 
-    def feed(self, data: Bytes) -> Iterator[tuple[bytes, bytes]]:
+    def feed(self, data: Bytes | bytearray) -> Iterator[tuple[bytes, bytes]]:
         """Add received bytes; yield the frames that are now complete, as (kind, text).
 
         Raises:
             FrameError: A frame is too long, of an unknown kind, or not the next one of its sender.
         """
-        self._add(data)
+        self.add(data)
         while len(self._data) - self._at >= self._wanted:
+            kind = b"" if self._head else bytes(self._data[self._at : self._at + 1])
+            limit = self._limits.get(kind)
+            if limit.__class__ is Fixed:
+                self._wanted = 1 + limit + self._code_bytes
+                if len(self._data) - self._at < self._wanted:
+                    return
             protected = memoryview(self._data)[self._at : self._at + self._wanted]
             self._at += self._wanted
-            if self._head:
+            if limit.__class__ is Fixed:
+                head, text = kind, self._reveal(kind, protected[1:])
+            elif self._head:
                 head, self._head = self._head, b""
                 text = self._reveal(head, protected)
             else:
@@ -109,8 +125,8 @@ class Decoder:
         self._at += len(taken)
         return taken
 
-    def _add(self, data: Bytes) -> None:
-        """Add bytes to those of an incomplete frame, which are copied once at most, or take their place."""
+    def add(self, data: Bytes | bytearray) -> None:
+        """Add received bytes to those of an incomplete frame, which are copied once at most, or take their place."""
         if self._at == len(self._data):
             self._data, self._at = data, 0
             return

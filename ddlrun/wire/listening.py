@@ -124,7 +124,6 @@ class Acceptor:
         for listener in listeners:
             listener.setblocking(False)
             loop.watch(listener.fileno(), READ, lambda _events, listener=listener: self._accept(listener))  # type: ignore[misc]
-        loop.watch_deadline(self._deadline, self._drop_overdue)
 
     def close(self) -> None:
         """Accept no more connections, and drop the new ones. A second call does nothing."""
@@ -132,7 +131,6 @@ class Acceptor:
             self._loop.forget(listener.fileno())
             listener.close()
         self._listeners = ()
-        self._loop.forget_deadline(self._deadline)
         self._drop_overdue(NEVER)
 
     def _accept(self, listener: _socket.socket) -> None:
@@ -164,6 +162,7 @@ class Acceptor:
         new.start(accept_at(self._secret, self._claim_bytes, check))
         self._unauthenticated[new.link.fileno()] = new
         self._loop.watch(new.link.fileno(), READ, lambda _events: self._advance(new))
+        self._loop.watch_deadline(self._deadline, self._drop_overdue)
         self._advance(new)  # its greeting may be here already
         self._drop_unauthenticated(self._most)
 
@@ -214,6 +213,8 @@ class Acceptor:
     def _forget(self, new: NewConnection) -> None:
         self._loop.forget(new.link.fileno())
         (self._unauthenticated if new.claim is None else self._greeted).pop(new.link.fileno())
+        if not self._unauthenticated and not self._greeted:
+            self._loop.forget_deadline(self._deadline)
 
 
 class AcceptorEvents:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from resource import struct_rusage
 
-READ, WRITE, EDGE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLOUT, select.EPOLLET
+READ, WRITE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLOUT
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 # The longest wait in seconds that is passed to the kernel, which counts milliseconds in 31 bits.
 LONGEST = 3600.0

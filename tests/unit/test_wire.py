@@ -25,15 +25,15 @@ from ddlrun.wire.authentication import (
     connect_as,
 )
 from ddlrun.wire.connection import ClosedError, Connection, Pipes
-from ddlrun.wire.frames import Checksums, Decoder, Encoder
+from ddlrun.wire.frames import Checksums, Decoder, Encoder, Fixed
 from ddlrun.wire.listening import Acceptor, AcceptorEvents, run_handshake
 from ddlrun.wire.loop import NEVER, READ, WRITE, Loop
 
 if TYPE_CHECKING:
     from ddlrun.wire.authentication import Handshake
 
-TEXT, EMPTY, FILE, SECOND = b"t", b"e", b"f", 1.0
-LIMITS = {TEXT: 1 << 20, EMPTY: 0, FILE: 8}
+TEXT, EMPTY, FILE, FIXED, SECOND = b"t", b"e", b"f", b"x", 1.0
+LIMITS = {TEXT: 1 << 20, EMPTY: 0, FILE: 8, FIXED: Fixed(6)}
 SECRETS = [f"blake2b:{'5e' * 32}", f"sha256:{'5e' * 32}"]
 CLAIM = b"\0\0\0\7"
 
@@ -130,11 +130,21 @@ def checked() -> tuple[Encoder, Decoder]:
 
 def test_frames_arrive_in_any_pieces() -> None:
     encoder, decoder = checked()
-    frames = [(TEXT, b"a"), (EMPTY, b""), (TEXT, b"b" * 5000), (TEXT, b"c" * 3), (TEXT, b"")]
+    frames = [(TEXT, b"a"), (EMPTY, b""), (FIXED, b"length"), (TEXT, b"b" * 5000), (TEXT, b""), (FIXED, b"6bytes")]
     sent = b"".join(b"".join(encoder.encode(*frame)) for frame in frames)
     pieces = [sent[at : at + 7] for at in range(0, len(sent), 7)]
     assert [frame for piece in pieces for frame in decoder.feed(piece)] == frames
     assert list(decoder.feed(b"")) == []
+
+
+@pytest.mark.parametrize("protection", SECRETS)
+def test_a_frame_of_a_fixed_length_is_a_kind_a_text_and_a_code(protection: str) -> None:
+    protections = [Secret(protection).protection(b"purpose", b"") for _ in range(3)]
+    (sent,) = Encoder(protections[0], LIMITS).encode(FIXED, b"6bytes")
+    assert len(sent) == 1 + 6 + CODE_BYTES
+    assert list(Decoder(protections[1], LIMITS).feed(sent)) == [(FIXED, b"6bytes")]
+    with pytest.raises(FrameError, match="altered"):
+        list(Decoder(protections[2], {FIXED: Fixed(6), b"y": Fixed(6)}).feed(b"y" + bytes(sent[1:])))
 
 
 def test_a_text_that_is_too_long_is_cut_off() -> None:
@@ -265,6 +275,43 @@ def test_raw_bytes_come_before_frames_and_payloads_between_them(ends: list[Conne
         if frame[0] == FILE:
             assert there.read_into(memoryview(buffer)) == 6
     assert (bytes(buffer), found) == (b"abcdef", [(FILE, b"6"), (EMPTY, b"")])
+
+
+def test_what_follows_a_payload_is_read_with_it(ends: list[Connection]) -> None:
+    here, there = ends
+    here.send_raw([b"abcdef"])
+    here.send(EMPTY)
+    here.send(FIXED, b"length")
+    buffer = bytearray(6)
+    assert there.read_into(memoryview(buffer), 4) == 6
+    assert (bytes(buffer), there.is_drained) == (b"abcdef", False)
+    assert list(there.decoder.feed(b"")) == []
+    assert list(there.receive()) == [(EMPTY, b""), (FIXED, b"length")]
+    assert there.is_drained
+
+
+def test_memory_may_change_once_what_is_unsent_was_copied(ends: list[Connection], loop: Loop) -> None:
+    here, there = ends
+    data, arrived = bytearray(b"x" * (4 << 20)), bytearray()
+    here.join(loop, lambda: None)
+    there.join(loop, lambda: arrived.extend(there.read()))
+    assert not here.send_raw([memoryview(data)])
+    sent = len(data) - here.unsent
+    here.copy_unsent()
+    data[sent:] = b"y" * here.unsent
+    while len(arrived) < len(data):
+        assert loop.wait(SECOND)
+    assert arrived == b"x" * len(data)
+
+
+def test_a_connection_is_closed_after_its_loop(ends: list[Connection], loop: Loop) -> None:
+    here, _ = ends
+    here.join(loop, lambda: None)
+    here.send(TEXT, bytes(1 << 20))
+    assert here.unsent
+    loop.close()
+    here.close()
+    loop.wake()
 
 
 class Recorder(AcceptorEvents):
