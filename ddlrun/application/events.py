@@ -11,7 +11,7 @@ from ddlrun.runs.events import render_end, render_stall, render_start
 from ddlrun.runs.store import append_private
 
 if TYPE_CHECKING:
-    from ddlrun.hangs.diagnosis import HangVerdictRecord
+    from ddlrun.hangs.examination import HangVerdictRecord
     from ddlrun.remote.webhook import Webhook
 
 # The time that commands and posts have after the end of the run.

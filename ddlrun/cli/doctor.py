@@ -4,11 +4,11 @@ import os
 
 import click
 
-from ddlrun.application.examination import examine
+from ddlrun.application.examination import request_examination
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.types import SECONDS
 from ddlrun.cli.result import print_result
-from ddlrun.hangs.diagnosis import render_record
+from ddlrun.hangs.examination import render_record
 from ddlrun.runs.history import find_run_folder
 from ddlrun.runs.store import state_folder
 
@@ -17,7 +17,7 @@ from ddlrun.runs.store import state_folder
 @argument("run", required=False)
 @option(
     "Run", "--interval", type=SECONDS, default=2, show_default=True, metavar="TIME",
-    help="Time between two observations of the ranks; choose one longer than a step of the job.",
+    help="Time between two snapshots of the ranks; choose one longer than a step of the job.",
 )  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
 def command(run: str | None, interval: float, *, as_json: bool) -> None:
@@ -29,5 +29,5 @@ def command(run: str | None, interval: float, *, as_json: bool) -> None:
     wait where, and which rank they wait for; the stacks of all ranks follow. Python stacks are those of py-spy if it is
     installed on the hosts. Of a run that has ended, the last examination is printed.
     """
-    record = examine(find_run_folder(run, state_folder(os.environ)), interval)
+    record = request_examination(find_run_folder(run, state_folder(os.environ)), interval)
     print_result(record, render_record(record), as_json=as_json)

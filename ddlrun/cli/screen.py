@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from ddlrun.metrics.history import History
 from ddlrun.metrics.metrics_file import MetricsReader
-from ddlrun.metrics.table import COLUMNS, render_top
+from ddlrun.metrics.top_table import COLUMNS, render_top
 from ddlrun.runs.history import may_run, read_past_run
 
 REFRESH_SECONDS = 1.0

@@ -30,7 +30,7 @@ def serve_page(folder: str, port: int) -> None:
 
 def serve_metrics(folder: str, address: str, port: int) -> None:
     """Serve the metrics of a run until it ends. Raises InputError if it has, or the port cannot be used."""
-    from ddlrun.metrics.server import MetricsServer  # noqa: PLC0415 - 40 ms, for --listen alone
+    from ddlrun.metrics.openmetrics_server import MetricsServer  # noqa: PLC0415 - 40 ms, for --listen alone
 
     name, history = run_name(folder), History()
     if not may_run(folder):

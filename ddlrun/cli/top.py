@@ -17,7 +17,7 @@ from ddlrun.errors import InputError
 from ddlrun.metrics.history import History
 from ddlrun.metrics.metrics_file import MetricsReader
 from ddlrun.metrics.openmetrics import render_openmetrics
-from ddlrun.metrics.table import COLUMNS, top_record
+from ddlrun.metrics.top_table import COLUMNS, top_record
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import find_run_folder, run_name
 from ddlrun.runs.store import state_folder

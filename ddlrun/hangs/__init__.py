@@ -1,1 +1,1 @@
-"""The examination of a job that hangs: the place of each rank, and the rank that the others wait for."""
+"""Stalls, and the examination of a job that hangs: snapshots, the position of each rank, and the verdict."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ddlrun.hangs.records import Frame
+from ddlrun.hangs.snapshot import Frame
 
 # Part of a path -> the library that communicates in it.
 COMMUNICATION = (
@@ -17,7 +17,7 @@ LOADER = r"/torch/utils/data/"
 STANDARD = r"(^|/)lib(64)?/(python|pypy)3?[^/]*/(?!site-packages|dist-packages)|^<frozen|^<attrs"
 INSTALLED = r"/(site|dist)-packages/"
 # ddlrun's own, among it the start-up hook.
-OWN = r"/ddlrun/(ddl|rank)/"
+OWN = r"/ddlrun/(ddl|keeper)/"
 # Frameworks in folders of their own: a program that is installed itself is not one of them.
 FRAMEWORKS = r"/(torch|mpi4py|horovod|numpy|tensorflow|jax|jaxlib|keras|lightning|accelerate|transformers)/"
 # Functions that only call another one of the same library.

@@ -15,7 +15,7 @@ from ddlrun.hangs.frames import (
     normalize,
     without_native,
 )
-from ddlrun.hangs.records import ExaminedProcess, Frame, RankReport, RecordedCollective
+from ddlrun.hangs.snapshot import Frame, ProcessSnapshot, RankSnapshot, RecordedCollective
 from ddlrun.wording import kernel_wait
 
 STOPPED = ("T", "t")
@@ -101,39 +101,39 @@ class Position(NamedTuple):
         return "" if self.frame is None else self.frame.place
 
 
-def locate_rank(report: RankReport) -> Position:
+def locate_rank(snapshot: RankSnapshot) -> Position:
     """Return the position of a rank: that of its first process with stacks, otherwise that of its program."""
-    if not report.processes:
+    if not snapshot.processes:
         return Position(Activity.UNKNOWN, "", None)
-    main = main_process(report)
+    main = main_process(snapshot)
     position = locate(main)
     if position.waits_for_ranks:
-        return position._replace(collective=report.collective)
-    if _waits_for_gpu(report, main, position):
-        return Position(Activity.GPU, "", position.frame, collective=report.collective)
+        return position._replace(collective=snapshot.collective)
+    if _waits_for_gpu(snapshot, main, position):
+        return Position(Activity.GPU, "", position.frame, collective=snapshot.collective)
     if position.activity is not Activity.LOADS:
         return position
-    return position._replace(worker=_describe_worker([other for other in report.processes if other is not main]))
+    return position._replace(worker=_describe_worker([other for other in snapshot.processes if other is not main]))
 
 
-def _waits_for_gpu(report: RankReport, main: ExaminedProcess, position: Position) -> bool:
+def _waits_for_gpu(snapshot: RankSnapshot, main: ProcessSnapshot, position: Position) -> bool:
     """Return True for a process that keeps a CPU busy in one call, while its GPU has not ended an operation of NCCL.
 
-    A program may also compute on the CPU while its GPU communicates. It then runs Python code between two looks, or is
-    in a call of another library than PyTorch.
+    A program may also compute on the CPU while its GPU communicates. It then runs Python code between two snapshots, or
+    is in a call of another library than PyTorch.
     """
-    is_nccl = report.collective is not None and report.collective.backend == "nccl"
+    is_nccl = snapshot.collective is not None and snapshot.collective.backend == "nccl"
     inner = without_native(above(main.threads[0].frames, position.frame)) if main.threads else ()
     in_torch = all(re.search(TORCH, frame.file) for frame in inner)
-    return is_nccl and report.stays and main.gpu and position.activity is Activity.RUNS and in_torch
+    return is_nccl and snapshot.stays and main.gpu and position.activity is Activity.RUNS and in_torch
 
 
-def main_process(report: RankReport) -> ExaminedProcess:
+def main_process(snapshot: RankSnapshot) -> ProcessSnapshot:
     """Return the first process of a rank with stacks, otherwise its program."""
-    return next((process for process in report.processes if process.threads), report.processes[0])
+    return next((process for process in snapshot.processes if process.threads), snapshot.processes[0])
 
 
-def _describe_worker(others: list[ExaminedProcess]) -> str:
+def _describe_worker(others: list[ProcessSnapshot]) -> str:
     """Return the first worker of a data loader that is in the program's own code, in words; empty if none is."""
     for process in others:
         position = locate(process)
@@ -143,7 +143,7 @@ def _describe_worker(others: list[ExaminedProcess]) -> str:
     return ""
 
 
-def locate(process: ExaminedProcess) -> Position:
+def locate(process: ProcessSnapshot) -> Position:
     """Return the position of a process."""
     frames = process.threads[0].frames if process.threads else ()
     own = find_own_frame(frames)
@@ -162,7 +162,7 @@ def locate(process: ExaminedProcess) -> Position:
     return _locate_outside_libraries(process, own, inner)
 
 
-def _locate_without_frame(process: ExaminedProcess) -> Position:
+def _locate_without_frame(process: ProcessSnapshot) -> Position:
     """Return the position of a process in which no function of Python runs."""
     if process.threads:
         return Position(Activity.FINALIZES, "", None)
@@ -173,7 +173,7 @@ def _locate_without_frame(process: ExaminedProcess) -> Position:
     )
 
 
-def _locate_outside_libraries(process: ExaminedProcess, own: Frame, inner: tuple[Frame, ...]) -> Position:
+def _locate_outside_libraries(process: ProcessSnapshot, own: Frame, inner: tuple[Frame, ...]) -> Position:
     """Return the position of a process that no library's frame shows to communicate."""
     source = own.source
     python = without_native(inner)
@@ -201,7 +201,7 @@ def _is_lock(source: str, python: tuple[Frame, ...], native: list[str]) -> bool:
     return by_python or by_native or by_source
 
 
-def _named_wait(process: ExaminedProcess, source: str, inner: tuple[Frame, ...]) -> str | None:
+def _named_wait(process: ProcessSnapshot, source: str, inner: tuple[Frame, ...]) -> str | None:
     """Return the function that a line of source calls to communicate; None unless the process waits in it.
 
     Of a process that runs, the native functions tell that, where they are known.

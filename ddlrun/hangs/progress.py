@@ -1,11 +1,11 @@
-"""The progress of a job between two observations of its ranks."""
+"""The progress of a job between two snapshots."""
 
 from ddlrun.hangs.frames import POLLS, find_communication, normalize
 from ddlrun.hangs.position import Activity, Position, locate_rank, main_process
-from ddlrun.hangs.records import RankReport
-from ddlrun.hangs.verdict import HangFinding, JobLook, RankLook, judge
+from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot
+from ddlrun.hangs.verdict import HangFinding, judge
 
-# A thread that waits in the same call wakes up if it is examined by a signal: once or twice per look.
+# A thread that waits in the same call wakes up if it is examined by a signal: once or twice per snapshot.
 FEW_SWITCHES = 4
 # A rank that computes is busy for this share of the time; examinations stop it for a part of the rest.
 LEAST_BUSY = 0.3
@@ -16,19 +16,19 @@ WITHOUT_WAITING = (HangFinding.RUNNING, HangFinding.BLOCKED)
 OBSCURE = (Activity.FINALIZES, Activity.UNKNOWN)
 
 
-def has_progressed(before: JobLook, after: JobLook) -> bool:
-    """Return True if a rank moved between two observations, so that the job does not hang.
+def has_progressed(before: JobSnapshot, after: JobSnapshot) -> bool:
+    """Return True if a rank moved between two snapshots, so that the job does not hang.
 
     Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
     of their functions decide. A rank that imports modules, ends operations of torch.distributed, or does not wait for
     others and transfers data, moves.
     """
-    earlier, later = _reports(before), _reports(after)
+    earlier, later = before.snapshots, after.snapshots
     if earlier.keys() - later.keys():
         return False  # a host has become silent, or a rank has ended
     if later.keys() - earlier.keys():
         return True  # a host was too busy to reply
-    positions = [{rank: locate_rank(report) for rank, report in reports.items()} for reports in (earlier, later)]
+    positions = [{rank: locate_rank(snapshot) for rank, snapshot in ranks.items()} for ranks in (earlier, later)]
     if any(position.activity is Activity.IMPORTS for ranks in positions for position in ranks.values()):
         return True
     if any(0 < earlier[rank].ended < later[rank].ended for rank in earlier):
@@ -58,47 +58,47 @@ def _polls(before: Position, after: Position) -> bool:
     return normalize(after.call) in POLLS and before.frame == after.frame
 
 
-def _has_returned(before: RankReport, after: RankReport) -> bool:
+def _has_returned(before: RankSnapshot, after: RankSnapshot) -> bool:
     """Return True if a rank has left a call of a library, and is in the same one again."""
     earlier, later = main_process(before), main_process(after)
     sleeps = "futex" in (earlier.call, later.call)  # a wait without a limit, or with a long one
     return later.replies > earlier.replies or (sleeps and later.switches - earlier.switches > FEW_SWITCHES)
 
 
-def _has_transferred(before: RankReport, after: RankReport) -> bool:
-    """Return True if a rank's processes have read or written much between two looks."""
-    earlier, later = (sum(process.transferred for process in report.processes) for report in (before, after))
+def _has_transferred(before: RankSnapshot, after: RankSnapshot) -> bool:
+    """Return True if a rank's processes have read or written much between two snapshots."""
+    earlier, later = (sum(process.transferred for process in snapshot.processes) for snapshot in (before, after))
     return 0 < earlier <= later - LEAST_BYTES
 
 
-def mark_stays(before: JobLook, after: JobLook) -> JobLook:
-    """Return the later look, with `stays` set on ranks that have been in one operation since the earlier one."""
-    earlier = {rank: report for rank, report in _reports(before).items() if report.processes}
+def mark_stays(before: JobSnapshot, after: JobSnapshot) -> JobSnapshot:
+    """Return the later snapshot, with `stays` set on ranks that have been in one operation since the earlier one."""
+    earlier = {rank: snapshot for rank, snapshot in before.snapshots.items() if snapshot.processes}
 
-    def mark(rank: RankLook) -> RankLook:
+    def mark(rank: ExaminedRank) -> ExaminedRank:
         former = earlier.get(rank.rank)
-        if rank.report is None or former is None or not rank.report.processes:
+        if rank.snapshot is None or former is None or not rank.snapshot.processes:
             return rank
-        now, then = main_process(rank.report), main_process(former)
-        stays = (now.pid, now.replies, rank.report.collective) == (then.pid, then.replies, former.collective)
-        return rank._replace(report=rank.report._replace(stays=stays))
+        now, then = main_process(rank.snapshot), main_process(former)
+        stays = (now.pid, now.replies, rank.snapshot.collective) == (then.pid, then.replies, former.collective)
+        return rank._replace(snapshot=rank.snapshot._replace(stays=stays))
 
-    return JobLook(tuple(map(mark, after.ranks)))
+    return JobSnapshot(tuple(map(mark, after.ranks)))
 
 
-def is_computing(before: JobLook, after: JobLook) -> bool:
-    """Return True if no rank waits for another, and all that do not sleep have computed between two observations.
+def is_computing(before: JobSnapshot, after: JobSnapshot) -> bool:
+    """Return True if no rank waits for another, and all that do not sleep have computed between two snapshots.
 
     Such ranks may be at the same positions for long. An endless loop of all ranks looks the same.
     """
     if judge(after).finding not in WITHOUT_WAITING:
         return False
-    earlier, later = _reports(before), _reports(after)
-    awake = [rank for rank, report in later.items() if locate_rank(report).activity is not Activity.SLEEPS]
+    earlier, later = before.snapshots, after.snapshots
+    awake = [rank for rank, snapshot in later.items() if locate_rank(snapshot).activity is not Activity.SLEEPS]
     return bool(awake) and all(rank in earlier and _computes(earlier[rank], later[rank]) for rank in awake)
 
 
-def _computes(before: RankReport, after: RankReport) -> bool:
+def _computes(before: RankSnapshot, after: RankSnapshot) -> bool:
     """Return True if a rank, or threads or processes that it waits for, were busy with something other than waiting."""
     stacks = (thread.frames for process in after.processes for thread in process.threads)
     if not before.processes or locate_rank(after).activity in OBSCURE or any(map(find_communication, stacks)):
@@ -109,8 +109,3 @@ def _computes(before: RankReport, after: RankReport) -> bool:
     begun = {process.pid: process.busy for process in before.processes}
     busy = sum(process.busy - begun[process.pid] for process in after.processes if process.pid in begun)
     return busy > LEAST_BUSY * (later.time - earlier.time)
-
-
-def _reports(look: JobLook) -> dict[int, RankReport]:
-    """Return the reports of the ranks that have replied."""
-    return {rank.rank: rank.report for rank in look.ranks if rank.report is not None}

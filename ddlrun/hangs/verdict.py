@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ddlrun.hangs.position import Activity, Position, describe, locate_rank
-from ddlrun.hangs.records import RankReport
+from ddlrun.hangs.snapshot import JobSnapshot
 from ddlrun.ranges import find_runs, is_successor, render_range
 
 UNREACHABLE = "which is down, or its network is cut"
@@ -17,7 +17,7 @@ class HangFinding(Enum):
     """The kinds of verdicts."""
 
     SILENT_HOST = "silent_host"
-    """The keepers of some ranks did not reply to the examination."""
+    """The keepers of some ranks sent no snapshot."""
     STOPPED = "stopped"
     """Some ranks are stopped by a signal."""
     ABSENT = "absent"
@@ -36,25 +36,6 @@ class HangFinding(Enum):
     """No rank waits, or all GPUs are in the same operation: they may compute what comes before it."""
     UNKNOWN = "unknown"
     """No rank could be examined."""
-
-
-class RankLook(NamedTuple):
-    """A rank at the time of an examination."""
-
-    rank: int
-    host: str
-    report: RankReport | None = None
-    """None: it has ended, or did not reply."""
-    exit_code: int | None = None
-    """None: it has not ended."""
-    reachable: bool = True
-    """Whether its host acknowledges what ddlrun sends."""
-
-
-class JobLook(NamedTuple):
-    """All ranks of a job at the time of an examination."""
-
-    ranks: tuple[RankLook, ...]
 
 
 class HangVerdict(NamedTuple):
@@ -95,10 +76,10 @@ def _name_run(low: int, high: int) -> list[str]:
     return [str(rank) for rank in range(low, high + 1)] if high < low + 2 else [render_range(low, high)]
 
 
-def group_ranks(look: JobLook) -> list[Group]:
+def group_ranks(job: JobSnapshot) -> list[Group]:
     """Return the ranks that have been examined by their positions, the largest group first."""
     groups: dict[tuple[object, ...], list[tuple[int, Position]]] = {}
-    positions = {rank.rank: locate_rank(rank.report) for rank in look.ranks if rank.report is not None}
+    positions = {rank.rank: locate_rank(rank.snapshot) for rank in job.ranks if rank.snapshot is not None}
     # A rank whose operation is not known, as it was too busy to reply, does not differ from the others.
     known = all(position.collective for position in positions.values() if position.waits_for_ranks)
     for rank, plain in positions.items():
@@ -117,16 +98,16 @@ def _join(members: Sequence[tuple[int, Position]]) -> Group:
     return Group(tuple(rank for rank, _ in members), position)
 
 
-def judge(look: JobLook) -> HangVerdict:
+def judge(job: JobSnapshot) -> HangVerdict:
     """Return the verdict on a job."""
-    groups = group_ranks(look)
+    groups = group_ranks(job)
     waiting = [group for group in groups if group.position.waits_for_ranks]
     others = [group for group in groups if not group.position.waits_for_ranks]
-    silent = tuple(rank.rank for rank in look.ranks if rank.report is None and rank.exit_code is None)
-    ended = tuple(rank.rank for rank in look.ranks if rank.exit_code is not None)
+    silent = tuple(rank.rank for rank in job.ranks if rank.snapshot is None and rank.exit_code is None)
+    ended = tuple(rank.rank for rank in job.ranks if rank.exit_code is not None)
     stopped = [group for group in others if group.position.activity is Activity.STOPPED]
     if silent:
-        return _judge_silent(look, silent, groups)
+        return _judge_silent(job, silent, groups)
     if stopped:
         return HangVerdict(HangFinding.STOPPED, _all_ranks(stopped), _sentence([*waiting, *stopped]))
     if waiting and others:
@@ -134,7 +115,7 @@ def judge(look: JobLook) -> HangVerdict:
     if waiting and ended:
         return _judge_ended(waiting, ended)
     if waiting:
-        return _judge_waiting(look, waiting)
+        return _judge_waiting(job, waiting)
     return _judge_without_waiting(others)
 
 
@@ -146,10 +127,10 @@ def _sentence(groups: Sequence[Group], *more: str) -> str:
     return "; ".join([*(group.text for group in groups), *more])
 
 
-def _judge_silent(look: JobLook, silent: tuple[int, ...], groups: Sequence[Group]) -> HangVerdict:
+def _judge_silent(job: JobSnapshot, silent: tuple[int, ...], groups: Sequence[Group]) -> HangVerdict:
     """Return the verdict where some ranks were not examined; those on hosts that are cut off are the reason."""
-    lost = [rank for rank in look.ranks if rank.rank in silent and not rank.reachable]
-    mute = lost or [rank for rank in look.ranks if rank.rank in silent]
+    lost = [rank for rank in job.ranks if rank.rank in silent and not rank.reachable]
+    mute = lost or [rank for rank in job.ranks if rank.rank in silent]
     hosts = ", ".join(dict.fromkeys(rank.host for rank in mute))
     cause = UNREACHABLE if lost else UNANSWERED
     silent = tuple(rank.rank for rank in mute)
@@ -177,9 +158,9 @@ def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...]) -> HangVerdic
     return HangVerdict(HangFinding.ENDED, guilty, _sentence(waiting, f"{name_ranks(ended)} {verb} ended"))
 
 
-def _judge_waiting(look: JobLook, waiting: Sequence[Group]) -> HangVerdict:
+def _judge_waiting(job: JobSnapshot, waiting: Sequence[Group]) -> HangVerdict:
     """Return the verdict where all ranks wait for each other."""
-    cut = _find_cut_off(look)
+    cut = _find_cut_off(job)
     if cut is not None:
         return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
     if any(group.position.activity is Activity.GPU for group in waiting) and _are_in_one_operation(waiting):
@@ -208,15 +189,15 @@ def _find_odd(waiting: Sequence[Group]) -> list[Group]:
     return others if len(most.ranks) > len(_all_ranks(others)) else []
 
 
-def _find_cut_off(look: JobLook) -> tuple[tuple[int, ...], str] | None:
+def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:
     """Return the ranks to whose address most connections are dead, and a sentence; None if no connection is."""
-    dead = [(rank, pair) for rank in look.ranks if rank.report is not None for pair in rank.report.connections]
+    dead = [(rank, pair) for rank in job.ranks if rank.snapshot is not None for pair in rank.snapshot.connections]
     if not dead:
         return None
     ends = Counter(address for _, pair in set(dead) for address in (pair.local, pair.remote))
     address, _ = ends.most_common(1)[0]
     own = {rank.host for rank, pair in dead if pair.local == address}
-    ranks = tuple(rank.rank for rank in look.ranks if rank.host in own)
+    ranks = tuple(rank.rank for rank in job.ranks if rank.host in own)
     where = f"{', '.join(sorted(own))} ({address})" if own else address
     return ranks, f"data to and from {where} is not acknowledged: its network, or that to it, is cut"
 

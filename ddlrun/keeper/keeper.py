@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ddlrun.keeper.program_input import ProgramInput
     from ddlrun.keeper.settings import KeeperSettings
     from ddlrun.keeper.signals import SignalQueue
-    from ddlrun.keeper.stacks.examination import Examination
+    from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess
     from ddlrun.keeper.usage.host import HostUsageReader
     from ddlrun.keeper.usage.rank import UsageReporter
 
@@ -52,7 +52,7 @@ LONGEST_WAIT = 5.0
 DRAIN_INTERVAL = 0.05
 # The time in which the agent reports a call of MPI_Abort by a program that has ended since.
 ORDER_SECONDS = 1.0
-INSPECTION_SECONDS = 15.0
+SNAPSHOT_SECONDS = 15.0
 LONGEST_ORDER = 16
 # The errors where a file of /proc is not as proc(5) describes it.
 UNREADABLE = (OSError, ValueError, IndexError, KeyError)
@@ -88,7 +88,7 @@ class Keeper:
         self._reason = ""
         self._orders = settings.orders
         self._usage: UsageReporter | None = None
-        self._examination: Examination | None = None
+        self._snapshot: SnapshotProcess | None = None
 
     def send(self, kind: bytes, text: str) -> None:
         """Queue a message to ddlrun."""
@@ -209,8 +209,8 @@ class Keeper:
     def _input_fds(self) -> list[int]:
         """Return the descriptors of the program's output, unless too much of it waits to be sent, and of reports."""
         pipes = [*self._program.pipes] if self._connection.unsent < MOST_UNSENT else []
-        if self._examination is not None:
-            pipes.append(self._examination.fd)
+        if self._snapshot is not None:
+            pipes.append(self._snapshot.fd)
         return pipes if self._orders is None else [self._orders, *pipes]
 
     def _milliseconds_to_deadline(self) -> float:
@@ -230,8 +230,8 @@ class Keeper:
             self._feed_program(self._program.input)
         elif fd == self._orders:
             self._on_abort(fd)
-        elif self._examination is not None and fd == self._examination.fd:
-            self._on_examination(self._examination)
+        elif self._snapshot is not None and fd == self._snapshot.fd:
+            self._on_snapshot(self._snapshot)
         elif self._connection.open and fd == self._connection.fileno():
             if event & ~select.POLLOUT:
                 for kind, text in self._connection.receive():
@@ -257,8 +257,8 @@ class Keeper:
     def _on_order(self, kind: bytes, text: bytes) -> None:
         if kind == protocol.TERMINATE:
             self._order_end(float(text))
-        elif kind == protocol.INSPECT:
-            self._inspect()
+        elif kind == protocol.TAKE_SNAPSHOT:
+            self._begin_snapshot()
         elif kind == protocol.MEASURE:
             self._measure(float(text))
         elif kind == protocol.SWEEP:
@@ -290,7 +290,7 @@ class Keeper:
         self._order_end(self._settings.grace)
 
     def _on_program_end(self) -> None:
-        self._stop_examination()
+        self._stop_snapshot()
         self._ordered = self._state == State.TERMINATING
         self._escalation.clear_strays(self._program.ended_at, ordered=self._ordered)
         if self._settings.container is not None:
@@ -339,22 +339,22 @@ class Keeper:
             for pid in find_signal_targets(self._program.pid, number):
                 send_signal(pid, number)
 
-    def _inspect(self) -> None:
-        from ddlrun.keeper.stacks.examination import Examination  # noqa: PLC0415 - for stalls alone
+    def _begin_snapshot(self) -> None:
+        from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess  # noqa: PLC0415 - for stalls alone
 
-        if self._examination is None and self._state in BEFORE_THE_END:
-            self._examination = Examination(self._program.pid, INSPECTION_SECONDS)
+        if self._snapshot is None and self._state in BEFORE_THE_END:
+            self._snapshot = SnapshotProcess(self._program.pid, SNAPSHOT_SECONDS)
 
-    def _on_examination(self, examination: Examination) -> None:
-        report = examination.read()
-        if report is not None:
-            self._examination = None
-            self._connection.send(protocol.STATE, report)
+    def _on_snapshot(self, snapshot: SnapshotProcess) -> None:
+        text = snapshot.read()
+        if text is not None:
+            self._snapshot = None
+            self._connection.send(protocol.SNAPSHOT, text)
 
-    def _stop_examination(self) -> None:
-        if self._examination is not None:
-            self._examination.stop()
-            self._examination = None
+    def _stop_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.stop()
+            self._snapshot = None
 
     def _measure(self, interval: float) -> None:
         """Report the use of resources from now on, until the program ends."""

@@ -12,7 +12,7 @@ from ddlrun.metrics.history import History
 from ddlrun.metrics.metrics_file import MetricsReader, Sample
 from ddlrun.metrics.run_diagnosis import RunDiagnosis, diagnose_run
 from ddlrun.metrics.samples import HostSample, RankSample
-from ddlrun.metrics.table import describe_state, sort_by_trouble
+from ddlrun.metrics.top_table import describe_state, sort_by_trouble
 from ddlrun.page.content import PageContent, make_content, script_name
 from ddlrun.page.record import RunRecord, read_record, stat_record
 from ddlrun.page.run_files import RunEvent, read_events, read_verdict
@@ -57,7 +57,7 @@ class PageMessage(TypedDict):
     limit: str
     """What limits the job, in words, or what limited it for most of the run; empty without samples."""
     findings: list[PageFinding]
-    doctor: str
+    verdict: str
     """The verdict of the last examination; empty without one."""
     events: list[RunEvent]
     """The last stalls, failures, lost hosts and restarts."""
@@ -100,7 +100,7 @@ class RunFeed:
         message = self._make_message(new)
         last, self._last = self._last, message
         news = new or message["content"]
-        if last is None or news or any(last[key] != message[key] for key in ("state", "doctor", "events")):
+        if last is None or news or any(last[key] != message[key] for key in ("state", "verdict", "events")):
             return message
         return None
 
@@ -130,7 +130,7 @@ class RunFeed:
             "findings": [
                 {"samples": _split(it.ranks, ranks), "cause": it.cause.value, "text": it.text} for it in findings
             ],
-            "doctor": read_verdict(self._files.diagnosis),
+            "verdict": read_verdict(self._files.examination),
             "events": read_events(self._files.events),
             "order": sort_by_trouble(ranks, findings),
             "content": content,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 
-from ddlrun.metrics.server import LOOPBACK, LocalHandler, LocalServer
+from ddlrun.metrics.openmetrics_server import LOOPBACK, LocalHandler, LocalServer
 from ddlrun.page import html
 from ddlrun.page.feed import RunFeed
 from ddlrun.page.run_files import read_logs

@@ -55,9 +55,9 @@ class RunDir:
     """The use of resources by ranks and hosts, one JSON object per line, while the run lasts."""
     events = RunFile("events.jsonl")
     """The events of the run as --on-event gets them, one JSON object per line."""
-    diagnosis = RunFile("doctor.json")
+    examination = RunFile("examination.json")
     """The last examination of the job, as JSON."""
-    examination_request = RunFile("doctor.request")
+    examination_request = RunFile("examination.request")
     """The request of `ddlrun doctor` for an examination, until ddlrun begins with it."""
     outcome = RunFile("outcome.json")
     """The Outcome as JSON."""

@@ -11,7 +11,7 @@ from ddlrun.ranges import name_numbers
 from ddlrun.topology import JobTopology, RankOrder
 
 if TYPE_CHECKING:  # for the annotation alone
-    from ddlrun.hangs.diagnosis import HangVerdictRecord
+    from ddlrun.hangs.examination import HangVerdictRecord
 
 LOOPBACK = ("127.0.0.1",)
 

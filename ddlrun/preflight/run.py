@@ -18,7 +18,7 @@ from ddlrun.preflight.facts import FactsRequest, HostFacts, parse_facts
 from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, render_lines
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
-from ddlrun.preflight.ssh import diagnose, missing_client
+from ddlrun.preflight.ssh import explain_failure, missing_client
 from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
 from ddlrun.remote.probe import ProbeTarget, is_local, run_scripts
 from ddlrun.remote.processes import FinishedProcess
@@ -208,7 +208,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
 def _ssh_finding(host: str, failed: FinishedProcess | None, request: PreflightRequest) -> PreflightFinding:
     if failed is None:
         return PreflightFinding(host, "ssh", FindingCode.PASSED)
-    failure = diagnose(host, failed, request.ssh, request.seconds)
+    failure = explain_failure(host, failed, request.ssh, request.seconds)
     if shutil.which(request.ssh[0]) is None:
         failure = missing_client(request.ssh[0])
     values = {"message": failure.message, "remedy": failure.remedy}

@@ -1,4 +1,4 @@
-"""Diagnosis of ssh: the reason why a script could not be run on a host, and the remedy."""
+"""Failures of ssh: the reason why a script could not be run on a host, and the remedy."""
 
 import re
 import shlex
@@ -93,7 +93,7 @@ def missing_client(launcher: str) -> SshFailure:
     return SshFailure(problem, {"launcher": launcher})
 
 
-def diagnose(host: str, reply: FinishedProcess, ssh: Sequence[str], seconds: float) -> SshFailure:
+def explain_failure(host: str, reply: FinishedProcess, ssh: Sequence[str], seconds: float) -> SshFailure:
     """Return the reason why a host's reply is missing or incomplete; `ssh` is the command line without the host."""
     lines = [line.strip() for line in reply.err.splitlines() if line.strip()]
     port = ssh[ssh.index("-p") + 1] if "-p" in ssh else "22"

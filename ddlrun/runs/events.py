@@ -5,7 +5,7 @@ import time
 from typing import Literal, TypedDict
 
 from ddlrun.errors import spell_options
-from ddlrun.hangs.diagnosis import HangVerdictRecord
+from ddlrun.hangs.examination import HangVerdictRecord
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan
 

@@ -50,7 +50,7 @@ class Supervision:
         self._heartbeat, self._warnings = state.heartbeat, state.warnings
         self._reactions = KeeperReactions(state, listener, files)
         self._keepers, self._termination = self._reactions.keepers, self._reactions.termination
-        self._doctor = self._reactions.doctor
+        self._examinations = self._reactions.examinations
         self.cause_in_view = False
         """Whether the last lines of the rank that failed first are the last on the console."""
 
@@ -114,8 +114,8 @@ class Supervision:
             self._state.samples.deadline(),
         ]
         if not self._termination.ending:
-            limit = float("inf") if self._doctor.awaits_limit else self._limits.deadline()
-            deadlines += limit, self._warnings.deadline(), self._readers.deadline(), self._doctor.deadline()
+            limit = float("inf") if self._examinations.awaits_limit else self._limits.deadline()
+            deadlines += limit, self._warnings.deadline(), self._readers.deadline(), self._examinations.deadline()
         if self._termination.phase is not Phase.RUNNING or not self._manager.running:
             deadlines.append(now + END_INTERVAL)
         if self._options.status_line or self._options.stall:
@@ -149,7 +149,7 @@ class Supervision:
         for number, reached in self._warnings.take_due(now):
             if number in self._options.forward:
                 self._keepers.send_signal(number, reached)
-        self._doctor.end_at_limit(self._limits.exceeded(now), now)
+        self._examinations.end_at_limit(self._limits.exceeded(now), now)
         self._reactions.end_after_signal(now)
         message = self._limits.report_early_ends(now, self.record.ends)
         if message is not None:
@@ -157,8 +157,8 @@ class Supervision:
 
     def _examine(self, now: float) -> None:
         if self._options.stall:
-            self._doctor.check_stall(now)
-        self._doctor.advance(now)
+            self._examinations.check_stall(now)
+        self._examinations.advance(now)
 
     def _check_heartbeats(self, now: float) -> None:
         silent = [keeper for keeper in self._heartbeat.beat(now, self._keepers) if not keeper.peer.watching]

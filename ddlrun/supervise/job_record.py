@@ -18,7 +18,7 @@ class JobRecord:
 
     def __init__(self) -> None:
         self.bindings: dict[int, str] = {}
-        """Rank -> the report of its binding: see rank.binding.bind_rank."""
+        """Rank -> the report of its binding: see keeper.binding.bind_rank."""
         self.ends: dict[int, RankEnd] = {}
         """Rank -> the end of its program."""
         self.lost_ranks: list[str] = []

@@ -16,7 +16,7 @@ from ddlrun.wording import printable
 HELLO_WORDS = 4
 # Messages of a keeper whose program has ended may cross ddlrun's own, or come from processes that cannot be ended.
 AFTER_THE_END = frozenset({
-    protocol.HEARTBEAT, protocol.OUT, protocol.ERR, protocol.STATE, protocol.SIGNALLED, protocol.LOST,
+    protocol.HEARTBEAT, protocol.OUT, protocol.ERR, protocol.SNAPSHOT, protocol.SIGNALLED, protocol.LOST,
     protocol.ALTERED, protocol.NOTE,
 })  # fmt: skip
 

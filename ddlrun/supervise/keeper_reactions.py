@@ -8,7 +8,7 @@ from ddlrun.keeper import protocol
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.supervise.cause import EndCause, EndReason
-from ddlrun.supervise.doctor import JobDoctor
+from ddlrun.supervise.examinations import Examinations
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener
@@ -41,7 +41,7 @@ class KeeperReactions:
             self.keepers, state.manager, state.record, grace=state.options.grace, tell=state.console.tell
         )
 
-        self.doctor = JobDoctor(state, files, self.keepers, self.end_job)
+        self.examinations = Examinations(state, files, self.keepers, self.end_job)
 
     def end_job(self, reason: EndReason | None) -> None:
         """End all ranks if there is a reason to; the first reason counts."""
@@ -82,8 +82,8 @@ class KeeperReactions:
             self._record.add_binding(rank, text)
         elif kind == protocol.SESSION_FOLDER:
             self._record.add_session_folder(peer, text)
-        elif kind == protocol.STATE:
-            self.doctor.add_report(rank, text)
+        elif kind == protocol.SNAPSHOT:
+            self.examinations.add_snapshot(rank, text)
         elif kind in (protocol.USAGE, protocol.HOST_USAGE):
             self._state.samples.add(rank, peer.host, kind, text)
 
@@ -107,7 +107,7 @@ class KeeperReactions:
         self.input.end(rank)
         self._console.output.end(rank, failed=end.code != 0)
         self._stalls.end(rank)
-        self.doctor.end(rank)
+        self.examinations.end(rank)
         self._record.add_end(peer, rank, end)
         self._limits.rank_ended()
         if self.termination.ending:

@@ -2,6 +2,7 @@
 
 import select
 
+from ddlrun.hangs.stall import StallDetector
 from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
@@ -13,7 +14,6 @@ from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.sampling import Sampling
 from ddlrun.supervise.signals import SignalWarnings
-from ddlrun.supervise.stall_detection import StallDetector
 
 
 class SupervisionState:
@@ -26,7 +26,7 @@ class SupervisionState:
         self.console = Console(options, job.ranks, files)
         ssh_clients = SshClients(self.epoll, job.host_names if job.manager.starts_ssh else ())
         self.manager = ManagerProcess(process, job, ssh_clients)
-        self.stalls = StallDetector(options.stall, job, self.console.tell)
+        self.stalls = StallDetector(options.stall)
         self.limits = JobLimits(options, job, process.pid)
         self.heartbeat = Heartbeat(options.heartbeat, self.limits.started_at)
         self.warnings = SignalWarnings()

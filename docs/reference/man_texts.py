@@ -94,7 +94,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "doctor": (
         Example("Find the reason why the last run hangs.", "ddlrun doctor"),
-        Example("The same for another run, with 10 s between observations.", "ddlrun doctor tokarumi --interval 10"),
+        Example("The same for another run, with 10 s between snapshots.", "ddlrun doctor tokarumi --interval 10"),
     ),
     "rerun": (
         Example("Start the last run again.", "ddlrun rerun"),

@@ -43,7 +43,7 @@ def run_hang(hang: str) -> SeenHang:
         argv = [*launch_line(MPIRUNS[5], Path(folder), *options), str(SCRIPT), folder, hang]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **ENVIRONMENT})
         printed = max(path.stat().st_mtime for path in Path(folder).glob(f"{hang}.*"))
-        record: dict[str, Any] = json.loads(Path(folder, "run", "doctor.json").read_text())
+        record: dict[str, Any] = json.loads(Path(folder, "run", "examination.json").read_text())
         seen = seen_verdict(record, hang)
         named = seen.hangs and seen.guilty == [GUILTY[hang]] and seen.lines and done.returncode == 123
         return SeenHang(named, record["time"] - printed - STALL_SECONDS, str(record["verdict"]["text"]))

@@ -22,7 +22,7 @@ YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def examine(folder: Path) -> dict[str, Any]:
-    """Return the diagnosis of the running job once it hangs; a busy machine may take a while to get there."""
+    """Return the examination of the running job once it hangs; a busy machine may take a while to get there."""
     argv = [sys.executable, "-m", "ddlrun", "doctor", "--json", "--interval", "0.2", str(folder / "run")]
     end = time.monotonic() + PATIENCE
     while True:
@@ -63,5 +63,5 @@ def has_begun(folder: Path, hang: str) -> bool:
 
 
 def pid_of(record: dict[str, Any], rank: int) -> int:
-    """Return the process of a rank from its report."""
-    return int(record["ranks"][rank]["report"][0].split()[1])
+    """Return the process of a rank from its snapshot."""
+    return int(record["ranks"][rank]["snapshot"][0].split()[1])

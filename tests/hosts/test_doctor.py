@@ -31,6 +31,6 @@ def test_the_rank_behind_a_cut_network_is_named(cluster: Cluster, tmp_path: Path
         with cluster.cut("h3"):
             code, _, errors = job.end()
     assert code == 123, errors
-    verdict = json.loads((tmp_path / "run" / "doctor.json").read_text())["verdict"]
+    verdict = json.loads((tmp_path / "run" / "examination.json").read_text())["verdict"]
     assert (verdict["hangs"], verdict["finding"], verdict["guilty"]) == (True, "silent_host", [2])
     assert f"ranks 0, 1 and 3 wait in allreduce (train.py:{LINE}); rank 2: no reply from h3" in verdict["text"]

@@ -36,7 +36,7 @@ def test_a_job_is_examined_while_it_runs_and_the_result_stays(tmp_path: Path) ->
         job.stdout.read()
     os.close(writer)
     assert early.returncode == 0, early.stderr
-    assert validate_run_folder(tmp_path / "run") >= {"doctor.json", "outcome.json"}
+    assert validate_run_folder(tmp_path / "run") >= {"examination.json", "outcome.json"}
     text = f"ranks 0 and 1 read {fifo} (load, train.py:5: return file.read())"
     assert (shown["verdict"]["hangs"], shown["verdict"]["text"]) == (True, text)
     later = run(DOCTOR, str(tmp_path / "run")).stdout
@@ -60,7 +60,7 @@ compute(sys.argv[1])
 def test_a_silent_job_that_computes_in_one_function_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SILENT)
     options = ("-np", "2", "--stall-timeout", "2")
-    record = tmp_path / "run" / "doctor.json"
+    record = tmp_path / "run" / "examination.json"
     done = run(launch_line(OWN, tmp_path, *options, str(tmp_path / "train.py"), str(record)))
     assert done.returncode == 0, done.stderr
     verdict = json.loads(record.read_text())["verdict"]
@@ -85,7 +85,7 @@ else:
 def test_a_job_of_which_a_rank_prints_does_not_hang(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTING)
     os.mkfifo(tmp_path / "fifo")
-    record = tmp_path / "run" / "doctor.json"
+    record = tmp_path / "run" / "examination.json"
     words = (str(tmp_path / "train.py"), str(record), str(tmp_path / "fifo"))
     done = run(launch_line(OWN, tmp_path, "-np", "2", "--stall-timeout", "2", *words))
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ HARDWARE = "*memory_gib *numa_* *packages.* *gpus.vendor *nics"
 LEFT_OUT = {
     "check": "exit_code findings.check findings.code findings.level findings.message network.interfaces",
     "config-show": "options.source",
-    "doctor": "request time verdict.finding ranks.position ranks.report",
+    "doctor": "request time verdict.finding ranks.position ranks.snapshot",
     "lint": "code",
     "forecast": "links.*.burst links.*.parallel links.host links.uplink links.aisle workload.overlap wrong_order "
     "decompositions.limit decompositions.bytes decompositions.algorithm",

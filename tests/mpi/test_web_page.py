@@ -120,7 +120,7 @@ def hostile(tmp_path: Path) -> Iterator[PageServer]:
     run = make_run(tmp_path, "20261122-tokarumi", exit_code=None, pid=os.getpid())
     samples = (SAMPLES / "storage.jsonl").read_text()
     (run / "metrics.jsonl").write_text(samples.replace('"host": "', f'"host": "{HOSTILE}</script>'))
-    (run / "doctor.json").write_text(json.dumps({"sentence": HOSTILE}))
+    (run / "examination.json").write_text(json.dumps({"sentence": HOSTILE}))
     ranks = [{"rank": rank, "host": HOSTILE, "local_rank": rank, "packages": [0], "cores": [0], "gpu": None,
               "threads": HOSTILE, "nics": []} for rank in range(2)]  # fmt: skip
     plan = {"ranks": ranks, "hosts": [{"name": HOSTILE}], "topology": HOSTILE}
@@ -143,7 +143,7 @@ def test_what_hosts_have_said_is_text(hostile: PageServer) -> None:
         assert page.evaluate(TROUBLE) == ["1"]
         assert text_of(page, "limit").startswith(f"Limit: rank 1 on {HOSTILE}")
         assert text_of(page, "reason") == HOSTILE
-        assert text_of(page, "doctor") == HOSTILE
+        assert text_of(page, "verdict") == HOSTILE
         page.click("#rows button")
         wait_for(lambda: text_of(page, "log") == f"\N{REPLACEMENT CHARACTER}{HOSTILE}")
         assert page.evaluate("document.images.length") == 0

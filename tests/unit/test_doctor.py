@@ -1,14 +1,14 @@
-"""The doctor: positions of ranks from their stacks, verdicts, and the reports of keepers."""
+"""Examinations: positions of ranks from their stacks, verdicts, and the snapshots of keepers."""
 
 import json
 from typing import Any
 
 import pytest
 
-from ddlrun.hangs.diagnosis import Diagnosis, diagnose, record_diagnosis
+from ddlrun.hangs.examination import Examination, evaluate, record_examination
 from ddlrun.hangs.position import Activity, describe, locate_rank
-from ddlrun.hangs.records import RankReport, parse_report
-from ddlrun.hangs.verdict import HangFinding, HangVerdict, JobLook, RankLook, judge
+from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot, parse_snapshot
+from ddlrun.hangs.verdict import HangFinding, HangVerdict, judge
 
 MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
 TORCH = "/env/lib/python3.11/site-packages/torch"
@@ -40,80 +40,83 @@ def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def report(
+def snapshot(
     *processes: dict[str, Any],
     connections: tuple[tuple[str, str], ...] = (),
     collective: tuple[int | str, ...] | None = None,
-) -> RankReport:
-    """Return the report of a rank."""
+) -> RankSnapshot:
+    """Return the snapshot of a rank."""
     pairs = [{"local": local, "remote": remote} for local, remote in connections]
     waits_in = collective and dict(zip(("number", "name", "data", "backend"), collective, strict=False))
     record = {"processes": processes, "connections": pairs, "collective": waits_in}
-    return parse_report(json.dumps(record).encode())
+    return parse_snapshot(json.dumps(record).encode())
 
 
 def own(line: int, source: str, function: str = "step") -> tuple[str, str, int, str]:
     return (function, "/home/u/train.py", line, source)
 
 
-WAITING = report(process([*BARRIER, MAIN], "R"))
-LOOPING = report(process([own(37, "while True:")], "R"))
+WAITING = snapshot(process([*BARRIER, MAIN], "R"))
+LOOPING = snapshot(process([own(37, "while True:")], "R"))
 
 POSITIONS = [
     (WAITING, Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
-    (report(process(ALL_REDUCE, call="futex")), Activity.COMMUNICATES, "waits in all_reduce (train.py:41)"),
+    (snapshot(process(ALL_REDUCE, call="futex")), Activity.COMMUNICATES, "waits in all_reduce (train.py:41)"),
     (
-        report(process([*FUTURE, *ALL_REDUCE], call="futex")), Activity.COMMUNICATES,
+        snapshot(process([*FUTURE, *ALL_REDUCE], call="futex")), Activity.COMMUNICATES,
         "waits in all_reduce (train.py:41)",
     ),
     (
-        report(process([("process_allgather", JAX, 159, ""), own(17, "mu.process_allgather(x)")], call="futex")),
+        snapshot(process([("process_allgather", JAX, 159, ""), own(17, "mu.process_allgather(x)")], call="futex")),
         Activity.COMMUNICATES, "waits in process_allgather (train.py:17)",
     ),
     (
-        report(process([own(9, "loss.backward()")], call="futex")),
+        snapshot(process([own(9, "loss.backward()")], call="futex")),
         Activity.WAITS, "waits in futex (step, train.py:9: loss.backward())",
     ),
     (
-        report(process([own(9, "time.sleep(1)")])), Activity.WAITS, "waits (step, train.py:9: time.sleep(1))",
+        snapshot(process([own(9, "time.sleep(1)")])), Activity.WAITS, "waits (step, train.py:9: time.sleep(1))",
     ),
-    (report(process([MAIN], "R")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
-    (report(process([MAIN], call="sleep")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
+    (snapshot(process([MAIN], "R")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
+    (snapshot(process([MAIN], call="sleep")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
     (
-        report(process([own(4, "a, b = line.split()")], "R")),
+        snapshot(process([own(4, "a, b = line.split()")], "R")),
         Activity.RUNS, "is in step (train.py:4): a, b = line.split()",
     ),
     (LOOPING, Activity.RUNS, "is in step (train.py:37): while True:"),
     (
-        report(process([own(5, "with lock:")], call="futex")),
+        snapshot(process([own(5, "with lock:")], call="futex")),
         Activity.LOCKED, "waits for a lock (step, train.py:5: with lock:)",
     ),
     (
-        report(process([own(5, "os.write(fd, data)")], call="write", target="pipe:[4711]")),
+        snapshot(process([own(5, "os.write(fd, data)")], call="write", target="pipe:[4711]")),
         Activity.WRITES, "writes to a pipe (step, train.py:5: os.write(fd, data))",
     ),
     (
-        report(process([own(5, "file.read()")], call="read", target="/data/x")),
+        snapshot(process([own(5, "file.read()")], call="read", target="/data/x")),
         Activity.READS, "reads /data/x (step, train.py:5: file.read())",
     ),
-    (report(process([own(5, "x = f()")], "T")), Activity.STOPPED, "is stopped by a signal (step, train.py:5: x = f())"),
     (
-        report(process([("main", "/lib/libc.so.6", 0, "")], "R")),
+        snapshot(process([own(5, "x = f()")], "T")),
+        Activity.STOPPED, "is stopped by a signal (step, train.py:5: x = f())",
+    ),
+    (
+        snapshot(process([("main", "/lib/libc.so.6", 0, "")], "R")),
         Activity.FINALIZES, "has left the program and is ending",
     ),
     (
-        report(process([], threads=[], waits_in="hrtimer_nanosleep")),
+        snapshot(process([], threads=[], waits_in="hrtimer_nanosleep")),
         Activity.UNKNOWN, "is in an unknown place (sleep)",
     ),
     (
-        report(process([
+        snapshot(process([
             ("exec_module", "<frozen importlib._bootstrap_external>", 940, ""), own(3, "import torch", "<module>"),
         ], "R")),
         Activity.IMPORTS, "imports modules (train.py:3: import torch)",
     ),
     (
         # A model computes inside DistributedDataParallel.
-        report(process([
+        snapshot(process([
             ("forward", f"{TORCH}/nn/modules/linear.py", 134, "return F.linear(input)"),
             ("forward", f"{TORCH}/nn/parallel/distributed.py", 1655, "self._run_ddp_forward()"),
             own(8, "y = model(x)"),
@@ -121,7 +124,7 @@ POSITIONS = [
         Activity.RUNS, "is in step (train.py:8): y = model(x)",
     ),
     (
-        report(
+        snapshot(
             process([("_try_get_data", f"{TORCH}/utils/data/dataloader.py", 1250, ""), own(8, "for batch in loader:")]),
             process([own(3, "with lock:", "__getitem__"), ("fetch", f"{TORCH}/utils/data/_utils/fetch.py", 54, "")],
                     call="futex"),
@@ -134,119 +137,123 @@ POSITIONS = [
 
 
 @pytest.mark.parametrize(("rank", "activity", "text"), POSITIONS, ids=[text[:30] for _, _, text in POSITIONS])
-def test_the_position_of_a_rank(rank: RankReport, activity: Activity, text: str) -> None:
+def test_the_position_of_a_rank(rank: RankSnapshot, activity: Activity, text: str) -> None:
     position = locate_rank(rank)
     assert (position.activity, describe(position)) == (activity, text)
 
 
-def look(*reports: RankReport | int | None, reachable: bool = True) -> JobLook:
+def job(*snapshots: RankSnapshot | int | None, reachable: bool = True) -> JobSnapshot:
     """Return a job with one rank per host; a number is the exit code of a rank that has ended."""
     ranks = [
-        RankLook(rank, f"h{rank}", reachable=reachable, exit_code=value)
+        ExaminedRank(rank, f"h{rank}", reachable=reachable, exit_code=value)
         if isinstance(value, int)
-        else RankLook(rank, f"h{rank}", value, reachable=reachable)
-        for rank, value in enumerate(reports)
+        else ExaminedRank(rank, f"h{rank}", value, reachable=reachable)
+        for rank, value in enumerate(snapshots)
     ]
-    return JobLook(tuple(ranks))
+    return JobSnapshot(tuple(ranks))
 
 
-def in_all_reduce(number: int | None) -> RankReport:
-    """Return the report of a rank in a collective with this number; None: it is not known."""
+def in_all_reduce(number: int | None) -> RankSnapshot:
+    """Return the snapshot of a rank in a collective with this number; None: it is not known."""
     collective = None if number is None else (number, "all_reduce", "Float[4]")
-    return report(process(ALL_REDUCE, call="futex"), collective=collective)
+    return snapshot(process(ALL_REDUCE, call="futex"), collective=collective)
 
 
-GATHER = report(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
-IN_JAX = report(process([own(13, "return float(f(x))")], call="futex"))
-SLEEPING = report(process([own(15, "sleep(9)")], call="sleep"))
+GATHER = snapshot(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
+IN_JAX = snapshot(process([own(13, "return float(f(x))")], call="futex"))
+SLEEPING = snapshot(process([own(15, "sleep(9)")], call="sleep"))
 CUT = (("10.0.0.1", "10.0.0.3"),), (("10.0.0.2", "10.0.0.3"),), (("10.0.0.3", "10.0.0.1"), ("10.0.0.3", "10.0.0.2"))
 VERDICTS = [
     (
-        look(WAITING, WAITING, LOOPING, WAITING), HangFinding.ABSENT, (2,),
+        job(WAITING, WAITING, LOOPING, WAITING), HangFinding.ABSENT, (2,),
         "ranks 0, 1 and 3 wait in Barrier (train.py:41); rank 2 is in step (train.py:37): while True:",
     ),
     (
-        look(WAITING, WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (2,),
+        job(WAITING, WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (2,),
         "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in gather (train.py:44)",
     ),
     (
-        look(WAITING, GATHER, WAITING, in_all_reduce(None)), HangFinding.DIFFERENT_CALLS, (),
+        job(WAITING, GATHER, WAITING, in_all_reduce(None)), HangFinding.DIFFERENT_CALLS, (),
         ("ranks 0 and 2 wait in Barrier (train.py:41); rank 1 waits in gather (train.py:44); "
          "rank 3 waits in all_reduce (train.py:41)"),
     ),
     (
-        look(WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (),
+        job(WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (),
         "rank 0 waits in Barrier (train.py:41); rank 1 waits in gather (train.py:44)",
     ),
     (
-        look(*map(in_all_reduce, (7, 7, 6))), HangFinding.DIFFERENT_CALLS, (2,),
+        job(*map(in_all_reduce, (7, 7, 6))), HangFinding.DIFFERENT_CALLS, (2,),
         ("ranks 0 and 1 wait in all_reduce (train.py:41), collective 7: all_reduce; rank 2 waits in all_reduce "
          "(train.py:41), collective 6: all_reduce"),
     ),
     (
-        look(*map(in_all_reduce, (7, 8))), HangFinding.DIFFERENT_CALLS, (0,),
+        job(*map(in_all_reduce, (7, 8))), HangFinding.DIFFERENT_CALLS, (0,),
         ("rank 0 waits in all_reduce (train.py:41), collective 7: all_reduce; rank 1 waits in all_reduce "
          "(train.py:41), collective 8: all_reduce"),
     ),
     (
-        look(*map(in_all_reduce, (7, None))), HangFinding.SAME_CALL, (),
+        job(*map(in_all_reduce, (7, None))), HangFinding.SAME_CALL, (),
         "all ranks wait in all_reduce (train.py:41)",
     ),
     (
-        look(WAITING, 0, WAITING), HangFinding.ENDED, (1,),
+        job(WAITING, 0, WAITING), HangFinding.ENDED, (1,),
         "ranks 0 and 2 wait in Barrier (train.py:41); rank 1 has ended",
     ),
-    (look(WAITING, 0, 0), HangFinding.ENDED, (0,), "rank 0 waits in Barrier (train.py:41); ranks 1 and 2 have ended"),
+    (job(WAITING, 0, 0), HangFinding.ENDED, (0,), "rank 0 waits in Barrier (train.py:41); ranks 1 and 2 have ended"),
     (
-        look(WAITING, WAITING), HangFinding.SAME_CALL, (),
+        job(WAITING, WAITING), HangFinding.SAME_CALL, (),
         "all ranks wait in Barrier (train.py:41)",
     ),
     (
-        look(*(report(process([*BARRIER, MAIN], "R"), connections=pairs) for pairs in CUT)), HangFinding.NETWORK, (2,),
+        job(*(snapshot(process([*BARRIER, MAIN], "R"), connections=pairs) for pairs in CUT)), HangFinding.NETWORK, (2,),
         ("ranks 0-2 wait in Barrier (train.py:41); data to and from h2 (10.0.0.3) is not acknowledged: its network, or "
          "that to it, is cut"),
     ),
     (
-        look(WAITING, None, reachable=False), HangFinding.SILENT_HOST, (1,),
+        job(WAITING, None, reachable=False), HangFinding.SILENT_HOST, (1,),
         "rank 0 waits in Barrier (train.py:41); rank 1: no reply from h1, which is down, or its network is cut",
     ),
     (
-        look(IN_JAX, SLEEPING), HangFinding.BLOCKED, (),
+        job(IN_JAX, SLEEPING), HangFinding.BLOCKED, (),
         "rank 0 waits in futex (step, train.py:13: return float(f(x))); rank 1 sleeps (step, train.py:15: sleep(9))",
     ),
-    (look(LOOPING, LOOPING), HangFinding.RUNNING, (), "ranks 0 and 1 are in step (train.py:37): while True:"),
-    (look(0, 0), HangFinding.UNKNOWN, (), "no rank could be examined"),
+    (job(LOOPING, LOOPING), HangFinding.RUNNING, (), "ranks 0 and 1 are in step (train.py:37): while True:"),
+    (job(0, 0), HangFinding.UNKNOWN, (), "no rank could be examined"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("job", "finding", "guilty", "text"), VERDICTS, ids=[row[1].value for row in VERDICTS])
-def test_the_verdict(job: JobLook, finding: HangFinding, guilty: tuple[int, ...], text: str) -> None:
+def test_the_verdict(job: JobSnapshot, finding: HangFinding, guilty: tuple[int, ...], text: str) -> None:
     assert judge(job) == HangVerdict(finding, guilty, text)
 
 
 def test_a_job_hangs_if_no_waiting_rank_has_moved() -> None:
-    before, later = look(WAITING, LOOPING), look(WAITING, report(process([own(38, "pass")], "R")))
-    assert diagnose([before, later]).hangs
-    moved = diagnose([before, look(LOOPING, WAITING)])
+    before, later = job(WAITING, LOOPING), job(WAITING, snapshot(process([own(38, "pass")], "R")))
+    assert evaluate([before, later]).hangs
+    moved = evaluate([before, job(LOOPING, WAITING)])
     assert (moved.hangs, moved.sentence.partition(":")[0]) == (False, "no hang")
-    assert not diagnose([before]).hangs
-    sevenths, eighths, unknown = (look(*map(in_all_reduce, (number, number))) for number in (7, 8, None))
-    assert [diagnose([sevenths, other]).hangs for other in (sevenths, eighths, unknown)] == [True, False, True]
-    same = look(WAITING, WAITING)
+    assert not evaluate([before]).hangs
+    sevenths, eighths, unknown = (job(*map(in_all_reduce, (number, number))) for number in (7, 8, None))
+    assert [evaluate([sevenths, other]).hangs for other in (sevenths, eighths, unknown)] == [True, False, True]
+    same = job(WAITING, WAITING)
     hint = ": their arguments, such as sizes, may differ"
-    assert diagnose([same, same]).sentence == f"hang: all ranks wait in Barrier (train.py:41){hint}"
-    assert not diagnose([look(LOOPING), look(LOOPING)]).hangs
+    assert evaluate([same, same]).sentence == f"hang: all ranks wait in Barrier (train.py:41){hint}"
+    assert not evaluate([job(LOOPING), job(LOOPING)]).hangs
 
 
 def test_a_job_with_a_rank_that_has_not_replied_in_time() -> None:
-    late, whole = look(LOOPING, None), look(LOOPING, LOOPING)
-    assert [diagnose(looks).moved for looks in ([late, whole], [whole, late], [whole, whole])] == [True, False, False]
+    late, whole = job(LOOPING, None), job(LOOPING, LOOPING)
+    assert [evaluate(snapshots).moved for snapshots in ([late, whole], [whole, late], [whole, whole])] == [
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(("numbers", "hangs"), [((7, 8), False), ((7, 7), True), ((0, 8), True), ((7, 0), True)])
 def test_a_job_whose_operations_end_moves_on(numbers: tuple[int, int], hangs: bool) -> None:  # noqa: FBT001
-    before, after = (look(WAITING, LOOPING._replace(ended=number)) for number in numbers)
-    assert diagnose([before, after]).hangs is hangs
+    before, after = (job(WAITING, LOOPING._replace(ended=number)) for number in numbers)
+    assert evaluate([before, after]).hangs is hangs
 
 
 FUTEX = {"call": "futex"}
@@ -258,7 +265,7 @@ FUTEX = {"call": "futex"}
         ({}, {}, True),
         ({}, {"replies": 1}, False),
         ({}, {"switches": 99}, True),
-        (FUTEX, {**FUTEX, "switches": 4}, True),  # signals of two looks have interrupted the wait
+        (FUTEX, {**FUTEX, "switches": 4}, True),  # signals of two snapshots have interrupted the wait
         (FUTEX, {**FUTEX, "switches": 5}, False),
         (FUTEX, {"call": "sleep", "switches": 5}, False),  # it went on between its state and its stack
     ],
@@ -268,23 +275,23 @@ def test_a_rank_that_has_called_the_same_function_again_has_moved(
     second: dict[str, Any],
     hangs: bool,  # noqa: FBT001
 ) -> None:
-    before, after = (report(process([*BARRIER, MAIN], **values)) for values in (first, second))
-    assert diagnose([look(before, LOOPING), look(after, LOOPING)]).hangs is hangs
+    before, after = (snapshot(process([*BARRIER, MAIN], **values)) for values in (first, second))
+    assert evaluate([job(before, LOOPING), job(after, LOOPING)]).hangs is hangs
 
 
-def on_gpu(number: int, name: str = "all_reduce", frames: Frames = ITEM, **more: Any) -> RankReport:
-    """Return the report of a rank that keeps a CPU busy, and whose GPU has not ended a collective."""
+def on_gpu(number: int, name: str = "all_reduce", frames: Frames = ITEM, **more: Any) -> RankSnapshot:
+    """Return the snapshot of a rank that keeps a CPU busy, and whose GPU has not ended a collective."""
     running = process(frames, **{"state": "R", "gpu": True, **more})
-    return report(running, collective=(number, name, "Float[4]", "nccl"))
+    return snapshot(running, collective=(number, name, "Float[4]", "nccl"))
 
 
-def diagnose_on_gpus(*ranks: RankReport | int) -> Diagnosis:
-    return diagnose([look(*ranks), look(*ranks)])
+def evaluate_on_gpus(*ranks: RankSnapshot | int) -> Examination:
+    return evaluate([job(*ranks), job(*ranks)])
 
 
 ON_GPU = "waits for its GPU (step, train.py:5: loss.item()), collective 7: all_reduce"
 # A rank in the same operation in a system call: in `backward`, whose thread waits for the GPU.
-IN_BACKWARD = report(
+IN_BACKWARD = snapshot(
     process([("backward", f"{TORCH}/_tensor.py", 500, ""), own(4, "loss.backward()")], call="futex", gpu=True),
     collective=(7, "all_reduce", "Float[4]", "nccl"),
 )
@@ -303,18 +310,18 @@ IN_BACKWARD = report(
     ],
 )  # fmt: skip
 def test_ranks_that_stay_in_a_call_wait_for_a_collective_on_their_gpu(
-    ranks: tuple[RankReport | int, ...], finding: HangFinding, guilty: tuple[int, ...], text: str
+    ranks: tuple[RankSnapshot | int, ...], finding: HangFinding, guilty: tuple[int, ...], text: str
 ) -> None:
-    diagnosis = diagnose_on_gpus(*ranks)
-    assert diagnosis.verdict == HangVerdict(finding, guilty, text)
-    assert diagnosis.hangs
+    examination = evaluate_on_gpus(*ranks)
+    assert examination.verdict == HangVerdict(finding, guilty, text)
+    assert examination.hangs
 
 
 def test_gpus_in_the_same_collective_may_compute_what_comes_before_it() -> None:
     elsewhere = on_gpu(7, frames=[own(6, "loss.item()")])
-    diagnosis = diagnose_on_gpus(on_gpu(7), elsewhere)
+    examination = evaluate_on_gpus(on_gpu(7), elsewhere)
     text = "ranks 0 and 1 wait for their GPU, collective 7: all_reduce; the GPUs may compute what comes before it"
-    assert (diagnosis.sentence, diagnosis.goes_on) == (f"at this moment: {text}", False)
+    assert (examination.sentence, examination.goes_on) == (f"at this moment: {text}", False)
 
 
 @pytest.mark.parametrize(
@@ -324,21 +331,21 @@ def test_gpus_in_the_same_collective_may_compute_what_comes_before_it() -> None:
         on_gpu(8),
         on_gpu(7, frames=[("wait", "/lib/python3.11/subprocess.py", 9, ""), *ITEM], state="S", call="wait4"),
         on_gpu(7, frames=[("fit", "/env/lib/python3.11/site-packages/sklearn/svm.py", 9, ""), *ITEM]),
-        report(process(ITEM, "R", gpu=True), collective=(7, "all_reduce", "Float[4]", "gloo")),
-        report(process(ITEM, "R"), collective=(7, "all_reduce", "Float[4]", "nccl")),
+        snapshot(process(ITEM, "R", gpu=True), collective=(7, "all_reduce", "Float[4]", "gloo")),
+        snapshot(process(ITEM, "R"), collective=(7, "all_reduce", "Float[4]", "nccl")),
     ],
 )
-def test_a_rank_that_does_something_else_does_not_wait_for_its_gpu(later: RankReport) -> None:
-    diagnosis = diagnose([look(on_gpu(7), LOOPING), look(later, LOOPING)])
-    assert diagnosis.verdict.finding in {HangFinding.RUNNING, HangFinding.BLOCKED}
-    assert diagnose([look(on_gpu(7), LOOPING)]).verdict.finding is HangFinding.RUNNING  # of one look nothing follows
+def test_a_rank_that_does_something_else_does_not_wait_for_its_gpu(later: RankSnapshot) -> None:
+    examination = evaluate([job(on_gpu(7), LOOPING), job(later, LOOPING)])
+    assert examination.verdict.finding in {HangFinding.RUNNING, HangFinding.BLOCKED}
+    assert evaluate([job(on_gpu(7), LOOPING)]).verdict.finding is HangFinding.RUNNING  # of one look nothing follows
 
 
 COMPUTING: dict[str, Any] = {"time": 4.0, "busy": 3.9, "replies": 1}
 LOOP, LOCK = [own(37, "while True:")], [own(5, "with lock:")]
-SLEEPING = report(process([own(7, "time.sleep(60)")], call="sleep"))
+SLEEPING = snapshot(process([own(7, "time.sleep(60)")], call="sleep"))
 TESTING = [own(7, "while not request.Test(): time.sleep(.01)")]
-FINALIZING = report(process([("main", "/lib/libc.so.6", 0, "")], "R", busy=3.9, time=4.0))
+FINALIZING = snapshot(process([("main", "/lib/libc.so.6", 0, "")], "R", busy=3.9, time=4.0))
 
 
 @pytest.mark.parametrize(
@@ -355,14 +362,18 @@ FINALIZING = report(process([("main", "/lib/libc.so.6", 0, "")], "R", busy=3.9, 
 )
 def test_a_job_whose_ranks_compute_goes_on(frames: Frames, more: dict[str, Any], goes_on: bool) -> None:  # noqa: FBT001
     values = {"state": "R", **COMPUTING, **more}
-    before = report(process(frames, **{**values, "time": 0.0, "busy": 0.0, "replies": 0}))
-    diagnosis = diagnose([look(before, before), look(*[report(process(frames, **values))] * 2)])
-    assert (diagnosis.moved, diagnosis.goes_on, diagnosis.hangs) == (False, goes_on, not goes_on and frames != LOOP)
+    before = snapshot(process(frames, **{**values, "time": 0.0, "busy": 0.0, "replies": 0}))
+    examination = evaluate([job(before, before), job(*[snapshot(process(frames, **values))] * 2)])
+    assert (examination.moved, examination.goes_on, examination.hangs) == (
+        False,
+        goes_on,
+        not goes_on and frames != LOOP,
+    )
 
 
-def polling(replies: int, state: str = "R", line: int = 8) -> RankReport:
+def polling(replies: int, state: str = "R", line: int = 8) -> RankSnapshot:
     frames = [("MPI_Iprobe", "/lib/libmpi.so.40", 0, ""), ("Iprobe", MPI, 0, ""), own(line, "while not comm.Iprobe():")]
-    return report(process(frames, state, replies=replies))
+    return snapshot(process(frames, state, replies=replies))
 
 
 @pytest.mark.parametrize(
@@ -375,17 +386,17 @@ def polling(replies: int, state: str = "R", line: int = 8) -> RankReport:
     ],
 )
 def test_a_loop_that_asks_other_ranks_moves_while_one_computes(
-    other: RankReport,
-    after: RankReport,
+    other: RankSnapshot,
+    after: RankSnapshot,
     moved: bool,  # noqa: FBT001
 ) -> None:
-    diagnosis = diagnose([look(other, other, polling(0)), look(other, other, after)])
-    assert diagnosis.moved is moved
-    assert diagnosis.verdict.guilty == ((2,) if other is WAITING else (0, 1))
+    examination = evaluate([job(other, other, polling(0)), job(other, other, after)])
+    assert examination.moved is moved
+    assert examination.verdict.guilty == ((2,) if other is WAITING else (0, 1))
 
 
 def test_a_rank_that_sleeps_in_a_loop_that_asks_others_waits_for_them() -> None:
-    position = locate_rank(report(process(TESTING, call="sleep")))
+    position = locate_rank(snapshot(process(TESTING, call="sleep")))
     assert (position.activity, position.call) == (Activity.COMMUNICATES, "Test")
 
 
@@ -412,36 +423,39 @@ def test_a_rank_that_reads_or_writes_moves(
     transferred: tuple[int, int],
     moved: bool,  # noqa: FBT001
 ) -> None:
-    looks = [look(WAITING, report(process(frames, **more, transferred=number))) for number in transferred]
-    assert diagnose(looks).moved is moved
+    snapshots = [job(WAITING, snapshot(process(frames, **more, transferred=number))) for number in transferred]
+    assert evaluate(snapshots).moved is moved
 
 
 @pytest.mark.parametrize(
     ("others", "goes_on"),
     [([], True), ([SLEEPING], True), ([0], True), ([WAITING], False), ([SLEEPING, WAITING], False),
-     ([FINALIZING], False), ([report(process(LOOP, "T"))], False), ([None], False)],
+     ([FINALIZING], False), ([snapshot(process(LOOP, "T"))], False), ([None], False)],
 )  # fmt: skip
-def test_a_rank_that_computes_may_loop_while_others_wait(others: list[RankReport | int | None], goes_on: bool) -> None:  # noqa: FBT001
-    before, after = look(LOOPING, *others), look(report(process(LOOP, "R", **COMPUTING)), *others)
-    assert diagnose([before, after]).goes_on is goes_on
+def test_a_rank_that_computes_may_loop_while_others_wait(
+    others: list[RankSnapshot | int | None],
+    goes_on: bool,  # noqa: FBT001
+) -> None:
+    before, after = job(LOOPING, *others), job(snapshot(process(LOOP, "R", **COMPUTING)), *others)
+    assert evaluate([before, after]).goes_on is goes_on
 
 
-@pytest.mark.parametrize(("before", "after"), [(report(), LOOPING), (LOOPING, report()), (report(), WAITING)])
-def test_a_rank_that_could_not_be_examined_is_in_an_unknown_place(before: RankReport, after: RankReport) -> None:
-    diagnosis = diagnose([look(WAITING, before), look(WAITING, after)])
-    assert diagnosis.moved is not None
-    assert not diagnose([look(before), look(after)]).computes
+@pytest.mark.parametrize(("before", "after"), [(snapshot(), LOOPING), (LOOPING, snapshot()), (snapshot(), WAITING)])
+def test_a_rank_that_could_not_be_examined_is_in_an_unknown_place(before: RankSnapshot, after: RankSnapshot) -> None:
+    examination = evaluate([job(WAITING, before), job(WAITING, after)])
+    assert examination.moved is not None
+    assert not evaluate([job(before), job(after)]).computes
 
 
 def test_a_thread_that_waits_for_other_ranks_does_not_compute() -> None:
     main, helper = (process(frames, call="futex", **COMPUTING)["threads"][0] for frames in (LOCK, BARRIER))
-    before = report(process(LOCK, call="futex"))
-    after = report({**process(LOCK, call="futex", **COMPUTING), "threads": [main, helper]})
-    assert diagnose([look(before), look(after)]).hangs
+    before = snapshot(process(LOCK, call="futex"))
+    after = snapshot({**process(LOCK, call="futex", **COMPUTING), "threads": [main, helper]})
+    assert evaluate([job(before), job(after)]).hangs
 
 
-def test_the_record_of_a_diagnosis() -> None:
-    record = record_diagnosis(diagnose([look(WAITING, in_all_reduce(7), 3, None)]), "request", 1.0)
+def test_the_record_of_a_examination() -> None:
+    record = record_examination(evaluate([job(WAITING, in_all_reduce(7), 3, None)]), "request", 1.0)
     assert [rank["exit_code"] for rank in record["ranks"]] == [None, None, 3, None]
     position = record["ranks"][1]["position"]
     assert position is not None
@@ -456,4 +470,4 @@ def test_the_record_of_a_diagnosis() -> None:
 )  # fmt: skip
 def test_a_report_that_cannot_be_read(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of any text
-        parse_report(text)
+        parse_snapshot(text)

@@ -16,7 +16,7 @@ from ddlrun.metrics.history import History
 from ddlrun.metrics.metrics_file import parse_line, render_line
 from ddlrun.metrics.openmetrics import render_openmetrics
 from ddlrun.metrics.samples import HostSample, RankSample
-from ddlrun.metrics.table import COLUMNS, render_table
+from ddlrun.metrics.top_table import COLUMNS, render_table
 from ddlrun.ranges import render_ranges
 from tests.support.json_schemas import validate
 from tests.support.seeded_runs import findings_of

@@ -30,7 +30,7 @@ from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, grou
 from ddlrun.preflight.identity import find_aliases
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
 from ddlrun.preflight.run import PreflightReport, ambiguous_interfaces, misnamed_hosts
-from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
+from ddlrun.preflight.ssh import SshFailure, SshProblem, explain_failure
 from ddlrun.preflight.table import check_record, render_report
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
 from ddlrun.remote.processes import FinishedProcess
@@ -392,7 +392,7 @@ Host key verification failed.
     ],
 )
 def test_problems_of_ssh_are_distinguished(answer: FinishedProcess, problem: SshProblem, remedy: str) -> None:
-    failure = diagnose("h1", answer, ("ssh", "-p", "2222"), 30)
+    failure = explain_failure("h1", answer, ("ssh", "-p", "2222"), 30)
     assert failure.problem is problem
     assert remedy in failure.remedy
     assert "\n" not in failure.message + failure.remedy

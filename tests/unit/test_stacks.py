@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ddlrun.hangs.records import RankReport, RecordedCollective, parse_report
+from ddlrun.hangs.snapshot import RankSnapshot, RecordedCollective, parse_snapshot
 from ddlrun.keeper.program import HOOK
 from ddlrun.keeper.stacks.busy_time import read_busy_time, read_transferred, uses_gpu
 from ddlrun.keeper.stacks.flight_recorder import parse_recorder, read_recorder
-from ddlrun.keeper.stacks.inspection import inspect_program
 from ddlrun.keeper.stacks.python_stacks import STACKS_SIGNAL, UNKNOWN, find_py_spy, parse_dump, probe, read_stacks
+from ddlrun.keeper.stacks.snapshot import take_snapshot
 from tests.support import needs
 from tests.support.waiting import wait_until
 
@@ -105,23 +105,23 @@ def test_what_a_process_and_its_ended_children_write_is_counted(tmp_path: Path) 
     assert all(later - earlier >= 1 << 20 for earlier, later in itertools.pairwise(numbers))
 
 
-EXAMINATION = """
+SNAPSHOT = """
 import os, resource
-from ddlrun.keeper.stacks.examination import Examination
+from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess
 if os.geteuid() == 0:
     os.setuid(65534)
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-examination = Examination(os.getpid(), 10)
-print(examination.read().decode())
-examination = Examination(os.getpid(), 10)
-examination.stop()
+snapshot = SnapshotProcess(os.getpid(), 10)
+print(snapshot.read().decode())
+snapshot = SnapshotProcess(os.getpid(), 10)
+snapshot.stop()
 """
 
 
-def test_an_examiner_that_cannot_start_reports_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", EXAMINATION], capture_output=True, text=True, check=False)
+def test_a_snapshot_that_cannot_start_is_empty() -> None:
+    done = subprocess.run([sys.executable, "-c", SNAPSHOT], capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert parse_report(done.stdout) == RankReport((), ())
+    assert parse_snapshot(done.stdout) == RankSnapshot((), ())
 
 
 def test_a_child_that_a_rank_forks_has_the_hook(tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_the_collective_of_a_rank_comes_from_torch(setup: str, tmp_path: Path) -
     code = setup + ALL_REDUCE.format(folder=tmp_path)
     with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
         wait_until(lambda: read_recorder([process.pid], 10)["collective"])
-        report = parse_report(inspect_program(process.pid, 10))
-        assert (report.ended, report.collective) == (1, RecordedCollective(2, "all_reduce", "Float[2, 3]", "gloo"))
-        assert not any("flight_recorder" in str(stack) for stack in report.processes[0].threads)
+        snapshot = parse_snapshot(take_snapshot(process.pid, 10))
+        assert (snapshot.ended, snapshot.collective) == (1, RecordedCollective(2, "all_reduce", "Float[2, 3]", "gloo"))
+        assert not any("flight_recorder" in str(stack) for stack in snapshot.processes[0].threads)
         process.send_signal(signal.SIGSTOP)
-        assert parse_report(inspect_program(process.pid, 10)).collective is None
+        assert parse_snapshot(take_snapshot(process.pid, 10)).collective is None
 
 
 RECORDS_OF_OTHERS = [b"", b"[]", b"{", b"[1]", b'[{"entries": [{}]}]', b'[{"entries": [{"process_group": 1}]}]']

@@ -19,8 +19,8 @@ from ddlrun.metrics.diagnosis import diagnose
 from ddlrun.metrics.gauges import GAUGES
 from ddlrun.metrics.history import History
 from ddlrun.metrics.openmetrics import CONTENT_TYPE, render_openmetrics
-from ddlrun.metrics.server import MetricsServer
-from ddlrun.metrics.table import COLUMNS, render_table, render_top, sort_by_trouble
+from ddlrun.metrics.openmetrics_server import MetricsServer
+from ddlrun.metrics.top_table import COLUMNS, render_table, render_top, sort_by_trouble
 from tests.support import needs
 from tests.support.ports import reserved_port
 from tests.support.processes import started, wait_for

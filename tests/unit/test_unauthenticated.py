@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from ddlrun.keeper import protocol
-from ddlrun.metrics.server import MetricsServer
+from ddlrun.metrics.openmetrics_server import MetricsServer
 from ddlrun.page.server import PageServer
 from ddlrun.preflight import peer
 from ddlrun.ship.host.link import connect, prove, reach, receive_message

@@ -23,7 +23,7 @@ MOST_TENSORS = 3
 
 
 def read_recorder(pids: Iterable[int], seconds: float) -> dict[str, Any]:
-    """Return the operations of the first of a rank's processes with a recorder; see RankReport in doctor/records.py.
+    """Return the operations of the first of a rank's processes with a recorder; see RankSnapshot in hangs/snapshot.py.
 
     Args:
         pids: The processes; workers that a process has forked, which come later, have its descriptors.
@@ -70,7 +70,7 @@ def _request(file_path: str, pipe_path: str, *, seconds: float) -> bytes:
 
 def parse_recorder(text: bytes) -> dict[str, Any]:
     """Return the number of the last operation that has ended, and the first collective of all ranks that has not."""
-    import json  # noqa: PLC0415 - in the examiner alone
+    import json  # noqa: PLC0415 - in the keeper's child alone
 
     try:
         recorders = [recorder.get("entries", ()) for recorder in json.loads(text or b"[]")]

@@ -54,7 +54,7 @@ def _native_option(pid: int) -> list[list[str]]:
 
 def find_py_spy(pid: int) -> str | None:
     """Return the path of py-spy: on PATH, or beside the Python of a process; None if it is not installed."""
-    import shutil  # noqa: PLC0415 - in the examiner alone
+    import shutil  # noqa: PLC0415 - in the keeper's child alone
 
     try:
         beside = os.path.dirname(os.readlink(f"/proc/{pid}/exe"))
@@ -67,7 +67,7 @@ def find_py_spy(pid: int) -> str | None:
 
 def _dump(argv: list[str], seconds: float) -> tuple[Threads, str]:
     """Return the stacks that py-spy prints as JSON, and the problem if it prints none."""
-    import subprocess  # noqa: PLC0415 - in the examiner alone
+    import subprocess  # noqa: PLC0415 - in the keeper's child alone
 
     try:
         done = subprocess.run(argv, capture_output=True, check=False, timeout=max(seconds, 0.1))  # noqa: S603
@@ -82,7 +82,7 @@ def _dump(argv: list[str], seconds: float) -> tuple[Threads, str]:
 
 def parse_dump(output: bytes) -> Threads:
     """Return the threads in the output of py-spy dump --json; none if it cannot be read."""
-    import json  # noqa: PLC0415 - in the examiner alone
+    import json  # noqa: PLC0415 - in the keeper's child alone
 
     try:
         return [

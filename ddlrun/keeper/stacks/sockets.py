@@ -46,7 +46,7 @@ def parse_connection(line: str) -> tuple[str, str, str] | None:
 
 def _address(text: str) -> str:
     """Return the address of ADDRESS:PORT, whose words of four bytes are in the byte order of the machine."""
-    import ipaddress  # noqa: PLC0415 - in the examiner alone
+    import ipaddress  # noqa: PLC0415 - in the keeper's child alone
     import sys  # noqa: PLC0415
 
     digits = bytes.fromhex(text.partition(":")[0])

@@ -51,7 +51,7 @@ function showHead() {
   byId("notes").replaceChildren(...content.notes.map((note) => make("li", `Note: ${note}.`)));
   put(byId("limit"), latest.limit && `Limit: ${latest.limit}`);
   byId("findings").replaceChildren(...latest.findings.slice(1, 6).map(({text}) => make("li", text)));
-  put(byId("doctor"), latest.doctor);
+  put(byId("verdict"), latest.verdict);
   put(byId("reason"), content.failure);
   byId("failure").hidden = !content.failure;
 }

@@ -6,11 +6,13 @@ A request is a file in the run folder, which `ddlrun doctor` writes there, also 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ddlrun.hangs.diagnosis import record_diagnosis, record_verdict, render_states
+from ddlrun.hangs.examination import record_examination, record_verdict, render_states
+from ddlrun.keeper import protocol
+from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import StallAction
 from ddlrun.runs.store import write_private
@@ -19,19 +21,46 @@ from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.supervision_state import SupervisionState
 
 if TYPE_CHECKING:
-    from ddlrun.hangs.diagnosis import Diagnosis
-    from ddlrun.supervise.examination import JobExaminer
+    from ddlrun.hangs.examination import Examination
+    from ddlrun.hangs.examiner import JobExaminer
 
 # The interval at which a request is looked for.
 REQUEST_SECONDS = 1.0
-# The time between looks at a job that has printed nothing: a part of the time of --stall-timeout, within limits. Slow
-# steps are seen only by looks that are far apart.
+# The time between snapshots of a job that has printed nothing: a part of the time of --stall-timeout, within limits.
+# Slow steps are seen only by snapshots that are far apart.
 STALL_PART, LEAST_INTERVAL, LONGEST_INTERVAL = 0.05, 2.0, 10.0
 NEVER = float("inf")
 LONGEST_REQUEST = 64
 
 
-class JobDoctor:
+class RunningJob:
+    """A job as its examiner sees it."""
+
+    def __init__(self, state: SupervisionState, keepers: Keepers) -> None:
+        self._state, self._keepers = state, keepers
+
+    def order_snapshots(self) -> Collection[int]:
+        """Order a snapshot from the keepers of all running ranks, and return these ranks."""
+        peers = {peer.rank: peer for peer in self._keepers.peers.values() if peer.running and peer.rank is not None}
+        for peer in peers.values():
+            self._keepers.send(peer, protocol.TAKE_SNAPSHOT)
+        return peers.keys()
+
+    def acknowledged(self, ranks: Collection[int]) -> Mapping[int, bool]:
+        """Return True for each connected rank whose host acknowledges what ddlrun sends, False for the others."""
+        peers = self._keepers.peers.values()
+        return {peer.rank: peer.acknowledged for peer in peers if peer.rank is not None and peer.rank in ranks}
+
+    def exit_codes(self) -> Mapping[int, int]:
+        """Return the exit codes of the ranks that have ended."""
+        return {rank: end.exit_code for rank, end in self._state.record.ends.items()}
+
+    def host_of(self, rank: int) -> str:
+        """Return the host of a rank."""
+        return self._state.job.host_of(rank)
+
+
+class Examinations:
     """The examinations of a job; times are those of time.monotonic()."""
 
     def __init__(
@@ -60,10 +89,13 @@ class JobDoctor:
         """Return the time at which `advance` has something to do."""
         return min(self._next_request, NEVER if self._examiner is None else self._examiner.deadline())
 
-    def add_report(self, rank: int, text: str) -> None:
-        """Add the report of a rank. Raises ProtocolError if it cannot be read."""
-        if self._examiner is not None:
-            self._examiner.add_report(rank, text)
+    def add_snapshot(self, rank: int, text: str) -> None:
+        """Add the snapshot of a rank. Raises ProtocolError if it cannot be read."""
+        try:
+            if self._examiner is not None:
+                self._examiner.add_snapshot(rank, text)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
 
     def end(self, rank: int) -> None:
         """Wait no longer for a rank that has ended."""
@@ -88,14 +120,16 @@ class JobDoctor:
         if self._limit is not None and not self.busy:  # another examination was in the way
             self._begin(self._on_limit, None, now)
         if self._examiner is not None:
-            self._examiner.advance(now, self._keepers)
+            self._examiner.advance(now)
 
     def check_stall(self, now: float) -> None:
         """Report ranks that have become silent, and examine the job then, or again if it is to be ended for a stall."""
         state = self._state
         if state.record.pause is not None or not self._keepers.reading:  # the ranks may have waited for ddlrun
             state.last_output = now
-        silent = state.stalls.check(now, state.last_output)
+        silent = state.stalls.find_new(now, state.last_output)
+        if silent:
+            state.console.tell(f"{state.job.describe(silent)} printed nothing for {self._options.stall:g} s")
         ends = self._options.stall_action is StallAction.END and self._is_stalled(now) and now >= self._next_stall_check
         if (silent or ends) and not self.busy and self._limit is None:
             self._stalled_since = now
@@ -107,35 +141,32 @@ class JobDoctor:
         running = any(peer.running for peer in self._keepers.peers.values())
         return running and self._state.last_output < now - self._options.stall
 
-    def _begin(self, done: "Callable[[Diagnosis], None]", interval: float | None, now: float) -> None:
-        """Begin an examination with looks at an interval, or only one look for None."""
-        from ddlrun.supervise.examination import (  # noqa: PLC0415 - 3 ms, for jobs that hang alone
-            ExaminationRequest,
-            JobExaminer,
-        )
+    def _begin(self, done: "Callable[[Examination], None]", interval: float | None, now: float) -> None:
+        """Begin an examination with snapshots at an interval, or only one for None."""
+        from ddlrun.hangs.examiner import ExaminationRequest, JobExaminer  # noqa: PLC0415 - 3 ms, for jobs that hang alone
 
         if self._examiner is None:
-            self._examiner = JobExaminer(self._state.job, self._state.record)
+            self._examiner = JobExaminer(RunningJob(self._state, self._keepers))
         self._examiner.begin(ExaminationRequest(done, interval), now)
 
-    # -- diagnoses --------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------
 
-    def _on_stall(self, diagnosis: "Diagnosis") -> None:
+    def _on_stall(self, examination: "Examination") -> None:
         now = time.monotonic()
         if self._state.last_output >= self._stalled_since:  # the others may wait for a rank that has printed
-            diagnosis = diagnosis._replace(moved=True)
-        self._save(diagnosis, "")
-        self._state.console.tell(f"{diagnosis.sentence}\n{render_states(diagnosis.look)}")
+            examination = examination._replace(moved=True)
+        self._save(examination, "")
+        self._state.console.tell(f"{examination.sentence}\n{render_states(examination.snapshot)}")
         if self._options.on_stall is not None:
-            self._options.on_stall(record_verdict(diagnosis))
+            self._options.on_stall(record_verdict(examination))
         self._next_stall_check = now + self._options.stall
-        if self._options.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.goes_on:
-            self._end_job(EndCause.STALL.reason(seconds=self._options.stall, explanation=diagnosis.explanation))
+        if self._options.stall_action is StallAction.END and self._is_stalled(now) and not examination.goes_on:
+            self._end_job(EndCause.STALL.reason(seconds=self._options.stall, explanation=examination.explanation))
 
-    def _on_limit(self, diagnosis: "Diagnosis") -> None:
-        self._save(diagnosis, "")
-        path = self._files.diagnosis
-        self._state.console.tell(f"note: at the time limit, {diagnosis.verdict.text}; stacks: {path}")
+    def _on_limit(self, examination: "Examination") -> None:
+        self._save(examination, "")
+        path = self._files.examination
+        self._state.console.tell(f"note: at the time limit, {examination.verdict.text}; stacks: {path}")
         if self._limit is not None:
             self._end_job(self._limit)
 
@@ -147,10 +178,10 @@ class JobDoctor:
             with open(self._files.examination_request, encoding="ascii") as file:
                 request, interval = file.read(LONGEST_REQUEST).split()
             os.unlink(self._files.examination_request)
-            self._begin(lambda diagnosis: self._save(diagnosis, request), float(interval), now)
+            self._begin(lambda examination: self._save(examination, request), float(interval), now)
 
-    def _save(self, diagnosis: "Diagnosis", request: str) -> None:
-        """Write a diagnosis to the run folder; a full disk is ignored."""
-        record = record_diagnosis(diagnosis, request, time.time())
+    def _save(self, examination: "Examination", request: str) -> None:
+        """Write a examination to the run folder; a full disk is ignored."""
+        record = record_examination(examination, request, time.time())
         with suppress(OSError):
-            write_private(self._files.diagnosis, [json.dumps(record), "\n"])
+            write_private(self._files.examination, [json.dumps(record), "\n"])

@@ -1,6 +1,6 @@
-"""The state of a rank's processes, with the stacks of their threads: the report of an examination.
+"""A snapshot of a rank: the state of its processes, with the stacks of their threads.
 
-The report is JSON: see doctor/records.py. A process that cannot be read is reported as far as that is possible.
+It is JSON: see hangs/snapshot.py. A process that cannot be read is described as far as that is possible.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MOST_CHARACTERS = 200
 COMMENT = "  # "
 
 
-def inspect_program(pid: int, seconds: float) -> str:
-    """Return the report of a program and its descendants; all stacks together take up to some seconds."""
-    import json  # noqa: PLC0415 - in the examiner alone
+def take_snapshot(pid: int, seconds: float) -> str:
+    """Return the snapshot of a program and its descendants; all stacks together take up to some seconds."""
+    import json  # noqa: PLC0415 - in the keeper's child alone
 
     processes = list_processes()
     pids = [pid]
@@ -45,7 +45,7 @@ def inspect_program(pid: int, seconds: float) -> str:
         pids += children_of(parent, processes)
     end = time.monotonic() + min(seconds, MOST_SECONDS)
     shown = [pid for pid in pids if pid in processes][:MOST_PROCESSES]
-    described = [_inspect(member, processes[member], end) for member in shown]
+    described = [_read_process(member, processes[member], end) for member in shown]
     connections = list_unacknowledged(shown)
     running = (member for member in shown if processes[member].state not in STOPPED)
     recorded = read_recorder(running, max(0.1, end - time.monotonic()))
@@ -56,7 +56,7 @@ def inspect_program(pid: int, seconds: float) -> str:
         described.pop()
 
 
-def _inspect(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
+def _read_process(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
     """Return the state of a process, with stacks if it runs Python."""
     call = read_call(pid)
     record = {

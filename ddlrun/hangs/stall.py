@@ -1,15 +1,12 @@
 """Stalls: ranks without output for a time."""
 
-from collections.abc import Callable
-
-from ddlrun.plan.supervision import SupervisedJob
-
 
 class StallDetector:
     """The times of the ranks' last output; times are those of time.monotonic()."""
 
-    def __init__(self, seconds: float, job: SupervisedJob, report: Callable[[str], None]) -> None:
-        self._seconds, self._job, self._report = seconds, job, report
+    def __init__(self, seconds: float) -> None:
+        """Expect output of each rank within some seconds."""
+        self._seconds = seconds
         self._printed_at: dict[int, float] = {}
         self._silent_since_start: set[int] = set()
         self._stalled: set[int] = set()
@@ -31,11 +28,11 @@ class StallDetector:
         self._stalled.discard(rank)
 
     def stalled_ranks(self) -> list[int]:
-        """Return the ranks that were reported and have printed nothing since."""
+        """Return the ranks that `find_new` has returned, and that have printed nothing since."""
         return sorted(self._stalled)
 
-    def check(self, now: float, last_output: float) -> bool:
-        """Report ranks that have become silent; return True if there are any.
+    def find_new(self, now: float, last_output: float) -> set[int]:
+        """Return the ranks that have become silent, once until they print again.
 
         A rank that has never printed counts as silent only if no rank has printed since.
         """
@@ -47,7 +44,5 @@ class StallDetector:
             and rank not in self._stalled
             and (rank not in self._silent_since_start or last_output < limit)
         }
-        if silent:
-            self._stalled |= silent
-            self._report(f"{self._job.describe(silent)} printed nothing for {self._seconds:g} s")
-        return bool(silent)
+        self._stalled |= silent
+        return silent

@@ -1,4 +1,4 @@
-"""The state of a rank's processes, as its keeper reports it (see keeper/stacks/inspection.py)."""
+"""Snapshots: the processes of a rank as its keeper sees them (keeper/stacks/snapshot.py), and all ranks of a job."""
 
 import json
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class ThreadStack(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-class ExaminedProcess(NamedTuple):
+class ProcessSnapshot(NamedTuple):
     """A process of a rank; the first one is the program."""
 
     pid: int
@@ -60,7 +60,7 @@ class ExaminedProcess(NamedTuple):
     replies: int
     """The number of its replies to probes: its main thread has run Python code after each (see keeper/stacks/)."""
     time: float
-    """The time at which it was examined, in seconds of its host's clock."""
+    """The time of the snapshot, in seconds of its host's clock."""
     busy: float
     """The seconds in which its threads had a CPU or were ready to run; 0: not known."""
     transferred: int
@@ -93,21 +93,45 @@ class RecordedCollective(NamedTuple):
         return self.number, self.name
 
 
-class RankReport(NamedTuple):
-    """The processes of a rank."""
+class RankSnapshot(NamedTuple):
+    """The processes of a rank at one moment."""
 
-    processes: tuple[ExaminedProcess, ...]
+    processes: tuple[ProcessSnapshot, ...]
     connections: tuple[DeadConnection, ...]
     collective: RecordedCollective | None = None
     """The operation in which it is; None: in none, or this is not known."""
     ended: int = 0
     """The number of operations of torch.distributed that have ended; 0: none, or not known."""
     stays: bool = False
-    """Whether it has been in the same operation since an earlier look, and its main thread has run no Python code."""
+    """Whether it is in the same operation as in an earlier snapshot, without Python code of its main thread since."""
 
 
-def parse_report(text: str | bytes) -> RankReport:
-    """Return the report of a keeper. Raises ValueError if it cannot be read."""
+class ExaminedRank(NamedTuple):
+    """A rank of a job at one moment."""
+
+    rank: int
+    host: str
+    snapshot: RankSnapshot | None = None
+    """None: it has ended, or its keeper did not reply."""
+    exit_code: int | None = None
+    """None: it has not ended."""
+    reachable: bool = True
+    """Whether its host acknowledges what ddlrun sends."""
+
+
+class JobSnapshot(NamedTuple):
+    """All ranks of a job at one moment."""
+
+    ranks: tuple[ExaminedRank, ...]
+
+    @property
+    def snapshots(self) -> dict[int, RankSnapshot]:
+        """The snapshots of the ranks whose keepers have replied."""
+        return {rank.rank: rank.snapshot for rank in self.ranks if rank.snapshot is not None}
+
+
+def parse_snapshot(text: str | bytes) -> RankSnapshot:
+    """Return the snapshot that a keeper has sent. Raises ValueError if it cannot be read."""
     try:
         record = json.loads(text)
         processes = tuple(_parse_process(process) for process in record["processes"])
@@ -123,13 +147,13 @@ def parse_report(text: str | bytes) -> RankReport:
                 _text(collective.get("backend", "")),
             )
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("the report of an examination cannot be read") from error
-    return RankReport(processes, connections, collective, ended)
+        raise ValueError("the snapshot cannot be read") from error
+    return RankSnapshot(processes, connections, collective, ended)
 
 
-def _parse_process(record: Mapping[str, Any]) -> ExaminedProcess:
+def _parse_process(record: Mapping[str, Any]) -> ProcessSnapshot:
     names = ("name", "state", "waits_in", "call", "target", "problem")
-    return ExaminedProcess(
+    return ProcessSnapshot(
         pid=int(record["pid"]),
         command=tuple(_text(word) for word in record["command"]),
         threads=tuple(_parse_thread(thread) for thread in record["threads"]),

@@ -1,12 +1,12 @@
-"""The diagnosis of a job: one look or several at its ranks, and the verdict; its record as JSON."""
+"""The examination of a job: one to three snapshots, and the verdict; its record as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 from ddlrun.hangs.position import Position, locate_rank
 from ddlrun.hangs.progress import has_progressed, is_computing, mark_stays
-from ddlrun.hangs.records import RankReport
-from ddlrun.hangs.verdict import HangFinding, HangVerdict, JobLook, group_ranks, judge
+from ddlrun.hangs.snapshot import JobSnapshot, RankSnapshot
+from ddlrun.hangs.verdict import HangFinding, HangVerdict, group_ranks, judge
 from ddlrun.hosts import fold
 from ddlrun.ranges import name_numbers
 from ddlrun.wording import kernel_wait
@@ -15,29 +15,29 @@ from ddlrun.wording import kernel_wait
 HANGS = frozenset(HangFinding) - {HangFinding.RUNNING, HangFinding.UNKNOWN}
 SAME_CALL_HINT = "their arguments, such as sizes, may differ"
 # What comes before the sentence.
-HANG, PROGRESS, LOOK = "hang", "no hang: the job moves on", "at this moment"
+HANG, PROGRESS, MOMENT = "hang", "no hang: the job moves on", "at this moment"
 COMPUTES = "no hang: ranks compute, and none waits for another"
 
 
-class Diagnosis(NamedTuple):
+class Examination(NamedTuple):
     """The result of an examination."""
 
-    look: JobLook
-    """The last look at the ranks."""
+    snapshot: JobSnapshot
+    """The last one."""
     verdict: HangVerdict
     moved: bool | None
-    """Whether a rank has moved between two observations; None: there was only one."""
+    """Whether a rank has moved between two snapshots; None: there was only one."""
     computes: bool
-    """Whether no rank waits for another, and all that do not sleep computed from the first observation to the last."""
+    """Whether no rank waits for another, and all that do not sleep computed from the first snapshot to the last."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether the job does not hang, as two observations or more show."""
+        """Whether the job does not hang, as two snapshots or more show."""
         return bool(self.moved or self.computes)
 
     @property
     def hangs(self) -> bool:
-        """Whether the job hangs, as far as looks can show."""
+        """Whether the job hangs, as far as snapshots can show."""
         return self.moved is not None and not self.goes_on and self.verdict.finding in HANGS
 
     @property
@@ -53,36 +53,34 @@ class Diagnosis(NamedTuple):
             return f"{HANG}: {self.explanation}"
         if self.computes and not self.moved:
             return f"{COMPUTES}: {self.verdict.text}"
-        return f"{PROGRESS if self.moved else LOOK}: {self.verdict.text}"
+        return f"{PROGRESS if self.moved else MOMENT}: {self.verdict.text}"
 
 
-def diagnose(looks: Sequence[JobLook]) -> Diagnosis:
-    """Return the diagnosis of one look or several; the last one counts."""
-    first, last = looks[0], looks[-1]
-    if len(looks) == 1:
-        return Diagnosis(last, judge(last), moved=None, computes=False)
-    moved = any(map(has_progressed, looks, looks[1:]))
+def evaluate(snapshots: Sequence[JobSnapshot]) -> Examination:
+    """Return the examination that one snapshot or several make; the verdict is on the last one."""
+    first, last = snapshots[0], snapshots[-1]
+    if len(snapshots) == 1:
+        return Examination(last, judge(last), moved=None, computes=False)
+    moved = any(map(has_progressed, snapshots, snapshots[1:]))
     last = mark_stays(first, last)
-    return Diagnosis(last, judge(last), moved, is_computing(first, last))
+    return Examination(last, judge(last), moved, is_computing(first, last))
 
 
-def render_states(look: JobLook) -> str:
+def render_states(job: JobSnapshot) -> str:
     """Return the states and stacks of all ranks, those of ranks at the same position once."""
-    hosts = {rank.rank: rank.host for rank in look.ranks}
-    reports = {rank.rank: rank.report for rank in look.ranks}
+    hosts = {rank.rank: rank.host for rank in job.ranks}
     lines = list[str]()
-    for group in group_ranks(look):
+    for group in group_ranks(job):
         on = fold(dict.fromkeys(hosts[rank] for rank in group.ranks))
         lines.append(f"state of {name_numbers('rank', group.ranks)} on {on}:")
-        report = reports[group.ranks[0]]
-        lines += render_report(report) if report is not None else []
+        lines += render_snapshot(job.snapshots[group.ranks[0]])
     return "\n".join(lines)
 
 
-def render_report(report: RankReport) -> list[str]:
+def render_snapshot(snapshot: RankSnapshot) -> list[str]:
     """Return the lines of a rank's processes and their stacks, without native code."""
     lines = []
-    for process in report.processes:
+    for process in snapshot.processes:
         waiting = f", waits in {kernel_wait(process.waits_in)}" if process.waits_in else ""
         lines.append(f"process {process.pid} ({process.name}): state {process.state}{waiting}")
         for thread in process.threads:
@@ -102,41 +100,41 @@ class HangVerdictRecord(TypedDict):
     hangs: bool
     """Whether no rank has moved, and some wait."""
     moved: bool | None
-    """Whether a rank has moved between two observations; null: there was only one."""
+    """Whether a rank has moved between two snapshots; null: there was only one."""
     guilty: list[int]
     """The ranks that the others wait for, or that differ from them."""
     text: str
     """A sentence."""
 
 
-def record_diagnosis(diagnosis: Diagnosis, request: str, time: float) -> dict[str, Any]:
-    """Return doctor.json of a run folder; without a request of `ddlrun doctor`, ddlrun examined the job by itself."""
+def record_examination(examination: Examination, request: str, time: float) -> dict[str, Any]:
+    """Return examination.json of a run folder; the request of `ddlrun doctor` is empty if ddlrun began by itself."""
     return {
         "request": request,
         "time": time,
-        "verdict": record_verdict(diagnosis),
-        "sentence": diagnosis.sentence,
-        "states": render_states(diagnosis.look),
+        "verdict": record_verdict(examination),
+        "sentence": examination.sentence,
+        "states": render_states(examination.snapshot),
         "ranks": [
             {
                 "rank": rank.rank,
                 "host": rank.host,
                 "exit_code": rank.exit_code,
-                "position": None if rank.report is None else _record_position(locate_rank(rank.report)),
-                "report": [] if rank.report is None else render_report(rank.report),
+                "position": None if rank.snapshot is None else _record_position(locate_rank(rank.snapshot)),
+                "snapshot": [] if rank.snapshot is None else render_snapshot(rank.snapshot),
             }
-            for rank in diagnosis.look.ranks
+            for rank in examination.snapshot.ranks
         ],
     }
 
 
-def record_verdict(diagnosis: Diagnosis) -> HangVerdictRecord:
+def record_verdict(examination: Examination) -> HangVerdictRecord:
     """Return the record of the verdict."""
-    verdict = diagnosis.verdict
+    verdict = examination.verdict
     return {
         "finding": verdict.finding.value,
-        "hangs": diagnosis.hangs,
-        "moved": diagnosis.moved,
+        "hangs": examination.hangs,
+        "moved": examination.moved,
         "guilty": list(verdict.guilty),
         "text": verdict.text,
     }
