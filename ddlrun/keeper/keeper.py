@@ -177,7 +177,7 @@ class Keeper:
     def _report_end(self) -> None:
         """Report the end, and whether another process has a port that a failed program was to have."""
         end = self._program.report_end(ordered=self._ordered, reason=self._reason)
-        end.taken_port = next(filter(in_use, self._settings.ports if end.code else ()), 0)
+        end.taken_port = next(filter(in_use, self._settings.ports if end.exit_code else ()), 0)
         self._connection.send(protocol.ENDED, end.pack())
 
     # -- events -----------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ class Program:
             self._cpu_seconds = cpu_seconds
             self._ended_at = time.monotonic()
 
-    def report_end(self, *, ordered: bool, reason: str) -> protocol.ProgramEnd:
+    def report_end(self, *, ordered: bool, reason: str) -> protocol.RankEnd:
         """Return the report of the program's end.
 
         Args:
@@ -173,11 +173,10 @@ class Program:
         reason = self.refusal or reason
         if self.signal == signal.SIGKILL and not ordered:
             reason = explain_kill(self.pid, oom_kills, self._cpu_seconds) or reason
-        return protocol.ProgramEnd(
-            code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self.started_at, 3),
-            max_rss_kib=self._max_rss_kib, oom_kills=oom_kills, ordered=int(ordered), reason=reason,
-            tail=self._tails[protocol.ERR] if self.status else b"",
-            output_tail=self._tails[protocol.OUT] if self.status else b"",
+        output, errors = (self._tails[kind].decode(errors="replace") if self.status else "" for kind in protocol.OUTPUT)
+        return protocol.RankEnd(
+            exit_code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self.started_at, 3),
+            max_rss_kib=self._max_rss_kib, ordered=ordered, reason=reason, tail=errors, output_tail=output,
         )  # fmt: skip
 
 

@@ -4,8 +4,9 @@ See authentication.py for the codes in each of them.
 """
 
 from ddlrun import __version__
+from ddlrun.keeper.record import record
 
-REVISION = 7
+REVISION = 8
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""
@@ -16,6 +17,8 @@ MOST_TEXT = 1 << 20
 PART = 512
 """This many bytes at once are a sign of life before their message is complete; fewer may be heartbeats that fill it."""
 LONGEST_NUMBER = 20
+# 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
+ORDERED_CODES = (130, 137, 143)
 
 # The first message of each side, which have no code.
 GREETING = b"g"
@@ -35,7 +38,7 @@ BOUND = b"b"
 """The rank's binding: see binding.bind_rank."""
 BOUND_WORDS = 6
 ENDED = b"x"
-"""The end of the rank's program: see ProgramEnd."""
+"""The end of the rank's program: see RankEnd."""
 SNAPSHOT = b"w"
 """The reply to TAKE_SNAPSHOT: JSON (see stacks/snapshot.py)."""
 SIGNALLED = b"t"
@@ -119,61 +122,76 @@ def parse_number(word: str, most: int) -> int:
     return int(word)
 
 
-class ProgramEnd:
-    """The end of a rank's program, as its keeper saw it."""
+@record
+class RankEnd:
+    """How the program of one rank ended."""
 
-    code: int = 0
-    """The exit code, or 128 + the signal."""
-    signal: int = 0
-    """The signal that ended the program; 0 if none did."""
+    rank: int = -1
+    host: str = ""
+    local_rank: int = -1
+    exit_code: int = 0
+    """128 + the signal, where a signal ended it."""
+    signal: "int | None" = None
     seconds: float = 0.0
+    """Time from its start to its end."""
     max_rss_kib: int = 0
-    oom_kills: int = 0
-    ordered: int = 0
-    """1 if the keeper had sent it SIGTERM."""
+    ordered: bool = False
+    """Whether ddlrun had ordered it to end."""
+    reason: str = ""
+    """The reason as far as the keeper knows it; empty: only the exit code is known."""
+    tail: str = ""
+    """The last lines that it wrote to standard error, or to standard output; empty for exit code 0."""
+    wrote_to: str = "standard error"
+    """Where the last lines are from: standard output if only that has a traceback."""
+    output_tail: str = ""
+    """The last lines that it wrote to standard output."""
     taken_port: int = 0
     """A planned port of a failed program that another process has; 0: there is none."""
-    reason: str = ""
-    """The keeper's explanation, beyond the code."""
-    tail: bytes = b""
-    """The last of its standard error."""
-    output_tail: bytes = b""
-    """The last of its standard output."""
 
-    FIELDS = (
-        ("code", int), ("signal", int), ("seconds", float), ("max_rss_kib", int), ("oom_kills", int),
-        ("ordered", int), ("taken_port", int), ("tail_bytes", int), ("reason", str),
-    )  # fmt: skip
-    """The fields of the first line, in their order, and their types; the rest of the message is the tails."""
-
-    def __init__(self, **fields: object) -> None:
-        """Set the given fields; the others are 0 or empty."""
-        self.__dict__.update(fields)
+    REPORTED = ("exit_code", "signal", "seconds", "max_rss_kib", "ordered", "taken_port", "reason")
+    """The fields of the first line of a keeper's report, after the length of `tail`; the tails follow it."""
+    UNRECORDED = ("output_tail", "taken_port")
+    """The fields that outcome.json does not have."""
 
     @property
-    def tail_bytes(self) -> int:
-        """The number of bytes of the tail of standard error."""
-        return len(self.tail)
+    def started(self) -> bool:
+        """Whether the program was started: with --strict-binding it may not be. A process has used memory."""
+        return self.max_rss_kib > 0
+
+    @property
+    def ended_by_order(self) -> bool:
+        """Whether ddlrun's order ended it. It may have failed by itself before the order took effect."""
+        return self.ordered and self.exit_code in ORDERED_CODES
+
+    def replace(self, **fields: object) -> "RankEnd":
+        """Return the end with other fields."""
+        return RankEnd(**{**vars(self), **fields})
+
+    def as_dict(self) -> "dict[str, object]":
+        """Return the end as outcome.json has it."""
+        return {name: getattr(self, name) for name in self.__annotations__ if name not in self.UNRECORDED}
 
     def pack(self) -> bytes:
         """Return the text of the message."""
-        values = (str(getattr(self, name)) for name, _ in self.FIELDS)
-        line = "\t".join(" ".join(value.split()) for value in values)
-        return line.encode(errors="replace") + b"\n" + self.tail + self.output_tail
+        tails = self.tail.encode(), self.output_tail.encode()
+        *numbers, reason = (getattr(self, name) for name in self.REPORTED)
+        words = (len(tails[0]), *(number or 0 for number in numbers), " ".join(reason.split()))
+        return "\t".join(map(str, words)).encode(errors="replace") + b"\n" + b"".join(tails)
 
     @classmethod
-    def parse(cls, text: bytes) -> "ProgramEnd":
+    def parse(cls, text: bytes) -> "RankEnd":
         """Parse the text of the message. Raises ProtocolError."""
         line, _, tails = text.partition(b"\n")
-        words = line.decode(errors="replace").split("\t")
         try:
-            fields = {name: convert(word) for (name, convert), word in zip(cls.FIELDS, words, strict=True)}
+            size, code, signal, seconds, memory, ordered, port, reason = line.decode(errors="replace").split("\t")
+            end = cls(
+                exit_code=parse_number(code, 255), signal=parse_number(signal, 127) or None, seconds=float(seconds),
+                max_rss_kib=int(memory), ordered=ordered == "True", taken_port=parse_number(port, 65535), reason=reason,
+                tail=tails[: int(size)].decode(errors="replace"),
+                output_tail=tails[parse_number(size, len(tails)) :].decode(errors="replace"),
+            )  # fmt: skip
         except ValueError as error:
             raise ProtocolError("its report of the end cannot be read") from error
-        size = int(fields.pop("tail_bytes"))
-        end = cls(**fields, tail=tails[:size], output_tail=tails[size:])
-        has_tail = 0 <= size <= len(tails)
-        numbers = 0 <= end.code < 256 and 0 <= end.signal < 128 and 0 <= end.taken_port < 1 << 16
-        if not (has_tail and numbers and 0 <= end.seconds < float("inf")):
+        if not 0 <= end.seconds < float("inf"):
             raise ProtocolError("its report of the end has impossible numbers")
         return end

@@ -4,41 +4,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from ddlrun.errors import spell_options
+from ddlrun.keeper.protocol import RankEnd
 
-# 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
-ORDERED_CODES = (130, 137, 143)
-
-
-class RankEnd(NamedTuple):
-    """How the program of one rank ended."""
-
-    rank: int
-    host: str
-    local_rank: int
-    exit_code: int
-    """128 + the signal, where a signal ended it."""
-    signal: int | None
-    seconds: float
-    """Time from its start to its end."""
-    max_rss_kib: int
-    ordered: bool
-    """Whether ddlrun had ordered it to end."""
-    reason: str
-    """The reason as far as the keeper knows it; empty: only the exit code is known."""
-    tail: str
-    """The last lines that it wrote to standard error, or to standard output; empty for exit code 0."""
-    wrote_to: str = "standard error"
-    """Where the last lines are from: standard output if only that has a traceback."""
-
-    @property
-    def started(self) -> bool:
-        """Whether the program was started: with --strict-binding it may not be. A process has used memory."""
-        return self.max_rss_kib > 0
-
-    @property
-    def ended_by_order(self) -> bool:
-        """Whether ddlrun's order ended it. It may have failed by itself before the order took effect."""
-        return self.ordered and self.exit_code in ORDERED_CODES
+__all__ = ["Outcome", "RankEnd", "parse_outcome"]
 
 
 class Outcome(NamedTuple):
@@ -78,8 +46,8 @@ class Outcome(NamedTuple):
             **self._asdict(),
             "reason": self.reason and spell_options(self.reason),
             "exit_code_of": "program" if self.code_of_program else "ddlrun",
-            "root": self.root._asdict() if self.root else None,
-            "ends": [end._asdict() for end in self.ends],
+            "root": self.root.as_dict() if self.root else None,
+            "ends": [end.as_dict() for end in self.ends],
         }
 
 
@@ -104,4 +72,4 @@ def parse_outcome(record: Mapping[str, Any]) -> Outcome:
 
 
 def _parse_end(record: Mapping[str, Any]) -> RankEnd:
-    return RankEnd(**{name: value for name, value in record.items() if name in RankEnd._fields})
+    return RankEnd(**{name: value for name, value in record.items() if name in RankEnd.__annotations__})

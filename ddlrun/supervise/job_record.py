@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from ddlrun.keeper.daemon import SESSION_FOLDERS
-from ddlrun.keeper.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
-from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.keeper.protocol import BOUND_WORDS, ProtocolError, RankEnd
+from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.tracebacks import ends_in_failure, find_failure
 from ddlrun.supervise.cause import EndReason, Evidence, explain
 from ddlrun.supervise.keeper_connection import KeeperConnection
@@ -33,8 +33,6 @@ class JobRecord:
         """Host, as a keeper there reports it -> the session folder of the process manager's daemon."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
-        self.taken_port: int | None = None
-        """A port of a failed rank that another process has taken."""
         self.pause: str | None = None
         """Why ddlrun itself may have lost ranks and the process manager just now: it did not run."""
         self.ended_while_starting = False
@@ -79,24 +77,19 @@ class JobRecord:
             raise ProtocolError("its report of its binding cannot be read")
         self.bindings[rank] = report
 
-    def add_end(self, peer: KeeperConnection, rank: int, end: ProgramEnd) -> None:
-        """Record the end of a rank's program."""
-        self.taken_port = self.taken_port or end.taken_port or None
-        tail, output = (text.decode(errors="replace") for text in (end.tail, end.output_tail))
-        from_output = ends_in_failure(output) and find_failure(tail) is None
-        self.ends[rank] = RankEnd(
-            rank=rank,
-            host=peer.host,
-            local_rank=peer.local_rank,
-            exit_code=end.code,
-            signal=end.signal or None,
-            seconds=end.seconds,
-            max_rss_kib=end.max_rss_kib,
-            ordered=bool(end.ordered),
-            reason=printable(end.reason),
-            tail=output if from_output else tail,
-            wrote_to="standard output" if from_output else "standard error",
+    def add_end(self, peer: KeeperConnection, end: RankEnd) -> None:
+        """Record the end of a rank's program, with the last lines that have its failure."""
+        if ends_in_failure(end.output_tail) and find_failure(end.tail) is None:
+            end = end.replace(tail=end.output_tail, wrote_to="standard output")
+        reason = printable(end.reason)
+        self.ends[peer.rank or 0] = end.replace(
+            rank=peer.rank, host=peer.host, local_rank=peer.local_rank, reason=reason, output_tail=""
         )
+
+    @property
+    def taken_port(self) -> int | None:
+        """A port of a failed rank that another process has taken."""
+        return next((end.taken_port for end in self.ends.values() if end.taken_port), None)
 
     def explain(
         self, first: EndReason | None, manager: ManagerProcess, *, ranks: int = 0, running: bool = False

@@ -70,7 +70,7 @@ class KeeperReactions:
         elif kind == protocol.INPUT_WANTED:
             self.input.request(peer)
         elif kind == protocol.ENDED:
-            self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
+            self._on_rank_end(peer, rank, protocol.RankEnd.parse(text))
         elif kind == protocol.HANDOVER:
             self.termination.hand_over(peer)
         else:
@@ -102,23 +102,23 @@ class KeeperReactions:
         if self.termination.ending:
             self.keepers.send(peer, protocol.TERMINATE, str(self._options.grace))
 
-    def _on_rank_end(self, peer: KeeperConnection, rank: int, end: protocol.ProgramEnd) -> None:
+    def _on_rank_end(self, peer: KeeperConnection, rank: int, end: protocol.RankEnd) -> None:
         peer.state = PeerState.ENDED
         self.input.end(rank)
-        self._console.output.end(rank, failed=end.code != 0)
+        self._console.output.end(rank, failed=end.exit_code != 0)
         self._stalls.end(rank)
         self.examinations.end(rank)
-        self._record.add_end(peer, rank, end)
+        self._record.add_end(peer, end)
         self._limits.rank_ended()
         if self.termination.ending:
             self.termination.let_leave(peer)
             return
-        if end.code and not end.ordered:
-            self.end_job(self._find_signal_before() or EndCause.RANK_FAILED.reason(exit_code=end.code))
+        if end.exit_code and not end.ordered:
+            self.end_job(self._find_signal_before() or EndCause.RANK_FAILED.reason(exit_code=end.exit_code))
         elif end.reason:
             self._on_keeper_cut_off(peer, end.reason)
         elif end.ordered:
-            self._signalled = EndCause.SIGNALLED_KEEPER.reason(label=peer.label, exit_code=end.code or 1)
+            self._signalled = EndCause.SIGNALLED_KEEPER.reason(label=peer.label, exit_code=end.exit_code or 1)
             self._signalled_at = peer.heard_at
 
     def _find_signal_before(self) -> EndReason | None:

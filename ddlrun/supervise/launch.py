@@ -119,7 +119,7 @@ def _environment(plan: Plan, options: SupervisionOptions, environ: Mapping[str, 
 
 def apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:
     """Return the outcome of a job that its scheduler ended: it signals all processes at once."""
-    ends = tuple(rank._replace(ordered=True) if rank.signal else rank for rank in outcome.ends)
+    ends = tuple(rank.replace(ordered=True) if rank.signal else rank for rank in outcome.ends)
     return outcome._replace(
         exit_code=end.exit_code, signal=None, reason=end.reason, root=None, ends=ends, lost_ranks=(), requested=True
     )

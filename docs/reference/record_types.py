@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_orig
 import msgspec
 
 # The attributes that TypedDicts, dataclasses and NamedTuples have.
-RECORD_MARKS = ("__optional_keys__", "__dataclass_fields__", "_fields")
+RECORD_MARKS = ("__optional_keys__", "__dataclass_fields__", "_fields", "UNRECORDED")
 SCHEMA_KEY = "Name and version of this schema, which is its $id."
 
 
@@ -57,7 +57,10 @@ class RecordTypes:
             name = classes[0].__name__
             hints, descriptions = dict[str, Any](), dict[str, str]()
             for cls in classes:
-                hints |= get_type_hints(cls, include_extras=True)
+                unrecorded = getattr(cls, "UNRECORDED", ())
+                hints |= {
+                    key: hint for key, hint in get_type_hints(cls, include_extras=True).items() if key not in unrecorded
+                }
                 descriptions |= dict(field_docstrings(cls))
             fields = {key: self._convert_field(key, hint, descriptions.get(key)) for key, hint in hints.items()}
             self.optional[name] = {key for cls in classes for key in getattr(cls, "__optional_keys__", ())}

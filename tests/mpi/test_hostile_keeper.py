@@ -87,9 +87,9 @@ def test_a_hostile_keeper_ends_the_job(
 MARKUP = b"</pre></td><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
 TEXTS = b"\x1b]52;c;cm0gLXJm\x07\x1b[2Jtext\x9b31m\r\n"
 BOUND = b"\t".join((b"0", b"n0" + MARKUP, b"0" + TEXTS, b"0" + MARKUP, b"0", b"problem" + TEXTS + MARKUP))
-ENDED = protocol.ProgramEnd(
-    code=3, seconds=1.0, reason="\x1b[2Jcause" + MARKUP.decode(),
-    tail=b"\x1b[31mred\x1b[0m \x1b]0;title\x07 end" + MARKUP + b"\n",
+ENDED = protocol.RankEnd(
+    exit_code=3, seconds=1.0, reason="\x1b[2Jcause" + MARKUP.decode(),
+    tail="\x1b[31mred\x1b[0m \x1b]0;title\x07 end" + MARKUP.decode() + "\n",
 ).pack()  # fmt: skip
 
 
@@ -122,7 +122,7 @@ from ddlrun.keeper.connection import LauncherConnection, connect
 def end(rank):
     link = LauncherConnection(connect(os.environ["DDLRUN_CHANNEL"], 300, 0), 0, lambda reason: None)
     link.send(protocol.HELLO, f"{rank}\\t{os.uname().nodename}\\t{rank}\\t1".encode())
-    link.send(protocol.ENDED, protocol.ProgramEnd(code=3).pack())
+    link.send(protocol.ENDED, protocol.RankEnd(exit_code=3).pack())
     link.flush()
     while link.open:
         select.select([link], [], [])

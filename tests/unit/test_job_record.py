@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddlrun.keeper.protocol import ProgramEnd, ProtocolError
+from ddlrun.keeper.protocol import ProtocolError, RankEnd
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection
 
@@ -45,6 +45,6 @@ def test_other_paths_are_no_session_folders(peer: KeeperConnection, folder: str)
 )
 def test_the_last_lines_have_the_traceback(peer: KeeperConnection, errors: bytes, output: bytes, wrote_to: str) -> None:
     record = JobRecord()
-    record.add_end(peer, 0, ProgramEnd(code=1, tail=errors, output_tail=output))
+    record.add_end(peer, RankEnd(exit_code=1, tail=errors.decode(), output_tail=output.decode()))
     tail = output if wrote_to == "standard output" else errors
     assert (record.ends[0].tail, record.ends[0].wrote_to) == (tail.decode(), wrote_to)

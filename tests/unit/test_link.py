@@ -19,7 +19,7 @@ from ddlrun.keeper import authentication, protocol
 from ddlrun.keeper.authentication import BLAKE2, RANK_BYTES, SHA256, SIZE, PlainSuite, RunSecret, Sealer, Unsealer
 from ddlrun.keeper.connection import LauncherConnection, LauncherSocket, connect
 from ddlrun.keeper.encryption import EncryptionSuite
-from ddlrun.keeper.protocol import ProgramEnd, ProtocolError
+from ddlrun.keeper.protocol import ProtocolError, RankEnd
 from ddlrun.supervise.keeper_connection import Hello, PeerState
 from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
 from ddlrun.supervise.listener import Listener
@@ -222,15 +222,18 @@ def test_control_characters_in_a_host_name_are_escaped() -> None:
     assert hello == Hello(3, "\\x1b]0;title\\x07n 0\ufffd", 1)
 
 
+END = RankEnd(exit_code=7, signal=9, seconds=1.5).pack().rstrip(b"\n")
+
+
 @pytest.mark.parametrize(
     "text",
-    [b"", b"\n", b"0\t0", b"0\t0\t1\t0\t0\t0\tr\tmore", b"x\t0\t1\t0\t0\t0\t", b"256\t0\t1\t0\t0\t0\t",
-     b"0\t200\t1\t0\t0\t0\t", b"0\t0\tnan\t0\t0\t0\t", b"0\t0\tinf\t0\t0\t0\t", b"0\t0\t-1\t0\t0\t0\t",
-     b"9" * 5000 + b"\t0\t1\t0\t0\t0\t"],
+    [b"", b"\n", b"0\t0", END + b"r\tmore", END.replace(b"7", b"x"), END.replace(b"7", b"256"),
+     END.replace(b"9", b"200"), END.replace(b"1.5", b"nan"), END.replace(b"1.5", b"inf"), END.replace(b"1.5", b"-1"),
+     END.replace(b"7", b"9" * 5000)],
 )  # fmt: skip
 def test_reports_of_impossible_ends_are_refused(text: bytes) -> None:
     with pytest.raises(ProtocolError):
-        ProgramEnd.parse(text)
+        RankEnd.parse(text)
 
 
 # -- the keeper's end: programs that answer instead of ddlrun -----------------------------------

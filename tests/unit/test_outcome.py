@@ -321,7 +321,7 @@ def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: Manager
 
 
 def test_a_rank_whose_keeper_lost_mpirun_does_not_hide_a_lost_host() -> None:
-    failed, cut_off = end(0, 1), end(0, 1)._replace(reason="mpirun is gone")
+    failed, cut_off = end(0, 1), end(0, 1).replace(reason="mpirun is gone")
     lonely = end(0, 1, "At least one pair of MPI processes are unable to reach each other for\n")
     assert explained(FAILED, mpirun_end(1, LOST), {0: failed}) == FAILED
     assert explained(FAILED, mpirun_end(1, ""), {0: cut_off}) == FAILED

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ddlrun.errors import InputError
 from ddlrun.keeper.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.keeper.program_input import set_size
-from ddlrun.keeper.protocol import ProgramEnd, ProtocolError
+from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import OutputStyle
@@ -249,19 +249,27 @@ def test_messages_arrive_in_any_pieces(messages: list[tuple[bytes, bytes]], size
     assert [message for piece in pieces for message in unsealer.feed(piece)] == messages
 
 
-@given(st.text(max_size=50), st.binary(max_size=50), st.binary(max_size=50), st.integers(0, 255))
-def test_a_program_end_survives_its_message(reason: str, tail: bytes, output: bytes, code: int) -> None:
-    end = ProgramEnd(code=code, reason=reason, tail=tail, output_tail=output, seconds=1.5)
-    read = ProgramEnd.parse(end.pack())
-    assert (read.code, read.tail, read.output_tail, read.seconds) == (code, tail, output, 1.5)
-    assert read.reason.split() == reason.encode(errors="replace").decode().split()
+@given(
+    st.builds(
+        RankEnd, exit_code=st.integers(0, 255), signal=st.none() | st.integers(1, 127), seconds=st.floats(0, 1e9),
+        max_rss_kib=st.integers(0, 1 << 50), ordered=st.booleans(), taken_port=st.integers(0, 65535),
+        reason=st.text("ab \u00e9", max_size=50).map(str.strip).map(lambda text: " ".join(text.split())),
+        tail=st.text(max_size=50), output_tail=st.text(max_size=50),
+    )
+)  # fmt: skip
+def test_the_end_of_a_rank_survives_its_message(end: RankEnd) -> None:
+    assert RankEnd.parse(end.pack()) == end
+
+
+def test_texts_in_no_encoding_survive_the_end_of_a_rank() -> None:
+    assert RankEnd.parse(RankEnd(reason="a\udcff\tb\n").pack()).reason == "a? b"
 
 
 @pytest.mark.parametrize("size", [-1, 9])
-def test_a_program_end_has_no_tail_of_an_impossible_length(size: int) -> None:
-    text = ProgramEnd(tail=b"seven...").pack().replace(b"\t8\t", f"\t{size}\t".encode())
-    with pytest.raises(ProtocolError, match="impossible numbers"):
-        ProgramEnd.parse(text)
+def test_the_end_of_a_rank_has_no_tail_of_an_impossible_length(size: int) -> None:
+    text = RankEnd(tail="seven...").pack().replace(b"8\t", f"{size}\t".encode(), 1)
+    with pytest.raises(ProtocolError, match="is not a number from 0 to 8"):
+        RankEnd.parse(text)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20) | st.integers(1, 30), max_size=50))
