@@ -9,6 +9,9 @@ from typing import NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 
+# The exit code of a command that could not be started.
+EXIT_NOT_STARTED = 127
+
 
 class FinishedProcess(NamedTuple):
     """A process that has ended."""
@@ -17,6 +20,14 @@ class FinishedProcess(NamedTuple):
     """The exit code; None: it did not end in time."""
     out: str
     err: str
+
+
+def explain_start(program: str, error: OSError) -> str:
+    """Return why a program could not be started, in a few words; raise the error if no program can be started here."""
+    if error.errno in (errno.EMFILE, errno.E2BIG):
+        raise error
+    missing = isinstance(error, FileNotFoundError) and "/" not in program
+    return f"{program}: {'not on PATH' if missing else error.strerror}"
 
 
 def start_command(
@@ -34,10 +45,7 @@ def start_command(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors=errors
         )
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.E2BIG):
-            raise
-        missing = isinstance(error, FileNotFoundError) and "/" not in argv[0]
-        failed = FinishedProcess(127, "", f"{argv[0]}: {'not on PATH' if missing else error.strerror}")
+        failed = FinishedProcess(EXIT_NOT_STARTED, "", explain_start(argv[0], error))
         return lambda: failed
 
     def finish() -> FinishedProcess:

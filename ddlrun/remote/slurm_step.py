@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,12 +10,13 @@ from contextlib import suppress
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.remote.agent import PARTS
-from ddlrun.remote.limited_reader import LimitedReader
+from ddlrun.remote.captured_commands import CapturedCommand, Limits, run_commands
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.wording import printable
 
+# SIGTERM ends srun and its step; SIGKILL would leave the step.
 CANCEL_SECONDS = 3.0
-# For the output of a step, and for its errors. The replies of hosts have less than 1 MiB each.
+# For the output and the errors of a step. The replies of hosts have less than 1 MiB each.
 MOST_BYTES, MOST_BYTES_PER_HOST = 16 << 20, 1 << 20
 # A host that is down is reported as "down", one that does not respond has a "*" behind its state.
 DOWN = r"down|fail|.*\*$"
@@ -44,7 +44,7 @@ def run_in_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float
     return replies
 
 
-def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) -> tuple[int, str, str]:
+def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) -> tuple[int | None, str, str]:
     """Run one step; return srun's exit code and what it wrote to both streams."""
     count = str(len(scripts))
     argv = [
@@ -53,49 +53,16 @@ def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) 
         "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", f"--nodelist={fold(scripts)}",
         "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "sh", "-s",
     ]  # fmt: skip
-    with open(os.memfd_create("scripts"), "w+", encoding="utf-8") as stdin:
-        stdin.write(join_scripts(scripts))
-        stdin.seek(0)
-        try:
-            process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
-                argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-            )
-        except OSError as error:
-            return 127, "", f"srun: {error.strerror}"
-    pipes = (pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
+    srun = CapturedCommand(argv, join_scripts(scripts).encode())
     most = MOST_BYTES + MOST_BYTES_PER_HOST * len(scripts)
-    out, err = (LimitedReader(pipe, most, process.terminate) for pipe in pipes)
-    try:
-        _await(process, (out, err), max(0.1, timeout))
-    except BaseException:
-        _cancel(process, (out, err))
-        raise
-    if out.too_long or err.too_long:
-        return process.returncode, "", "srun: the replies are too long"
-    return process.returncode, out.text, err.text
+    run_commands([srun], Limits(max(0.1, timeout), most, CANCEL_SECONDS))
+    if srun.too_long:
+        return srun.code, "", "srun: the replies are too long"
+    return srun.code, _decode(srun.out), _decode(srun.err)
 
 
-def _await(process: subprocess.Popen[bytes], readers: Iterable[LimitedReader], seconds: float) -> None:
-    """Wait until srun has ended and its output is read; cancel it after some seconds."""
-    end = time.monotonic() + seconds
-    try:
-        for reader in readers:
-            reader.join(max(0.0, end - time.monotonic()))
-        process.wait(max(0.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        _cancel(process, readers)
-
-
-def _cancel(process: subprocess.Popen[bytes], readers: Iterable[LimitedReader]) -> None:
-    """End srun by SIGTERM, which ends its step; SIGKILL would leave the step."""
-    process.terminate()
-    try:
-        process.wait(CANCEL_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for reader in readers:
-        reader.join(CANCEL_SECONDS)
+def _decode(data: bytearray) -> str:
+    return data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _failed_hosts(errors: str, names: Iterable[str]) -> dict[str, str]:

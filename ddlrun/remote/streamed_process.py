@@ -1,15 +1,16 @@
 """A command whose output is passed on, in the calling thread, while it runs."""
 
 import os
-import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO
 
 from ddlrun.errors import EXIT_TERMINATED
 from ddlrun.keeper.prctl import PR_SET_PDEATHSIG, load_prctl
+from ddlrun.wire.loop import READ, Loop
 
 CHUNK = 1 << 16
 Sink = Callable[[bytes], None]
@@ -34,7 +35,8 @@ def stream_command(argv: Sequence[str], environ: Mapping[str, str], sinks: tuple
         start_new_session=True, pass_fds=[sending],
     ) as process:  # fmt: skip
         theirs.close()
-        pipes = [(process.stdout, sinks[0]), (process.stderr, sinks[1]), (answer, sinks[2])]
+        streams = [stream for stream in (process.stdout, process.stderr, answer) if stream is not None]
+        pipes = [*zip(streams, sinks, strict=True)]
         while True:
             try:
                 _pass_on(pipes)
@@ -51,19 +53,25 @@ def stream_command(argv: Sequence[str], environ: Mapping[str, str], sinks: tuple
     return code
 
 
-def _pass_on(pipes: Iterable[tuple[IO[bytes] | None, Sink]]) -> None:
+def _pass_on(pipes: Sequence[tuple[IO[bytes], Sink]]) -> None:
     """Pass on what a command writes until it has closed all pipes."""
-    with selectors.DefaultSelector() as selector:
+    loop = Loop()
+
+    def read(pipe: IO[bytes], sink: Sink, _events: int) -> None:
+        data = os.read(pipe.fileno(), CHUNK)
+        sink(data)
+        if not data:
+            loop.forget(pipe.fileno())
+            pipe.close()
+
+    try:
         for pipe, sink in pipes:
-            if pipe is not None and not pipe.closed:
-                selector.register(pipe, selectors.EVENT_READ, sink)
-        while selector.get_map():
-            for key, _ in selector.select():
-                data = os.read(key.fd, CHUNK)
-                key.data(data)
-                if not data:
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()  # type: ignore[union-attr]  # a pipe
+            if not pipe.closed:
+                loop.watch(pipe.fileno(), READ, partial(read, pipe, sink))
+        while not all(pipe.closed for pipe, _ in pipes):
+            loop.wait()
+    finally:
+        loop.close()
 
 
 def depend_on(parent: int) -> None:

@@ -18,7 +18,7 @@ from tests.cluster.host_group import HostGroup
 from tests.cluster.namespaces import output
 
 JOIN = Path(__file__).with_name("join.py")
-# Options with a value in the next word, among those that Open MPI and ClusterShell give to ssh.
+# Options with a value in the next word, among those that Open MPI and ddlrun give to ssh.
 SSH = """#!/bin/sh
 while :; do
   case $1 in

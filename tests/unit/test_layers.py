@@ -95,7 +95,6 @@ ENVIRONS = {"cli", "application", "keeper", "agent", "ddl", "measure", "api"}
 # What -> the folders that may import or name it.
 ALONE = {
     "subprocess": {"remote", "keeper", "ship"},
-    "ClusterShell.Task": {"remote"},
     "click": {"cli"},
     "mpi4py": {"ddl", "measure"},
     "numpy": {"ddl", "measure"},
@@ -279,7 +278,7 @@ def test_agents_and_keepers_load_no_enum_and_only_what_all_hosts_need() -> None:
 )
 def test_a_start_loads_only_what_its_command_needs(line: str, commands: set[str]) -> None:
     names = {"gen_rankfile", "launch", "run_history", "submit"} - commands
-    others = {"numpy", "mpi4py", "rich", "jinja2", "psutil", "http", "ClusterShell.Task"}
+    others = {"numpy", "mpi4py", "rich", "jinja2", "psutil", "http"}
     others |= {f"ddlrun.cli.{name}" for name in names}
     code = f"""if True:
         import sys

@@ -3,13 +3,18 @@
 import os
 import pty
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddlrun.remote.agent import AgentLauncher, run_script
 from ddlrun.remote.fan_out import run_on_hosts
+from ddlrun.remote.processes import FinishedProcess
+from tests.support.processes import mark, running
+from tests.support.waiting import wait_until
 
 Shell = subprocess.Popen[bytes]
 SCRIPT = b"{\nprintf '%s\\n' '$HOME!' '\\\\'\ncat <<'@end'\n$x\n@end\ncat\nexit 3\n}\n"
@@ -123,3 +128,56 @@ def test_the_limit_grows_with_the_number_of_hosts_at_once(tmp_path: Path, monkey
     scripts = {f"h{number}": f"# {number}\n" for number in range(3)}
     limits = [run_on_hosts(scripts, AgentLauncher(), 300.0, fanout)["h1"].out for fanout in (3, 128, 10_000)]
     assert limits == ["timeout 60", "timeout 62", "timeout 260"]
+
+
+def agent(folder: Path, script: str) -> AgentLauncher:
+    """Return a launcher whose agent runs a script, of which $1 is the host."""
+    path = folder / "agent"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return AgentLauncher("agent", (str(path),))
+
+
+def test_a_command_is_killed_after_the_limit_and_its_output_is_kept(tmp_path: Path) -> None:
+    launcher = agent(tmp_path, "[ $1 = h1 ] || exec echo good\necho begin; sleep 300 & wait")
+    replies = run_on_hosts({"h1": "", "h2": ""}, launcher, 1.0)
+    assert replies == {"h1": FinishedProcess(None, "begin", ""), "h2": FinishedProcess(0, "good", "")}
+
+
+def test_a_command_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
+    launcher = agent(tmp_path, "exec >&- 2>&-\nsleep 0.1; exit 7")
+    assert run_on_hosts({"h1": ""}, launcher, 300.0)["h1"] == FinishedProcess(7, "", "")
+
+
+def test_a_signal_is_an_exit_code_as_in_a_shell(tmp_path: Path) -> None:
+    assert run_on_hosts({"h1": ""}, agent(tmp_path, "kill -HUP $$"), 300.0)["h1"].code == 128 + signal.SIGHUP
+
+
+def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    replies = run_on_hosts({"h1": ""}, AgentLauncher("agent", (f"{tmp_path}/missing",)), 300.0)
+    assert replies["h1"] == FinishedProcess(127, "", f"{tmp_path}/missing: No such file or directory")
+
+
+def test_so_many_commands_run_at_once(tmp_path: Path) -> None:
+    launcher = agent(tmp_path, f"mkdir {tmp_path}/$1; ls {tmp_path} | grep -c h; sleep 0.1; rmdir {tmp_path}/$1")
+    replies = run_on_hosts({f"h{number}": "" for number in range(6)}, launcher, 300.0, 2)
+    assert {reply.out for reply in replies.values()} <= {"1", "2"}
+
+
+RUN = """
+import sys
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.fan_out import run_on_hosts
+run_on_hosts(dict.fromkeys(("h1", "h2", "h3"), ""), AgentLauncher("agent", (sys.argv[1],)), 300.0)
+"""
+
+
+def test_an_interrupt_ends_all_commands(tmp_path: Path) -> None:
+    seconds = mark()
+    (path,) = agent(tmp_path, f"exec sleep {seconds}").words
+    with subprocess.Popen([sys.executable, "-c", RUN, path], stderr=subprocess.PIPE) as process:
+        wait_until(lambda: len(running(seconds)) == 3)
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert not running(seconds)
