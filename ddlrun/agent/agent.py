@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import os
 
-from ddlrun.agent import frames
-from ddlrun.agent.job import AgentJob, HostRanks
+from ddlrun.agent import protocol
 from ddlrun.agent.node import LONGEST_WAIT, Node, read_grace
+from ddlrun.agent.protocol import AgentJob, HostRanks, LostHost, unpack_words
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.leftovers import remove_leftovers
+from ddlrun.wire.authentication import FrameError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddlrun.agent.frames import Channel
+    from ddlrun.wire.connection import Connection
 
 
 class Agent(Node):
     """An agent, and its connection to the node that has started it."""
 
-    def __init__(self, parent: Channel, version: str, needed: Sequence[int]) -> None:
+    def __init__(self, parent: Connection, version: str, needed: Sequence[int]) -> None:
         """Begin without a job. `needed` are descriptors that keepers leave open."""
         super().__init__(version, needed)
         self._parent = parent
         self._has_job = False
-        self._descriptors.watch(parent.read_fd, self._on_parent)
+        protocol.begin(parent, sent=protocol.FROM_AGENT, received=protocol.TO_AGENT)
+        parent.join(self._loop, self._on_parent)
 
     def run(self) -> None:
         """Stay until all ranks have ended."""
@@ -37,70 +39,57 @@ class Agent(Node):
             self._wait(LONGEST_WAIT)
         self._dismiss()
         remove_leftovers()
-        if self._parent.open:
-            self._parent.send(frames.DONE)
-            os.set_blocking(self._parent.write_fd, True)
-            self._parent.flush()
+        self.report(protocol.DONE, b"")
+        while self._parent.unsent:
+            self._loop.wait()
+
+    def report(self, kind: bytes, text: bytes) -> None:
+        """Pass a message on to the node above."""
+        self._parent.send(kind, text)
 
     @property
     def _over(self) -> bool:
         # Without a job, it has not arrived or never will.
         return super()._over if self._has_job else not self._parent.open
 
-    @property
-    def _host(self) -> str:
-        return "" if self._own is None else self._own.name
-
     def _on_parent(self) -> None:
         """React to what the node above has sent, or to the end of the connection."""
-        parent = self._parent
-        parent.receive()
         try:
-            for kind, text in parent.messages():
+            for kind, text in self._parent.receive():
                 self._on_message(kind, text)
-        except frames.AlteredError:
-            parent.send(frames.ALTERED)
-            parent.open = False
-        if not parent.open:
-            self._descriptors.forget(parent.read_fd)
-            self._terminate(read_grace())
-            self._children.close()
+        except FrameError:
+            self.report(protocol.ALTERED, b"")
+            self._leave_parent()
+        except OSError:  # that node is gone
+            self._leave_parent()
+
+    def _leave_parent(self) -> None:
+        """Close the connection to the node above, and end all ranks."""
+        self._parent.close()
+        self._terminate(read_grace())
+        self._children.close()
 
     def _on_message(self, kind: bytes, text: bytes) -> None:
-        if kind == frames.JOB:
+        if kind == protocol.JOB:
             self._take_job(text)
-        elif kind == frames.TERMINATE:
+        elif kind == protocol.TERMINATE:
             self._terminate(float(text))
-        elif kind == frames.PMI:
+        else:
             self._send_pmi_down(text)
 
     def _take_job(self, text: bytes) -> None:
         signal.alarm(0)
-        packed, hosts = frames.unpack_words(text)
+        packed, hosts = unpack_words(text)
         job = AgentJob.parse(packed)
-        own, *others = map(HostRanks.parse, frames.unpack_words(hosts))
+        own, *others = map(HostRanks.parse, unpack_words(hosts))
         os.environ.update(job.environ)
-        self._has_job = True
+        self._has_job, self._host = True, own.name
         self.begin(job, own, others)
 
-    def _on_rank_end(self, rank: int, code: int) -> None:
-        self._report(frames.EXITED, b"%d %d" % (rank, code))
-
-    def _on_unfinished(self, rank: int) -> None:
-        self._report(frames.UNFINISHED, b"%d" % rank)
-
-    def _on_loss(self, text: bytes) -> None:
-        self._report(frames.LOST, text)
-
     def _on_order(self, number: int) -> None:
-        if self._own is not None:
+        if self._has_job:
             from signal import Signals  # noqa: PLC0415 - 4 ms, for the name of the signal alone
 
-            self._report(frames.LOST, f"{self._own.name}\tits agent received {Signals(number).name}".encode())
+            reason = f"its agent received {Signals(number).name}"
+            self.report(protocol.LOST, LostHost(name=self._host, reason=reason).pack())
             self._terminate(read_grace())
-
-    def _send_pmi_up(self, message: bytes) -> None:
-        self._report(frames.PMI, message)
-
-    def _report(self, kind: bytes, text: bytes) -> None:
-        self._descriptors.send(self._parent, kind, text)

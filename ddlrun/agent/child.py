@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 
-from ddlrun.agent import frames
+from ddlrun.agent import protocol
 from ddlrun.agent.archive import BOOTSTRAP, build_archive
+from ddlrun.agent.protocol import pack_words
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.process_stat import StopDetector
+from ddlrun.wire.authentication import FrameError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddlrun.agent.client_group import ClientGroup
-    from ddlrun.agent.job import AgentJob, HostRanks
+    from ddlrun.agent.protocol import AgentJob, HostRanks
 
 GREETING = b"@ddlrun-agent "
 """The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
@@ -61,7 +63,7 @@ class Child:
     @property
     def gone(self) -> bool:
         """Whether the program that leads to the host has ended, and all that it has passed on is read."""
-        return self.status is not None and not self.channel.open
+        return self.status is not None and not self.connection.open
 
     @property
     def via(self) -> str:
@@ -72,45 +74,44 @@ class Child:
         script = _script(self._job, ship=ship).encode(errors="surrogateescape")
         words = [self.name if word == "@host" else word for word in self._job.launcher]
         words[-1] = words[-1].replace("@bytes", str(len(script)))
-        self.pid, self.channel = self._group.start(words)
+        self.pid, self.connection = self._group.start(words)
         self._stop = StopDetector(self.pid)
-        self.channel.send_bytes(script)
+        self._printed = bytearray()
+        """What has arrived before the greeting."""
+        protocol.begin(self.connection, sent=protocol.TO_AGENT, received=protocol.FROM_AGENT)
+        self.connection.send_raw([script])
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
         """Read what has arrived; yield the complete messages, and ALTERED for one that was altered."""
-        self.channel.receive()
-        if not self.ready:
-            self._greet()
+        connection = self.connection
         try:
+            data = connection.read()
+            if not self.ready:
+                data = self._greet(data)
             if self.ready:
-                yield from self.channel.messages()
-        except frames.AlteredError:
-            yield frames.ALTERED, b""
+                yield from connection.decoder.feed(data)
+        except FrameError:
+            yield protocol.ALTERED, b""
+        except OSError:
+            connection.close()
 
-    def _greet(self) -> None:
-        """Answer the agent's greeting: send the archive of its modules if it asks for that, or the job."""
-        greeting = self.channel.take_line(GREETING)
-        if greeting is None:
-            return
+    def _greet(self, data: bytes) -> bytes:
+        """Answer the agent's greeting by the archive of its modules, or by the job; return what follows it."""
+        self._printed += data
+        greeting = take_greeting(self._printed)
         if greeting == WANTED:
             archive = build_archive()
-            self.channel.send_bytes(b"%d\n" % len(archive) + archive)
-            self._greet()
-        elif greeting != self._version:
-            self._replace()
-        else:
+            self.connection.send_raw([b"%d\n" % len(archive), archive])
+            return self._greet(b"")
+        if greeting == self._version:
             self.ready = True
-            hosts = frames.pack_words(host.pack() for host in self.hosts)
-            self.channel.send(frames.JOB, frames.pack_words([self._job.pack(), hosts]))
-
-    def _replace(self) -> None:
-        """Start the agent again with our modules: another version of ddlrun is installed at the same path."""
-        self.channel.close()
-        self._start(ship=True)
-
-    def close(self) -> None:
-        """Close the connection: the agent ends its ranks, and itself."""
-        self.channel.finish_sending()
+            hosts = pack_words(host.pack() for host in self.hosts)
+            self.connection.send(protocol.JOB, pack_words([self._job.pack(), hosts]))
+            return bytes(self._printed)
+        if greeting is not None:  # another version of ddlrun is installed at the same path: start it with our modules
+            self.connection.close()
+            self._start(ship=True)
+        return b""
 
     def describe_loss(self, starter: str) -> str:
         """Return the reason why the agent is gone.
@@ -142,6 +143,20 @@ class Child:
         """Kill the program that leads to the host."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
+
+
+def take_greeting(printed: bytearray) -> bytes | None:
+    """Remove all lines up to the first one with a greeting; return that, None if it has not arrived.
+
+    What a login shell prints before it is dropped.
+    """
+    while b"\n" in printed:
+        line, _, rest = bytes(printed).partition(b"\n")
+        printed[:] = rest
+        _, mark, greeting = line.partition(GREETING)
+        if mark:
+            return greeting
+    return None
 
 
 def _script(job: AgentJob, *, ship: bool) -> str:

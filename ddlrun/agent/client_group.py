@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-from ddlrun.agent.frames import Channel
-from ddlrun.agent.messages import complain
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.forks import close_files
+from ddlrun.keeper.forks import close_files, complain
 from ddlrun.keeper.signals import HANDLED, restore_defaults
+from ddlrun.wire.connection import Connection, Pipes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class ClientGroup:
         os.setpgid(self._leader, self._leader)
         os.close(end)
 
-    def start(self, words: list[str]) -> tuple[int, Channel]:
+    def start(self, words: list[str]) -> tuple[int, Connection]:
         """Start a program with pipes as its standard input and output; return its process id and the pipes."""
         stdin, stdout = os.pipe(), os.pipe()
         actions = [(os.POSIX_SPAWN_DUP2, stdin[0], 0), (os.POSIX_SPAWN_DUP2, stdout[1], 1)]
@@ -51,7 +50,7 @@ class ClientGroup:
             pid = _start_failed_program()
         for fd in (stdin[0], stdout[1]):
             os.close(fd)
-        return pid, Channel(stdout[0], stdin[1])
+        return pid, Connection(Pipes(stdout[0], stdin[1]))
 
 
 def _lead(end: int) -> NoReturn:

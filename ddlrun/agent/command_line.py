@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import os
 
-from ddlrun.agent.job import AgentJob, HostRanks
+from ddlrun.agent.protocol import AgentJob, HostRanks
 from ddlrun.keeper.host_position import RankPositions
 from ddlrun.keeper.protocol import ADDRESSES
 from ddlrun.keeper.settings import SHIPPED
@@ -72,4 +72,5 @@ def _place_ranks(hostfile: str, environ: Mapping[str, str]) -> list[HostRanks]:
     ranks: list[list[int]] = [[] for _ in words]
     for rank, (host, _) in enumerate(RankPositions(environ).all()):
         ranks[host].append(rank)
-    return [HostRanks(number, line[0], ranks[number]) for number, line in enumerate(words) if ranks[number]]
+    hosts = (HostRanks(number=at, name=line[0], ranks=ranks[at]) for at, line in enumerate(words))
+    return [host for host in hosts if host.ranks]

@@ -6,18 +6,21 @@ import gc
 import os
 import time
 
+from ddlrun.agent import protocol
+from ddlrun.agent.pmi_service import PmiService, rank_variables
+from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.forks import close_files
+from ddlrun.keeper.forks import close_files, complain
 from ddlrun.keeper.protocol import ADDRESSES
 from ddlrun.keeper.signals import HANDLED, restore_defaults
+from ddlrun.wire.loop import NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from ddlrun.agent.job import AgentJob
-    from ddlrun.agent.pmi import Abort
-    from ddlrun.agent.pmi_service import PmiService
+    from ddlrun.agent.protocol import AgentJob, HostRanks
+    from ddlrun.wire.loop import Loop
 
 # The variables in which each rank finds its number, its local rank and the number of ranks.
 RANK, LOCAL_RANK, SIZE = "DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE"
@@ -28,88 +31,71 @@ SLACK_SECONDS = 3.0
 class LocalRanks:
     """The keepers of the ranks of this host."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Loop, report: Callable[[bytes, bytes], None], needed: Sequence[int]) -> None:
+        """Begin without any. `report` takes messages to the root; `needed` are descriptors that keepers leave open."""
+        self._loop, self._report, self._needed = loop, report, needed
         self._keepers: dict[int, int] = {}
         """Process id -> rank."""
-        self._kill_at = float("inf")
-        self._orders: dict[int, int] = {}
-        """Rank -> the write end of the pipe for the order to end as MPI_Abort asks."""
+        self._kill_at = NEVER
+        self._pmi: PmiService | None = None
+        loop.watch_deadline(lambda: self._kill_at, self._kill)
 
     @property
     def running(self) -> bool:
         """Whether a keeper is left."""
         return bool(self._keepers)
 
-    @property
-    def deadline(self) -> float:
-        """The time at which `kill_due` has something to do."""
-        return self._kill_at if self._keepers else float("inf")
-
-    def start(self, job: AgentJob, ranks: Sequence[int], pmi: PmiService, needed: Sequence[int]) -> None:
-        """Fork the keepers.
-
-        Args:
-            job: The job.
-            ranks: The ranks in the order of their local ranks.
-            pmi: The PMI service of this host.
-            needed: Descriptors that keepers leave open.
-        """
+    def start(self, job: AgentJob, own: HostRanks) -> None:
+        """Fork the keepers. Raises OSError if there can be no process for one."""
+        try:
+            os.chdir(job.folder)
+        except OSError as error:
+            complain(f"host {own.name}: working folder {job.folder}: {error.strerror}")
+            self._report_end(own.ranks[0], EXIT_PREFLIGHT)
+            return
+        self._pmi = PmiService(job, own, self._loop, self._report)
         _load_keeper()
-        for local_rank, rank in enumerate(ranks):
+        for local_rank, rank in enumerate(own.ranks):
+            link, other_end, orders = self._pmi.connect(rank)
             variables = {RANK: str(rank), LOCAL_RANK: str(local_rank), SIZE: str(job.size)}
-            link, other_end, pmi_variables = pmi.connect(rank)
-            orders = os.pipe()
-            variables.update(pmi_variables)
+            variables.update(rank_variables(rank, link, own.ranks, job.size))
             # MPICH ends with SIGSEGV, which would look like the cause, if its connection ended with the agent.
-            files = KeeperFiles(link, orders[0], (*needed, other_end))
-            self._keepers[_fork_keeper(job.program, variables, files)] = rank
-            self._orders[rank] = orders[1]
+            pid = _fork_keeper(job.program, variables, link, orders, other_end, *self._needed)
+            self._keepers[pid] = rank
             os.close(link)
-            os.close(orders[0])
+            os.close(orders)
 
-    def reap(self, pid: int, status: int) -> tuple[int, int] | None:
-        """Return the rank of a keeper that has ended, and its exit code or minus the signal; None: another process."""
+    def deliver(self, message: bytes) -> None:
+        """Give a message of the root to this host's PMI server."""
+        if self._pmi is not None:
+            self._pmi.deliver(message)
+
+    def reap(self, pid: int, status: int) -> bool:
+        """Report the rank of a keeper that has ended; return False for another process."""
         rank = self._keepers.pop(pid, None)
-        if rank is None:
-            return None
-        self.close_orders(rank)
-        return rank, -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-    def abort(self, abort: Abort) -> None:
-        """Order the keeper of a rank that has called MPI_Abort to end the program with the exit code."""
-        if abort.rank in self._orders:
-            try:
-                os.write(self._orders[abort.rank], b"%d\n" % abort.code)
-            except OSError:  # the program ends already
-                return
-
-    def close_orders(self, rank: int) -> None:
-        """Let the keeper of a rank know that no order follows: the program has closed its PMI connection."""
-        if rank in self._orders:
-            os.close(self._orders.pop(rank))
+        if rank is None or self._pmi is None:
+            return False
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        self._pmi.on_end(rank, code)
+        self._report_end(rank, code)
+        return True
 
     def terminate(self, grace: float) -> None:
-        """Send SIGTERM to the keepers, which end their programs within the grace; a second order changes nothing."""
-        if self._kill_at == float("inf"):
-            self._kill_at = time.monotonic() + grace + SLACK_SECONDS
-            self._signal(signal.SIGTERM)
+        """Send SIGTERM to the keepers, which end their programs within the grace."""
+        self._kill_at = time.monotonic() + grace + SLACK_SECONDS
+        self._signal(signal.SIGTERM)
 
-    def kill_due(self, now: float) -> None:
-        """Kill the keepers if their time is over."""
-        if now > self._kill_at:
-            self._kill_at = now + SLACK_SECONDS
-            self._signal(signal.SIGKILL)
+    def _kill(self, now: float) -> None:
+        """Kill the keepers, whose time is over."""
+        self._kill_at = now + SLACK_SECONDS if self._keepers else NEVER
+        self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         for pid in self._keepers:  # children that are not reaped: the numbers are theirs
             os.kill(pid, number)
 
-
-class KeeperFiles:
-    """The descriptors that a keeper inherits: that of its program, that of orders, and those of others to be kept."""
-
-    def __init__(self, link: int, orders: int, needed: Sequence[int]) -> None:
-        self.link, self.orders, self.needed = link, orders, needed
+    def _report_end(self, rank: int, code: int) -> None:
+        self._report(protocol.EXITED, protocol.ExitedRank(rank=rank, code=code).pack())
 
 
 def _load_keeper() -> None:
@@ -121,27 +107,22 @@ def _load_keeper() -> None:
     gc.freeze()  # see main.py
 
 
-def _fork_keeper(program: list[str], variables: dict[str, str], files: KeeperFiles) -> int:
-    """Fork the keeper of a rank; return its process id."""
+def _fork_keeper(program: Sequence[str], variables: Mapping[str, str], link: int, orders: int, *needed: int) -> int:
+    """Fork the keeper of a rank, which inherits some descriptors; return its process id."""
     agent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = os.fork()
     if pid == 0:
         try:
-            close_files(0, 1, 2, files.link, files.orders, *files.needed)
+            close_files(0, 1, 2, link, orders, *needed)
             restore_defaults()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if os.getppid() == agent:
-                _become_keeper(program, variables, files)
+                from ddlrun.keeper.entry import main  # noqa: PLC0415 - see _load_keeper
+
+                os.environ.update(variables)
+                main(list(program), link, "ddlrun's agent on that host", orders)
         finally:
             os._exit(1)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
-
-
-def _become_keeper(program: list[str], variables: dict[str, str], files: KeeperFiles) -> None:
-    """Go on as the keeper of a rank, in a new child of the agent."""
-    from ddlrun.keeper.entry import main  # noqa: PLC0415 - see _load_keeper
-
-    os.environ.update(variables)
-    main(program, files.link, "ddlrun's agent on that host", files.orders)

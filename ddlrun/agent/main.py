@@ -7,11 +7,11 @@ import os
 import sys
 
 from ddlrun import __version__
-from ddlrun.agent.frames import Channel
-from ddlrun.agent.messages import complain
 from ddlrun.errors import EXIT_BAD_INPUT, EXIT_PREFLIGHT
 from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.forks import complain
 from ddlrun.keeper.protocol import VERSION
+from ddlrun.wire.connection import Connection, Pipes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ def _run_agent(archive: int) -> NoReturn:
     from ddlrun.agent.agent import Agent  # noqa: PLC0415 - the root does without it
 
     _name_process(AGENT_NAME)
-    parent = Channel(os.dup(0), os.dup(1))
+    parent = Connection(Pipes(os.dup(0), os.dup(1)))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)  # what a keeper prints by itself
     agent = Agent(parent, VERSION, (archive,))
     signal.alarm(JOB_SECONDS)
-    parent.send_bytes(f"@ddlrun-agent {VERSION}\n".encode())
+    parent.send_raw([f"@ddlrun-agent {VERSION}\n".encode()])
     import ddlrun.keeper.entry  # noqa: F401, PLC0415 - while the job is on its way
 
     _enable_collections()

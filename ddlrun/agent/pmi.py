@@ -7,26 +7,18 @@ of all ranks.
 
 from __future__ import annotations
 
-from ddlrun.agent.pmi_link import close_link
+import _socket
+
 from ddlrun.agent.pmi_values import VERSION, KeyValues
 from ddlrun.agent.pmi_wire import Lines, WireError, parse_exit_code, parse_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
-
     from ddlrun.agent.pmi_wire import Words
 
 CHUNK = 1 << 16
 MOST_NOTES = 100
 SPAWN_COUNTS = (b"totspawns", b"spawnssofar")
-
-
-class Abort:
-    """A rank's call of MPI_Abort."""
-
-    def __init__(self, rank: int, code: int, message: str) -> None:
-        self.rank, self.code, self.message = rank, code, message
 
 
 class Client:
@@ -74,7 +66,7 @@ class PmiServer:
         self._clients: dict[int, Client] = {}
         self._waiting: list[Client] = []
         self._messages: list[bytes] = []
-        self._aborts: list[Abort] = []
+        self._aborts: list[tuple[int, int]] = []
         self._notes: list[str] = []
         self._noted: set[str] = set()
         self._initialized: set[int] = set()
@@ -83,25 +75,21 @@ class PmiServer:
 
     def add(self, rank: int, link: _socket.socket) -> None:
         """Serve a rank over a connection of `open_link`."""
-        self._clients[link.fileno()] = Client(rank, link)
+        self._clients[rank] = Client(rank, link)
 
-    def close(self, fd: int) -> int:
-        """Close the connection of a rank; return the rank."""
-        client = self._clients.pop(fd)
-        close_link(client.socket)
-        return client.rank
+    def close(self, rank: int) -> None:
+        """Close the connection of a rank. Keepers have copies of it: a rank that waits for a reply notices that."""
+        link = self._clients.pop(rank).socket
+        link.shutdown(_socket.SHUT_RDWR)
+        link.close()
 
     def lacks(self, rank: int) -> bool:
         """Return True if others of this host wait, or will wait, for a rank that has ended."""
         return bool(self._waiting) or (bool(self.in_mpi) and rank not in self._initialized)
 
-    def descriptor(self, rank: int) -> int | None:
-        """Return the descriptor of the connection of a rank; None once it is closed."""
-        return next((fd for fd, client in self._clients.items() if client.rank == rank), None)
-
-    def on_readable(self, fd: int) -> bool:
+    def on_readable(self, rank: int) -> bool:
         """Answer what a rank has sent; return False if its connection is over, and `close` is due."""
-        client = self._clients[fd]
+        client = self._clients[rank]
         try:
             data = client.socket.recv(CHUNK)
             for line in client.lines.feed(data):
@@ -120,8 +108,8 @@ class PmiServer:
         messages, self._messages = self._messages, []
         return messages
 
-    def take_aborts(self) -> list[Abort]:
-        """Return the new calls of MPI_Abort. The programs go on until they are ended."""
+    def take_aborts(self) -> list[tuple[int, int]]:
+        """Return the new calls of MPI_Abort: ranks and exit codes. The programs go on until they are ended."""
         aborts, self._aborts = self._aborts, []
         return aborts
 
@@ -153,8 +141,7 @@ class PmiServer:
         if command == b"barrier_in":
             self._on_barrier(client)
         elif command == b"abort":
-            message = words.get(b"message", b"").decode(errors="replace")
-            self._aborts.append(Abort(client.rank, parse_exit_code(words), message))
+            self._aborts.append((client.rank, parse_exit_code(words)))
         else:
             if command == b"init":
                 self.in_mpi.add(client.rank)

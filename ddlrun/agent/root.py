@@ -5,25 +5,49 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.agent import frames
-from ddlrun.agent.messages import complain
-from ddlrun.agent.node import LONGEST_WAIT, NEVER, Node, read_grace
-from ddlrun.agent.pmi_root import PmiRoot
+from ddlrun.agent import protocol
+from ddlrun.agent.node import LONGEST_WAIT, Node, read_grace
 from ddlrun.errors import EXIT_SIGNAL, EXIT_UNREACHABLE
-from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.forks import complain
 from ddlrun.keeper.leftovers import remove_leftovers
+from ddlrun.keeper.protocol import ADDRESSES
+from ddlrun.wire.connection import Connection, Pipes
+from ddlrun.wire.loop import NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ddlrun.agent.job import AgentJob, HostRanks
+    from ddlrun.agent.protocol import AgentJob, HostRanks
 
 # After the first failure, the keepers of other ranks may have been told to leave, too.
 LEAVE_SECONDS = 1.0
 # The exit code of a job one of whose ranks has left MPI without MPI_Finalize.
 EXIT_UNFINISHED = 1
+
+
+class PmiRoot:
+    """The meeting point of the PMI-1 servers of all hosts: a barrier that gives each the values of all."""
+
+    def __init__(self, hosts: Iterable[int]) -> None:
+        """Create a root for the hosts of these numbers."""
+        self._hosts = tuple(hosts)
+        self._arrived: dict[int, bytes] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the ranks of a host wait for those of others."""
+        return bool(self._arrived)
+
+    def on_message(self, host: int, message: bytes) -> bytes | None:
+        """Take a server's message; return that to all servers, or None until all have met."""
+        self._arrived[host] = message
+        if len(self._arrived) < len(self._hosts):
+            return None
+        values = b"".join(self._arrived[number] for number in self._hosts)
+        self._arrived.clear()
+        return values
 
 
 class Root(Node):
@@ -32,10 +56,12 @@ class Root(Node):
     def __init__(self, version: str) -> None:
         """Begin without a job."""
         super().__init__(version)
-        self._reports: frames.Channel | None = None
+        self._supervisor: Connection | None = None
         """The connection to the ddlrun that supervises the job: standard output."""
-        if os.environ.get(protocol.ADDRESSES):
-            self._reports = frames.Channel(-1, os.dup(1))
+        if os.environ.get(ADDRESSES):
+            self._supervisor = Connection(Pipes(-1, os.dup(1)))
+            protocol.begin(self._supervisor, sent=protocol.TO_DDLRUN, received={})
+            self._supervisor.join(self._loop, lambda: None)
             os.dup2(2, 1)  # what a keeper prints by itself
         self._hosts: list[HostRanks] = []
         self._pmi_root = PmiRoot(())
@@ -55,7 +81,7 @@ class Root(Node):
     def run(self) -> int:
         """Stay until all ranks have ended; return the exit code."""
         while not (self._must_leave or self._over):
-            self._wait(LONGEST_WAIT)
+            self._wait(min(LONGEST_WAIT, self._leave_at - time.monotonic()))
         if not self._must_leave:
             self._dismiss()
             remove_leftovers()
@@ -65,48 +91,51 @@ class Root(Node):
     def _must_leave(self) -> bool:
         return time.monotonic() >= self._leave_at
 
-    @property
-    def _deadline(self) -> float:
-        return min(super()._deadline, self._leave_at)
-
-    def _on_rank_end(self, rank: int, code: int) -> None:
-        if code and not self._ending:
-            killed = code == -signal.SIGKILL
-            self._report(
-                frames.EXITED, b"%d %d" % (rank, code), f"rank {rank}: its keeper was killed" if killed else ""
-            )
-        if code == 0:
-            self._ended.append(rank)
-            self._check_barrier()
+    def report(self, kind: bytes, text: bytes) -> None:
+        """React to a message about this host or one below it."""
+        if kind == protocol.PMI:
+            self._on_pmi(text)
+        elif kind == protocol.EXITED:
+            self._on_exited(protocol.ExitedRank.parse(text))
+        elif self._ending:
+            return
+        elif kind == protocol.UNFINISHED:
+            self._on_unfinished(int(text))
         else:
-            self._fail(code if code > 0 else EXIT_SIGNAL - code, LEAVE_SECONDS)
+            host = protocol.LostHost.parse(text)
+            self._tell(kind, text, f"lost host {host.name}: {host.reason}")
+            self._fail(EXIT_UNREACHABLE, 0.0)
+
+    def _on_exited(self, end: protocol.ExitedRank) -> None:
+        if end.code == 0:
+            self._ended.append(end.rank)
+            self._check_barrier()
+            return
+        if not self._ending:
+            killed = end.code == -signal.SIGKILL
+            self._tell(protocol.EXITED, end.pack(), f"rank {end.rank}: its keeper was killed" if killed else "")
+        self._fail(end.code if end.code > 0 else EXIT_SIGNAL - end.code, LEAVE_SECONDS)
 
     def _on_unfinished(self, rank: int) -> None:
         """End the job: other ranks would wait in MPI without end."""
         if not self._ending:
             host = next(host.name for host in self._hosts if rank in host.ranks)
-            self._report(frames.UNFINISHED, b"%d" % rank, f"rank {rank} on {host} ended without MPI_Finalize")
+            self._tell(protocol.UNFINISHED, b"%d" % rank, f"rank {rank} on {host} ended without MPI_Finalize")
             self._fail(EXIT_UNFINISHED, 0.0)
 
-    def _on_loss(self, text: bytes) -> None:
-        if not self._ending:
-            host, _, reason = text.decode(errors="replace").partition("\t")
-            self._report(frames.LOST, text, f"lost host {host}: {reason}")
-            self._fail(EXIT_UNREACHABLE, 0.0)
-
-    def _report(self, kind: bytes, text: bytes, words: str) -> None:
+    def _tell(self, kind: bytes, text: bytes, words: str) -> None:
         """Report what ends the job: to the ddlrun that supervises it or, without one, to the user as text."""
-        if self._reports is not None:
-            self._descriptors.send(self._reports, kind, text)
+        if self._supervisor is not None:
+            self._supervisor.send(kind, text)
         elif words:
             complain(words)
 
     def _on_order(self, number: int) -> None:
         self._fail(EXIT_SIGNAL + number, 0.0)
 
-    def _send_pmi_up(self, message: bytes) -> None:
-        host, text = frames.unpack_words(message)
-        reply = self._pmi_root.on_message(int(host), text)
+    def _on_pmi(self, text: bytes) -> None:
+        host, message = protocol.unpack_words(text)
+        reply = self._pmi_root.on_message(int(host), message)
         if reply is not None:
             self._send_pmi_down(reply)
         self._check_barrier()
@@ -124,7 +153,7 @@ class Root(Node):
             seconds: The time in which ranks may end by themselves.
         """
         self._exit_code = self._exit_code or code
-        if self._reports is not None:
+        if self._supervisor is not None:
             self._leave_at = min(self._leave_at, time.monotonic() + seconds)
         else:
             self._terminate(read_grace())

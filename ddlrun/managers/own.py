@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from signal import SIGKILL
 
 from ddlrun import __version__
-from ddlrun.agent import frames
+from ddlrun.agent import protocol
 from ddlrun.managers import ManagerJob, ProcessManager, TransportChoice, TransportRequest
 from ddlrun.managers.end import EndCode, EndFinding, ManagerOutput
 
@@ -60,7 +60,7 @@ class OwnManager(ProcessManager):
 
     def read_end(self, output: ManagerOutput) -> tuple[EndFinding, ...]:
         """Return the findings of the process manager about the end of its job."""
-        return tuple(_parse_report(kind, text.decode(errors="replace")) for kind, text in output.reports)
+        return tuple(_parse_report(kind, text) for kind, text in output.reports)
 
 
 def _divide_names(names: Sequence[str]) -> list[Sequence[str]]:
@@ -68,23 +68,26 @@ def _divide_names(names: Sequence[str]) -> list[Sequence[str]]:
     return [names[at : at + MOST_NAMES] for at in range(0, len(names), MOST_NAMES)]
 
 
-def _parse_report(kind: bytes, text: str) -> EndFinding:
+def _parse_report(kind: bytes, text: bytes) -> EndFinding:
     r"""Parse a message of the process manager.
 
-    >>> _parse_report(frames.LOST, "h2\tthe connection ended").text
+    >>> _parse_report(protocol.LOST, b"h2\tthe connection ended").text
     'host h2 was lost: the connection ended'
-    >>> _parse_report(frames.EXITED, "2 -9")
+    >>> _parse_report(protocol.EXITED, b"2 -9")
     EndFinding(code=<EndCode.KILLED_RANK: 6>, host='', rank=2, number=-9, text='the keeper of rank 2 was killed')
     """
-    if kind == frames.LOST:
-        host, _, reason = text.partition("\t")
-        return EndFinding(EndCode.LOST_HOST, host, text=f"host {host} was lost: {reason}")
-    rank, _, code = text.partition(" ")
-    if kind == frames.UNFINISHED:
-        return EndFinding(EndCode.UNFINISHED_RANK, rank=int(rank), text=f"rank {rank} ended without MPI_Finalize")
-    if int(code) == -SIGKILL:
-        return EndFinding(EndCode.KILLED_RANK, "", int(rank), int(code), f"the keeper of rank {rank} was killed")
-    return EndFinding(EndCode.EXITED_RANK, "", int(rank), int(code), f"the keeper of rank {rank} ended with {code}")
+    if kind == protocol.LOST:
+        host = protocol.LostHost.parse(text)
+        return EndFinding(EndCode.LOST_HOST, host.name, text=f"host {host.name} was lost: {host.reason}")
+    if kind == protocol.UNFINISHED:
+        rank = int(text)
+        return EndFinding(EndCode.UNFINISHED_RANK, rank=rank, text=f"rank {rank} ended without MPI_Finalize")
+    end = protocol.ExitedRank.parse(text)
+    if end.code == -SIGKILL:
+        return EndFinding(EndCode.KILLED_RANK, "", end.rank, end.code, f"the keeper of rank {end.rank} was killed")
+    return EndFinding(
+        EndCode.EXITED_RANK, "", end.rank, end.code, f"the keeper of rank {end.rank} ended with {end.code}"
+    )
 
 
 def own_manager(reason: str, warning: str = "") -> OwnManager:

@@ -19,7 +19,7 @@ EXIT_SIGNAL = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CommandLimits:
     """The limits of each command, beyond which it is killed, and the number of those that run at the same time.
 
     With a `grace`, a command is a process group of its own, and gets SIGTERM that many seconds before SIGKILL.
@@ -82,7 +82,7 @@ class CapturedCommand:
             os.kill(self.pid, number)
 
 
-def run_commands(commands: Iterable[CapturedCommand], limits: Limits) -> None:
+def run_commands(commands: Iterable[CapturedCommand], limits: CommandLimits) -> None:
     """Run commands to their ends, or to their limits; what they leave is in them.
 
     An exception, such as that of a Ctrl-C, ends them all. Raises OSError where this process may not open more files, or
@@ -106,7 +106,7 @@ def run_commands(commands: Iterable[CapturedCommand], limits: Limits) -> None:
 class _Runner:
     """The commands that run, and the loop that reads their output."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CommandLimits) -> None:
         self._limits = limits
         self.loop = Loop()
         self.running: list[CapturedCommand] = []

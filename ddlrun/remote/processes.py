@@ -23,7 +23,7 @@ class FinishedProcess(NamedTuple):
 
 
 def explain_start(program: str, error: OSError) -> str:
-    """Return why a program could not be started, in a few words; raise the error if no program can be started here."""
+    """Return the reason why a program could not be started; raise the error if no program can be started here."""
     if error.errno in (errno.EMFILE, errno.E2BIG):
         raise error
     missing = isinstance(error, FileNotFoundError) and "/" not in program

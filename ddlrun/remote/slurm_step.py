@@ -10,7 +10,7 @@ from contextlib import suppress
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.remote.agent import PARTS
-from ddlrun.remote.captured_commands import CapturedCommand, Limits, run_commands
+from ddlrun.remote.captured_commands import CapturedCommand, CommandLimits, run_commands
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.wording import printable
 
@@ -55,7 +55,7 @@ def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) 
     ]  # fmt: skip
     srun = CapturedCommand(argv, join_scripts(scripts).encode())
     most = MOST_BYTES + MOST_BYTES_PER_HOST * len(scripts)
-    run_commands([srun], Limits(max(0.1, timeout), most, CANCEL_SECONDS))
+    run_commands([srun], CommandLimits(max(0.1, timeout), most, CANCEL_SECONDS))
     if srun.too_long:
         return srun.code, "", "srun: the replies are too long"
     return srun.code, _decode(srun.out), _decode(srun.err)

@@ -4,13 +4,14 @@ import os
 import signal
 from contextlib import suppress
 
-from ddlrun.agent.frames import Channel
+from ddlrun.agent.protocol import TO_DDLRUN
 from ddlrun.keeper.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.remote.manager_start import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
+from ddlrun.wire.frames import Checksums, Decoder
 
 # The last bytes of its output are stored: they may hold the reason for its end.
 MOST_STORED = 1 << 18
@@ -33,8 +34,8 @@ class ManagerProcess:
         }
         """Descriptor -> 0 (standard output) or 1 (standard error)."""
         self._output = b""
-        stdout = process.stdout if job.manager.sends_reports else None
-        self._channel = None if stdout is None else Channel(stdout.fileno(), -1)
+        self._decoder = Decoder(Checksums(), TO_DDLRUN) if job.manager.sends_reports else None
+        """Decodes its standard output; None if that is text."""
         self._reports: list[tuple[bytes, bytes]] = []
         self.terminated = False
         """Whether SIGTERM was sent to it."""
@@ -72,10 +73,9 @@ class ManagerProcess:
 
     def read(self, fd: int) -> bytes:
         """Return the bytes that a pipe holds now, and store them: text, or messages, of which it returns the text."""
-        if self._channel is not None and fd == self._channel.read_fd:
-            chunk = self._receive(self._channel)
-        else:
-            chunk = read_now(fd)
+        chunk = read_now(fd)
+        if not self.is_printed(fd):
+            chunk = self._decode(chunk)
         self._output = (self._output + chunk)[-MOST_STORED:]
         if chunk and not self.refused_spawn:
             recent = self._output[-len(chunk) - LONGEST_REFUSAL :].decode(errors="replace")
@@ -85,11 +85,10 @@ class ManagerProcess:
 
     def is_printed(self, fd: int) -> bool:
         """Return True for a pipe whose text is for the user; the report of the job repeats that of messages."""
-        return self._channel is None or fd != self._channel.read_fd
+        return self._decoder is None or self.pipes[fd] != 0
 
-    def _receive(self, channel: Channel) -> bytes:
-        channel.receive()
-        reports = list(channel.messages())
+    def _decode(self, data: bytes) -> bytes:
+        reports = [] if self._decoder is None else list(self._decoder.feed(data))
         self._reports += reports
         findings = self._find(ManagerOutput(0, reports=reports))
         return "".join(f"ddlrun: {finding.text}\n" for finding in findings).encode()

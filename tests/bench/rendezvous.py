@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddlrun.agent.pmi import PmiServer
-from ddlrun.agent.pmi_root import PmiRoot
+from ddlrun.agent.root import PmiRoot
 from tests.bench.options import bench_parser
-from tests.support.pmi_ranks import connect, connected
+from tests.support.pmi_ranks import connect
 
 START = (
     "cmd=init pmi_version=1 pmi_subversion=1",
@@ -67,9 +67,11 @@ class SimulatedHost:
         self._case = case
         self._server = PmiServer(case.ranks, case.hosts * case.ranks, "job", "(vector,(0,1,1))")
         self._root = PmiRoot(range(case.hosts))
-        self._ranks = [socket.socket(fileno=connect(self._server, rank)) for rank in range(case.ranks)]
+        links = [connect(self._server, rank) for rank in range(case.ranks)]
+        self._ranks = [socket.socket(fileno=fd) for _, fd in links]
+        self._rank_of = {link.fileno(): rank for rank, (link, _) in enumerate(links)}
         self._epoll = select.epoll()
-        for fd in connected(self._server, range(case.ranks)):
+        for fd in self._rank_of:
             self._epoll.register(fd, select.EPOLLIN)
         self.seconds = 0.0
         """The processor time of the server."""
@@ -117,7 +119,7 @@ class SimulatedHost:
         while requests:
             events = self._epoll.poll()
             for fd, _ in events:
-                self._server.on_readable(fd)
+                self._server.on_readable(self._rank_of[fd])
             requests -= len(events)
         self.seconds += time.process_time() - before
 
@@ -131,8 +133,8 @@ class SimulatedHost:
         self._epoll.close()
         for rank in self._ranks:
             rank.close()
-        for fd in connected(self._server, range(len(self._ranks))):
-            self._server.close(fd)
+        for number in range(len(self._ranks)):
+            self._server.close(number)
 
 
 def measure(case: Case) -> Sequence[object]:

@@ -1,17 +1,18 @@
 """Ranks of an MPI library with PMI-1 servers, one per simulated host, in one process: no agent, no connection."""
 
+import _socket
 import os
 import select
 import subprocess
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.agent.pmi import Abort, PmiServer
-from ddlrun.agent.pmi_link import open_link, rank_variables
-from ddlrun.agent.pmi_mapping import process_mapping
-from ddlrun.agent.pmi_root import PmiRoot
+from ddlrun.agent.pmi import PmiServer
+from ddlrun.agent.pmi_service import open_link, rank_variables
+from ddlrun.agent.pmi_values import process_mapping
+from ddlrun.agent.root import PmiRoot
 
 SECONDS = 300
 
@@ -21,16 +22,11 @@ def ranks_of(hosts: Sequence[int], host: int) -> list[int]:
     return [rank for rank, at in enumerate(hosts) if at == host]
 
 
-def connect(server: PmiServer, rank: int) -> int:
-    """Let a server serve a rank; return the descriptor that its program inherits."""
+def connect(server: PmiServer, rank: int) -> tuple[_socket.socket, int]:
+    """Let a server serve a rank; return the server's end, and the descriptor that its program inherits."""
     link, fd = open_link()
     server.add(rank, link)
-    return fd
-
-
-def connected(server: PmiServer, ranks: Iterable[int]) -> list[int]:
-    """Return a server's descriptors of the ranks' connections that are not closed."""
-    return [fd for rank in ranks if (fd := server.descriptor(rank)) is not None]
+    return link, fd
 
 
 class PmiHosts:
@@ -46,37 +42,37 @@ class PmiHosts:
             for number in sorted(set(hosts))
         }
         self._root = PmiRoot(self.servers)
-        self.aborts: list[Abort] = []
+        self._links: dict[int, _socket.socket] = {}
+        self.aborts: list[tuple[int, int]] = []
         self.notes: list[str] = []
 
     def open(self, rank: int) -> tuple[int, dict[str, str]]:
         """Return a rank's descriptor and variables."""
         host = self.hosts[rank]
-        fd = connect(self.servers[host], rank)
+        self._links[rank], fd = connect(self.servers[host], rank)
         return fd, rank_variables(rank, fd, ranks_of(self.hosts, host), len(self.hosts))
 
     def serve(self, seconds: float) -> bool:
         """Answer what ranks have sent; return False if all have ended, or if nothing comes within the time."""
-        readers = self._readers()
+        ranks = {link.fileno(): rank for rank, link in self._links.items()}
         poll = select.poll()
-        for fd in readers:
+        for fd in ranks:
             poll.register(fd, select.POLLIN)
-        ready = poll.poll(seconds * 1000) if readers else []
+        ready = poll.poll(seconds * 1000) if ranks else []
         for fd, _ in ready:
-            if not readers[fd].on_readable(fd):
-                readers[fd].close(fd)
+            if not self.servers[self.hosts[ranks[fd]]].on_readable(ranks[fd]):
+                self._close(ranks[fd])
         self._pass_on()
         return bool(ready)
 
     def close(self) -> None:
         """Close the connections of all ranks."""
-        for fd, server in self._readers().items():
-            server.close(fd)
+        for rank in tuple(self._links):
+            self._close(rank)
 
-    def _readers(self) -> dict[int, PmiServer]:
-        return {
-            fd: server for host, server in self.servers.items() for fd in connected(server, ranks_of(self.hosts, host))
-        }
+    def _close(self, rank: int) -> None:
+        del self._links[rank]
+        self.servers[self.hosts[rank]].close(rank)
 
     def _pass_on(self) -> None:
         for number, server in self.servers.items():
@@ -94,7 +90,7 @@ class Ended(NamedTuple):
 
     codes: list[int]
     output: str
-    aborts: list[Abort]
+    aborts: list[tuple[int, int]]
     notes: list[str]
 
 

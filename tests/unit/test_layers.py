@@ -38,8 +38,8 @@ ALLOWED = {
     "wire": set(),
     "keeper": {"errors", "ranges"},
     "hangs": {"hosts", "ranges", "wording"},
-    "agent": {"errors", "keeper"},
-    "remote": {"environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wording"},
+    "agent": {"errors", "keeper", "wire"},
+    "remote": {"environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wire", "wording"},
     "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "units", "wording"},
     "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
     "plan": {
@@ -62,7 +62,7 @@ ALLOWED = {
     "page": {"errors", "hosts", "metrics", "plan", "ranges", "report", "runs", "units", "wording"},
     "supervise": {
         "agent", "hangs", "errors", "hosts", "listening", "managers", "metrics", "plan", "keeper", "remote",
-        "runs", "schedulers", "units", "wording",
+        "runs", "schedulers", "units", "wire", "wording",
     },
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology", "units"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
@@ -91,6 +91,8 @@ ENCRYPTION = {PACKAGE / "keeper/encryption.py", PACKAGE / "wire/authentication.p
 
 # The folders that may read the environment of the process.
 ENVIRONS = {"cli", "application", "keeper", "agent", "ddl", "measure", "api"}
+# A module that passes it on to commands, as posix_spawn does not do so by itself.
+SPAWN = PACKAGE / "remote/captured_commands.py"
 
 # What -> the folders that may import or name it.
 ALONE = {
@@ -177,15 +179,7 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     for what, where in ALONE.items():
         used = {name for name in imports(path) if name == what or name.startswith(f"{what}.")}
         assert not used or part(path) in where
-    assert "environ" not in names(path) or part(path) in {
-        "cli",
-        "application",
-        "keeper",
-        "agent",
-        "ddl",
-        "measure",
-        "api",
-    }
+    assert "environ" not in names(path) or part(path) in ENVIRONS or path == SPAWN
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) in {"keeper", "agent"}
 
 

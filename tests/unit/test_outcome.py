@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ddlrun.agent import frames
+from ddlrun.agent import protocol
 from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.end import read_end
 from ddlrun.managers.openmpi.hints import MPI_HINTS
@@ -300,8 +300,8 @@ def own_end(exit_code: int, *reports: tuple[bytes, bytes]) -> ManagerEnd:
         (CLOSED, mpirun_end(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
         (RESET, mpirun_end(1, KILLED), 137, "rank 2 on h3 was killed by another process"),
         (RESET, mpirun_end(1, KILLED.replace("rank 2", "rank 1")), 3, "the connection of rank 2 on h3 broke"),
-        (RESET, own_end(137, (frames.EXITED, b"2 -9")), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, own_end(137, (frames.EXITED, b"1 -9")), 3, "the connection of rank 2 on h3 broke"),
+        (RESET, own_end(137, (protocol.EXITED, b"2 -9")), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, own_end(137, (protocol.EXITED, b"1 -9")), 3, "the connection of rank 2 on h3 broke"),
         (CLOSED, mpirun_end(5, ABORT), 5, "rank 1 called MPI_Abort with 5"),
         (CLOSED, mpirun_end(1, ABORT.replace(": 5", ": 256")), 1, "rank 1 called MPI_Abort with 256"),
         (CLOSED, mpirun_end(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
@@ -361,17 +361,17 @@ def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
 
 
 def test_a_keeper_that_never_connected_is_known_by_its_exit_code() -> None:
-    for manager in (mpirun_end(3, UNCONNECTED), own_end(3, (frames.EXITED, b"1 3"))):
+    for manager in (mpirun_end(3, UNCONNECTED), own_end(3, (protocol.EXITED, b"1 3"))):
         at = manager._replace(findings=[finding._replace(host="h3") for finding in manager.findings])
         assert cause(explained(None, at)) == (3, "rank 1 on h3 cannot reach ddlrun")
         assert cause(explained(None, at, {1: end(1, 3)})) == (3, None), "a program ended with this code"
 
 
 def test_ddlruns_own_process_manager_reports_by_messages() -> None:
-    lost = explained(None, own_end(3, (frames.LOST, b"h2\tthe connection to its agent ended (ssh: exit code 255)")))
+    lost = explained(None, own_end(3, (protocol.LOST, b"h2\tthe connection to its agent ended (ssh: exit code 255)")))
     text = "host h2 was lost: the connection to its agent ended (ssh: exit code 255)"
     assert (cause(lost), lost.lost_host) == ((3, text), "h2")
-    (left,) = own_end(1, (frames.UNFINISHED, b"4")).findings
+    (left,) = own_end(1, (protocol.UNFINISHED, b"4")).findings
     assert (left.code, left.rank) == (EndCode.UNFINISHED_RANK, 4)
 
 

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.agent.pmi import PmiServer
-from ddlrun.agent.pmi_link import open_link, rank_variables
-from ddlrun.agent.pmi_mapping import process_mapping
-from ddlrun.agent.pmi_root import PmiRoot
-from ddlrun.agent.pmi_values import LONGEST_KEY, LONGEST_VALUE, MOST_PUT
+from ddlrun.agent.pmi_service import open_link, rank_variables
+from ddlrun.agent.pmi_values import LONGEST_KEY, LONGEST_VALUE, MOST_PUT, process_mapping
 from ddlrun.agent.pmi_wire import LONGEST_LINE
-from tests.support.pmi_ranks import connect, connected, ranks_of
+from ddlrun.agent.root import PmiRoot
+from tests.support.pmi_ranks import connect, ranks_of
 
 SECONDS = 300.0
 
@@ -30,19 +29,21 @@ class Job:
         }
         self.root = PmiRoot(self.servers)
         self.owners = [self.servers[host] for host in hosts]
-        self.ranks = [socket.socket(fileno=connect(server, rank)) for rank, server in enumerate(self.owners)]
+        self.links, fds = zip(*(connect(server, rank) for rank, server in enumerate(self.owners)), strict=True)
+        self.ranks = [socket.socket(fileno=fd) for fd in fds]
         for rank in self.ranks:
             rank.settimeout(SECONDS)
 
     def connected(self, host: int) -> list[int]:
-        return connected(self.servers[host], ranks_of(self._hosts, host))
+        """Return the ranks of a host whose connections are open."""
+        return [rank for rank in ranks_of(self._hosts, host) if self.links[rank].fileno() >= 0]
 
     def serve(self) -> None:
         """Let the servers read what is there, once."""
         for host, server in self.servers.items():
-            for fd in self.connected(host):
-                if not server.on_readable(fd):
-                    server.close(fd)
+            for rank in self.connected(host):
+                if not server.on_readable(rank):
+                    server.close(rank)
 
     def meet(self) -> None:
         """Pass on the messages of the servers."""
@@ -71,8 +72,8 @@ class Job:
         for rank in self.ranks:
             rank.close()
         for host, server in self.servers.items():
-            for fd in self.connected(host):
-                server.close(fd)
+            for number in self.connected(host):
+                server.close(number)
 
 
 @pytest.fixture
@@ -155,20 +156,19 @@ def test_a_line_may_arrive_in_parts(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "message"),
+    ("line", "code"),
     [
-        ("cmd=abort exitcode=7 message=out of patience", 7, "out of patience"),
-        ("cmd=abort exitcode=7", 7, ""),
-        ("cmd=abort exitcode=-1", 255, ""),
-        ("cmd=abort exitcode=0", 1, ""),
-        ("cmd=abort exitcode=1e99", 1, ""),
-        ("cmd=abort", 1, ""),
+        ("cmd=abort exitcode=7 message=out of patience exitcode=8", 7),
+        ("cmd=abort exitcode=7", 7),
+        ("cmd=abort exitcode=-1", 255),
+        ("cmd=abort exitcode=0", 1),
+        ("cmd=abort exitcode=1e99", 1),
+        ("cmd=abort", 1),
     ],
 )
-def test_an_abort_is_reported(job: Job, line: str, code: int, message: str) -> None:
+def test_an_abort_is_reported(job: Job, line: str, code: int) -> None:
     job.send(1, line.encode() + b"\n")
-    [abort] = job.servers[0].take_aborts()
-    assert (abort.rank, abort.code, abort.message) == (1, code, message)
+    assert job.servers[0].take_aborts() == [(1, code)]
     assert job.servers[0].take_aborts() == []
 
 
@@ -205,7 +205,7 @@ def test_another_version_is_refused(job: Job) -> None:
     ids=["long", "barrier", "unread"],
 )
 def test_a_rank_that_breaks_the_protocol_is_cut_off(job: Job, data: bytes, problem: str) -> None:
-    keepers_copy = os.dup(job.connected(0)[0])
+    keepers_copy = os.dup(job.links[0].fileno())
     job.ranks[0].setblocking(False)
     while len(job.connected(0)) == 2:
         data = data[job.ranks[0].send(data) :] if data else b""
