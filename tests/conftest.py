@@ -118,6 +118,7 @@ def own_variables() -> None:
 
 # No test depends on its duration.
 hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile("patient")
 
 
