@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 from ddlrun.application.reporter import Reporter
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan
-from ddlrun.remote.event_command import EventCommand
+from ddlrun.remote.event_targets import EventCommand, Webhook
 from ddlrun.runs.events import render_end, render_stall, render_start
 from ddlrun.runs.store import append_private
 
 if TYPE_CHECKING:
     from ddlrun.hangs.examination import HangVerdictRecord
-    from ddlrun.remote.webhook import Webhook
 
 # The time that commands and posts have after the end of the run.
 EVENT_SECONDS = 10.0
@@ -57,10 +56,7 @@ class LaunchEvents:
             self._reporter.line(f"note: --on-event: {problem}")
 
 
-def choose_target(words: tuple[str, ...]) -> "EventCommand | Webhook":
+def choose_target(words: tuple[str, ...]) -> EventCommand | Webhook:
     """Return the receiver of events that the words of --on-event name."""
-    if len(words) == 1 and words[0].startswith(("http://", "https://")):
-        from ddlrun.remote.webhook import Webhook  # noqa: PLC0415 - 15 ms, for addresses alone
-
-        return Webhook(words[0])
-    return EventCommand(words)
+    is_address = len(words) == 1 and words[0].startswith(("http://", "https://"))
+    return Webhook(words[0]) if is_address else EventCommand(words)

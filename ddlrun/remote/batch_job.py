@@ -3,12 +3,13 @@
 import contextlib
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddlrun.errors import UnreachableError
-from ddlrun.remote.processes import FinishedProcess, PassthroughCommand, start_command
+from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.schedulers.submit import JobState, Scheduler, insert_job_id, parse_state
 
 COMMAND_SECONDS = 60.0
@@ -164,7 +165,7 @@ class _LogCommand:
     def __init__(self, job: SubmittedJob, intervals: Intervals) -> None:
         self._failed_start_seconds = intervals.first * 2
         self._argv = insert_job_id(job.scheduler.print_log or (), job.job_id)
-        self._command: PassthroughCommand | None = None
+        self._command: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._printed_until: str | None = None
 
@@ -176,11 +177,13 @@ class _LogCommand:
             self._started_at = time.monotonic()
             since = (f"--since-time={self._printed_until}",) if self._printed_until else ()
             with contextlib.suppress(OSError):
-                self._command = PassthroughCommand((*self._argv, *since))
+                self._command = subprocess.Popen(  # noqa: S603 - argv lists, no shell
+                    (*self._argv, *since), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
 
     def copy(self) -> None:
         """Check for the end of the command; a new one leaves out what was printed."""
-        code = self._command.wait(0) if self._command is not None else None
+        code = self._command.poll() if self._command is not None else None
         if code is not None:
             self._command = None
             if not code or time.monotonic() - self._started_at > self._failed_start_seconds:
@@ -188,10 +191,12 @@ class _LogCommand:
 
     def finish(self) -> None:
         """Wait for the rest of the output."""
-        if self._command is not None and self._command.wait(LAST_OUTPUT_SECONDS) is not None:
-            self._command = None
+        if self._command is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._command.wait(LAST_OUTPUT_SECONDS)
 
     def close(self) -> None:
         """Kill the command."""
         if self._command is not None:
             self._command.kill()
+            self._command.wait()

@@ -4,49 +4,38 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 
-from ddlrun.remote.processes import EXIT_NOT_STARTED, explain_start
+from ddlrun.remote.processes import EXIT_NOT_STARTED, FinishedProcess, explain_start
 from ddlrun.wire.loop import READ, Loop
 
 CHUNK = 1 << 16
 # The interval at which the end of a command is awaited that has closed its output.
 MOMENT = 5e-3
+# The time from SIGTERM to SIGKILL. srun ends its step on SIGTERM alone.
+GRACE_SECONDS = 3.0
 # The signals that Python ignores, which an exec would not change.
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 EXIT_SIGNAL = 128
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLimits:
-    """The limits of each command, beyond which it is killed, and the number of those that run at the same time.
-
-    With a `grace`, a command is a process group of its own, and gets SIGTERM that many seconds before SIGKILL.
-    """
-
-    seconds: float
-    most_bytes: int
-    grace: float = 0.0
-    at_once: int = 1
-
-
 class CapturedCommand:
-    """A command: its output so far, and its end."""
+    """A command, with its output so far. It has a process group of its own: a Ctrl-C reaches ddlrun alone."""
 
     def __init__(self, argv: list[str], script: bytes) -> None:
+        """Take the command line, and the text of standard input."""
         self.argv, self.script = argv, script
         self.out, self.err = bytearray(), bytearray()
+        self.code: int | None = None
+        """The exit code as a shell reports it; None if the command did not end in time."""
         self.too_long = False
         """Whether it was ended because it wrote too much."""
-        self.code: int | None = None
-        """The exit code as a shell reports it; None if it was killed, as its time was over."""
         self.pid = 0
         self.pipes: set[int] = set()
         """The descriptors of its output, until their end."""
-        self.kill_at, self.terminated = 0.0, False
+        self.end_at, self.stopped = 0.0, False
 
-    def start(self, *, own_group: bool) -> tuple[int, int]:
+    def start(self) -> tuple[int, int]:
         """Start the command; return the descriptors of its output and errors. Raises OSError."""
         with open(os.memfd_create("script"), "w+b") as stdin:
             stdin.write(self.script)
@@ -58,8 +47,8 @@ class CapturedCommand:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
                 self.pid = os.posix_spawnp(
-                    self.argv[0], self.argv, os.environ, file_actions=files,
-                    setpgroup=0 if own_group else os.getpgrp(), setsigmask=mask, setsigdef=IGNORED,
+                    self.argv[0], self.argv, os.environ, file_actions=files, setpgroup=0, setsigmask=mask,
+                    setsigdef=IGNORED,
                 )  # fmt: skip
             finally:
                 os.close(out_end)
@@ -67,110 +56,95 @@ class CapturedCommand:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return out, err
 
-    def has_ended(self, options: int = os.WNOHANG) -> bool:
-        """Return True if the process has ended, and take its exit code."""
+    def has_ended(self) -> bool:
+        """Return True if the process has ended, and take its exit code unless its time was over."""
         if self.pid:
-            pid, status = os.waitpid(self.pid, options)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                self.pid, self.code = 0, code if code >= 0 else EXIT_SIGNAL - code
-        return not self.pid
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid == 0:
+                return False
+            self.pid, code = 0, os.waitstatus_to_exitcode(status)
+            if self.too_long or not self.stopped:
+                self.code = code if code >= 0 else EXIT_SIGNAL - code
+        return True
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the process unless it is known that it has ended."""
-        if self.pid:
-            os.kill(self.pid, number)
-
-
-def run_commands(commands: Iterable[CapturedCommand], limits: CommandLimits) -> None:
-    """Run commands to their ends, or to their limits; what they leave is in them.
-
-    An exception, such as that of a Ctrl-C, ends them all. Raises OSError where this process may not open more files, or
-    its environment is too long for any program to start.
-    """
-    runner = _Runner(limits)
-    try:
-        for command in commands:
-            runner.start(command)
-            while len(runner.running) >= limits.at_once:
-                runner.wait()
-        while runner.running:
-            runner.wait()
-    except BaseException:
-        runner.end()
-        raise
-    finally:
-        runner.loop.close()
+    def result(self) -> FinishedProcess:
+        """Return the exit code and the output."""
+        out, err = (data.decode(errors="replace").replace("\r\n", "\n") for data in (self.out, self.err))
+        return FinishedProcess(self.code, out, err)
 
 
-class _Runner:
+class CommandRunner:
     """The commands that run, and the loop that reads their output."""
 
-    def __init__(self, limits: CommandLimits) -> None:
-        self._limits = limits
-        self.loop = Loop()
-        self.running: list[CapturedCommand] = []
+    def __init__(self, seconds: float, most_bytes: int) -> None:
+        """Take the limits of each command, beyond which it is ended."""
+        self._seconds, self._most_bytes = seconds, most_bytes
+        self._loop = Loop()
+        self._running: list[CapturedCommand] = []
 
-    def start(self, command: CapturedCommand) -> None:
-        """Start a command, and begin to read its output."""
-        self.running.append(command)
-        command.kill_at = time.monotonic() + self._limits.seconds
+    def run(self, commands: Iterable[CapturedCommand], at_once: int = 1) -> None:
+        """Run commands to their ends, some at once; an exception, such as that of a Ctrl-C, ends them all.
+
+        Raises OSError where this process may not open more files, or its environment is too long for any program to
+        start.
+        """
         try:
-            pipes = command.start(own_group=self._limits.grace > 0)
+            for command in commands:
+                self._start(command)
+                self._wait(at_once - 1)
+            self._wait(0)
+        except BaseException:
+            for command in self._running:
+                self._stop(command)
+            self._wait(0)
+            raise
+        finally:
+            self._loop.close()
+
+    def _start(self, command: CapturedCommand) -> None:
+        self._running.append(command)
+        command.end_at = time.monotonic() + self._seconds
+        try:
+            out, err = command.start()
         except OSError as error:
             command.code, command.err[:] = EXIT_NOT_STARTED, explain_start(command.argv[0], error).encode()
-            self._finish(command)
-            return
-        for fd, buffer in zip(pipes, (command.out, command.err), strict=True):
-            self.loop.watch(fd, READ, partial(self._read, command, fd, buffer))
+            self._close(command, *command.pipes)
+        else:
+            self._loop.watch(out, READ, partial(self._read, command, out, command.out))
+            self._loop.watch(err, READ, partial(self._read, command, err, command.err))
 
-    def wait(self) -> None:
-        """Wait for output, for the end of a command, or until its time is over."""
-        now = time.monotonic()
-        until = min(command.kill_at if command.pipes else now + MOMENT for command in self.running)
-        self.loop.wait(until - now)
-        now = time.monotonic()
-        for command in tuple(self.running):
-            if not command.pipes and command.has_ended():
-                self._finish(command)
-            elif now > command.kill_at:
-                self._stop(command)
-
-    def end(self) -> None:
-        """End all commands."""
-        for command in tuple(self.running):
-            self._stop(command)
-        while self.running:
-            self.wait()
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many commands run."""
+        while len(self._running) > most:
+            now = time.monotonic()
+            until = min(command.end_at if command.pipes else now + MOMENT for command in self._running)
+            self._loop.wait(until - now)
+            for command in self._running:
+                if time.monotonic() > command.end_at:
+                    self._stop(command)
+            self._running = [command for command in self._running if command.pipes or not command.has_ended()]
 
     def _read(self, command: CapturedCommand, fd: int, buffer: bytearray, _events: int) -> None:
         data = os.read(fd, CHUNK)
-        buffer += data
+        if not command.stopped:
+            buffer += data
         if not data:
             self._close(command, fd)
-        elif len(command.out) + len(command.err) > self._limits.most_bytes:
+        elif len(command.out) + len(command.err) > self._most_bytes and not command.too_long:
             command.too_long = True
             self._stop(command)
 
     def _stop(self, command: CapturedCommand) -> None:
-        """Send SIGTERM if a command has a grace, else SIGKILL: then its output may be held open by others."""
-        if self._limits.grace and not command.terminated:
-            command.terminated = True
-            command.kill_at = time.monotonic() + self._limits.grace
-            command.send_signal(signal.SIGTERM)
-            return
-        command.send_signal(signal.SIGKILL)
-        command.has_ended(0)
-        if not command.too_long:
-            command.code = None
-        self._finish(command)
+        """Send SIGTERM, and SIGKILL the next time; then its output may be held open by others."""
+        if command.pid:
+            os.killpg(command.pid, signal.SIGKILL if command.stopped else signal.SIGTERM)
+        if command.stopped:
+            self._close(command, *command.pipes)
+        command.stopped = True
+        command.end_at = time.monotonic() + GRACE_SECONDS
 
-    def _finish(self, command: CapturedCommand) -> None:
-        for fd in tuple(command.pipes):
-            self._close(command, fd)
-        self.running.remove(command)
-
-    def _close(self, command: CapturedCommand, fd: int) -> None:
-        self.loop.forget(fd)
-        os.close(fd)
-        command.pipes.discard(fd)
+    def _close(self, command: CapturedCommand, *pipes: int) -> None:
+        for fd in pipes:
+            self._loop.forget(fd)
+            os.close(fd)
+        command.pipes.difference_update(pipes)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ddlrun.errors import EXIT_UNREACHABLE, InputError
 from ddlrun.host_names import check_host_name
 from ddlrun.remote.agent import SCRIPT_SECONDS, SSH_OPTIONS, AgentLauncher, run_script
-from ddlrun.remote.captured_commands import CapturedCommand, CommandLimits, run_commands
+from ddlrun.remote.captured_commands import CapturedCommand, CommandRunner
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.slurm_step import run_in_step
 from ddlrun.wording import printable
@@ -39,7 +39,7 @@ def run_on_hosts(
     whole = {script: f"{{\n{script}\n}}\n".encode(errors="surrogateescape") for script in scripts.values()}
     line = _command_line(agents, min(CONNECT_SECONDS, timeout), SCRIPT_SECONDS + fanout // HOSTS_PER_SECOND)
     commands = {name: _command(line, name, whole[script]) for name, script in scripts.items()}
-    run_commands(commands.values(), CommandLimits(timeout, MOST_BYTES, at_once=fanout))
+    CommandRunner(timeout, MOST_BYTES).run(commands.values(), at_once=fanout)
     return {**replies, **{name: _read_reply(command) for name, command in commands.items()}}
 
 
@@ -74,8 +74,9 @@ def _command(line: Sequence[str], name: str, script: bytes) -> CapturedCommand:
 def _read_reply(command: CapturedCommand) -> FinishedProcess:
     if command.too_long:
         return FinishedProcess(command.code, "", REPLY_TOO_LONG)
-    return FinishedProcess(command.code, _decode(command.out), _decode(command.err))
+    result = command.result()
+    return FinishedProcess(result.code, _show(result.out), _show(result.err))
 
 
-def _decode(data: bytearray) -> str:
-    return printable(data.decode(errors="replace").replace("\r\n", "\n").removesuffix("\n"))
+def _show(text: str) -> str:
+    return printable(text.removesuffix("\n"))

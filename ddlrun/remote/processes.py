@@ -63,28 +63,6 @@ def start_command(
     return finish
 
 
-class PassthroughCommand:
-    """A running command that prints to our standard output."""
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        """Start the command. Raises OSError."""
-        self._process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
-            argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def wait(self, seconds: float) -> int | None:
-        """Wait up to some seconds for the end; return the exit code, or None if the command still runs."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def kill(self) -> None:
-        """Kill the command."""
-        self._process.kill()
-        self._process.wait()
-
-
 def read_lines(
     argv: Sequence[str], read: Callable[[Iterator[str]], Result], complain: Callable[[str], None]
 ) -> tuple[int, Result]:

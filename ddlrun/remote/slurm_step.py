@@ -10,12 +10,10 @@ from contextlib import suppress
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.remote.agent import PARTS
-from ddlrun.remote.captured_commands import CapturedCommand, CommandLimits, run_commands
+from ddlrun.remote.captured_commands import CapturedCommand, CommandRunner
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.wording import printable
 
-# SIGTERM ends srun and its step; SIGKILL would leave the step.
-CANCEL_SECONDS = 3.0
 # For the output and the errors of a step. The replies of hosts have less than 1 MiB each.
 MOST_BYTES, MOST_BYTES_PER_HOST = 16 << 20, 1 << 20
 # A host that is down is reported as "down", one that does not respond has a "*" behind its state.
@@ -33,19 +31,19 @@ def run_in_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float
     end = time.monotonic() + timeout
     replies: dict[str, FinishedProcess] = {}
     while remaining := {name: script for name, script in scripts.items() if name not in replies}:
-        code, out, err = _run_step(remaining, words, end - time.monotonic())
-        replies |= split_labels(out, err)
-        failed = {name: reason for name, reason in _failed_hosts(err, remaining).items() if name in remaining}
-        replies |= {name: FinishedProcess(code, "", reason) for name, reason in failed.items()}
+        step = _run_step(remaining, words, end - time.monotonic())
+        replies |= split_labels(step.out, step.err)
+        failed = {name: reason for name, reason in _failed_hosts(step.err, remaining).items() if name in remaining}
+        replies |= {name: FinishedProcess(step.code, "", reason) for name, reason in failed.items()}
         if not failed or time.monotonic() > end - 1:
-            errors = "\n".join(line for line in err.splitlines() if line.startswith("srun: "))
-            missing = FinishedProcess(code if errors else None, "", errors)
+            errors = "\n".join(line for line in step.err.splitlines() if line.startswith("srun: "))
+            missing = FinishedProcess(step.code if errors else None, "", errors)
             return {name: replies.get(name, missing) for name in scripts}
     return replies
 
 
-def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) -> tuple[int | None, str, str]:
-    """Run one step; return srun's exit code and what it wrote to both streams."""
+def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) -> FinishedProcess:
+    """Run one step; return srun's exit code and output."""
     count = str(len(scripts))
     argv = [
         "env", *(word for name in PARTS for word in ("-u", name)),
@@ -54,15 +52,8 @@ def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) 
         "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "sh", "-s",
     ]  # fmt: skip
     srun = CapturedCommand(argv, join_scripts(scripts).encode())
-    most = MOST_BYTES + MOST_BYTES_PER_HOST * len(scripts)
-    run_commands([srun], CommandLimits(max(0.1, timeout), most, CANCEL_SECONDS))
-    if srun.too_long:
-        return srun.code, "", "srun: the replies are too long"
-    return srun.code, _decode(srun.out), _decode(srun.err)
-
-
-def _decode(data: bytearray) -> str:
-    return data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    CommandRunner(max(0.1, timeout), MOST_BYTES + MOST_BYTES_PER_HOST * len(scripts)).run([srun])
+    return FinishedProcess(srun.code, "", "srun: the replies are too long") if srun.too_long else srun.result()
 
 
 def _failed_hosts(errors: str, names: Iterable[str]) -> dict[str, str]:

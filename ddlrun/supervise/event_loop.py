@@ -8,7 +8,7 @@ from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
-from ddlrun.remote.manager_start import Process
+from ddlrun.remote.manager_session import Process
 from ddlrun.supervise.cause import EndCause
 from ddlrun.supervise.console import STATUS_SECONDS, status_line
 from ddlrun.supervise.heartbeat import explain_silence

@@ -12,8 +12,7 @@ from ddlrun.keeper.program_input import VARIABLE
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import STDIN, Plan
 from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
-from ddlrun.remote.manager_start import copy_stdin, start_manager
-from ddlrun.remote.sessions import end_session, guard_session
+from ddlrun.remote.manager_session import copy_stdin, end_session, guard_session, start_manager
 from ddlrun.schedulers import JobEnd
 from ddlrun.supervise.event_loop import Supervision
 from ddlrun.supervise.listener import Listener, allow_files

@@ -9,8 +9,7 @@ from ddlrun.keeper.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.supervision import SupervisedJob
-from ddlrun.remote.manager_start import Process, TimeoutExpired
-from ddlrun.remote.sessions import end_session
+from ddlrun.remote.manager_session import Process, TimeoutExpired, end_session
 from ddlrun.wire.frames import Checksums, Decoder
 
 # The last bytes of its output are stored: they may hold the reason for its end.

@@ -6,7 +6,7 @@ from ddlrun.hangs.stall import StallDetector
 from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
-from ddlrun.remote.manager_start import Process
+from ddlrun.remote.manager_session import Process
 from ddlrun.supervise.console import Console
 from ddlrun.supervise.heartbeat import Heartbeat
 from ddlrun.supervise.job_record import JobRecord

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddlrun.remote.event_command import EventCommand
-from ddlrun.remote.webhook import Webhook
+from ddlrun.remote.event_targets import EventCommand, Webhook
 from tests.conftest import OWN, launch_line
 from tests.support.json_schemas import validate
 from tests.support.launches import run
