@@ -10,12 +10,14 @@ import time
 from ddlrun.keeper import protocol
 from ddlrun.keeper.authentication import SIZE, RunSecret, Sealer, Unsealer, equal
 from ddlrun.keeper.protocol import HEAD, ProtocolError
+from ddlrun.wire.loop import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddlrun.keeper.encryption import EncryptionSuite
+    from ddlrun.wire.loop import Loop
 
 CHUNK = 1 << 16
 MOMENT = 1e-3
@@ -53,6 +55,8 @@ class LauncherConnection:
         self._heartbeat = heartbeat
         self._on_loss = on_loss
         self._unsent = bytearray()
+        self._loop: Loop | None = None
+        self._on_message: Callable[[bytes, bytes], None]
         self._heard_at = self._beat_at = time.monotonic()
         self._beating = heartbeat > 0
         self.open = True
@@ -63,15 +67,34 @@ class LauncherConnection:
         """Return the file descriptor."""
         return self._socket.fileno()
 
+    def join(self, loop: Loop, on_message: Callable[[bytes, bytes], None]) -> None:
+        """Let a loop send, receive and keep the connection alive."""
+        self._loop, self._on_message = loop, on_message
+        loop.watch_deadline(self.deadline, self.keep_alive)
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.open and self._loop is not None:
+            self._loop.watch(self.fileno(), READ | (WRITE if self._unsent else 0), self._on_events)
+
+    def _on_events(self, events: int) -> None:
+        if events & ~WRITE:
+            for kind, text in self.receive():
+                self._on_message(kind, text)
+        if events & WRITE:
+            self.flush()
+
     @property
     def unsent(self) -> int:
         """The number of bytes that wait to be sent."""
         return len(self._unsent)
 
     def send(self, kind: bytes, text: bytes = b"") -> None:
-        """Queue a message; `flush` sends it."""
+        """Send a message; what the kernel does not take now is sent later."""
         if self.open:
             self._unsent += self._sealer.seal(kind, text)
+            if self._loop is not None:
+                self.flush()
 
     def flush(self) -> None:
         """Send as much as the connection takes now."""
@@ -79,9 +102,10 @@ class LauncherConnection:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         except (BlockingIOError, TimeoutError, _socket.timeout):
-            return
+            pass
         except OSError as error:
             self._lose(f"the connection to ddlrun was lost: {error.strerror}")
+        self._watch()
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Return the messages that have arrived, as (kind, text)."""
@@ -147,6 +171,8 @@ class LauncherConnection:
     def _lose(self, reason: str) -> None:
         self.open = False
         self._unsent.clear()
+        if self._loop is not None:
+            self._loop.forget(self.fileno())
         self._socket.close()
         self._on_loss(reason)
 

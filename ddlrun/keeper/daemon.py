@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import close_files
-from ddlrun.keeper.process_stat import STOPPED, read_stat
+from ddlrun.keeper.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.keeper.processes import LAUNCHERS, kill_run, list_processes, plain_name, send_signal
+from ddlrun.keeper.record import record
+from ddlrun.keeper.task import Task
+from ddlrun.wire.loop import NEVER, READ, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
     from typing import NoReturn
 
     from ddlrun.keeper.connection import LauncherConnection
@@ -94,8 +96,7 @@ def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> Non
         _detach()
         still_open = connection if connection.open else None
         close_files(daemon.pidfd, connection.fileno() if connection.open else -1)
-        over_at = time.monotonic() if over or still_open is None else float("inf")
-        DaemonWatcher(daemon, still_open, over_at=over_at).run()
+        DaemonWatcher(daemon, still_open, over_at=time.monotonic() if over or still_open is None else NEVER).run()
     finally:
         os._exit(0)
 
@@ -121,7 +122,7 @@ def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
     except (OSError, AttributeError):
         return None
     stat = read_stat(pid)
-    return Daemon(pid, pidfd, stat.name) if stat is not None and plain_name(stat.name) in names else None
+    return Daemon(pid=pid, pidfd=pidfd, name=stat.name) if stat is not None and plain_name(stat.name) in names else None
 
 
 def open_outer_daemon(daemon: Daemon) -> Daemon | None:
@@ -141,11 +142,32 @@ def _detach() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+@record
 class Daemon:
     """A process manager or its daemon: the process, its descriptor (see pidfd_open(2)) and its name."""
 
-    def __init__(self, pid: int, pidfd: int, name: str) -> None:
-        self.pid, self.pidfd, self.name = pid, pidfd, name
+    pid: int
+    pidfd: int
+    name: str
+
+
+class DaemonResumer(Task):
+    """Continues a daemon or agent that stays stopped: MPI waits for it without a limit, in MPI_Init for example."""
+
+    def __init__(self, pid: int, report: Callable[[], None]) -> None:
+        """Take the process id, and what reports that the daemon was continued."""
+        self._pid, self._report = pid, report
+        self._detector = StopDetector(pid)
+
+    def deadline(self) -> float:
+        """Return the time of the next check."""
+        return self._detector.next_check
+
+    def on_time(self, now: float) -> None:
+        """Check the daemon."""
+        if self._detector.stays_stopped(now):
+            self._report()
+            send_signal(self._pid, signal.SIGCONT)
 
 
 class DaemonWatcher:
@@ -162,6 +184,9 @@ class DaemonWatcher:
         self._daemon, self._connection = daemon, connection
         self._over_at = over_at
         self._reported = ""
+        self._loop = Loop()
+        if connection is not None:
+            connection.join(self._loop, self._on_message)
 
     def run(self) -> NoReturn:
         """Stay until the daemon has ended, and exit."""
@@ -176,39 +201,22 @@ class DaemonWatcher:
 
     def _watch(self) -> None:
         """End the daemon when it is due, until it has ended."""
-        while not self._wait():
-            self._end_if_due(time.monotonic())
-
-    def _wait(self) -> bool:
-        """Wait for the next event, and react to messages; return True if the daemon has ended."""
-        connection = self._connection
-        poll = select.poll()
-        poll.register(self._daemon.pidfd, select.POLLIN)
-        if connection is not None:
-            poll.register(connection.fileno(), select.POLLIN | (select.POLLOUT if connection.unsent else 0))
-        events = [fd for fd, _ in poll.poll(self._seconds_to_deadline() * 1000 + 1)]
-        if connection is not None:
-            if connection.fileno() in events:
-                self._communicate(connection)
-            connection.keep_alive(time.monotonic())
-            if not connection.open:
+        ends: list[int] = []
+        self._loop.watch(self._daemon.pidfd, READ, ends.append)
+        while not ends:
+            self._loop.wait(INTERVAL if self._over_at < NEVER else LONGEST_WAIT)
+            if self._connection is not None and not self._connection.open:
                 self._connection = None
                 self._over_at = min(self._over_at, time.monotonic())
-        return self._daemon.pidfd in events
+            if not ends:
+                self._end_if_due(time.monotonic())
+        self._loop.forget(self._daemon.pidfd)
 
-    def _seconds_to_deadline(self) -> float:
-        if self._over_at < float("inf"):
-            return INTERVAL
-        deadline = float("inf") if self._connection is None else self._connection.deadline()
-        return max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT))
-
-    def _communicate(self, connection: LauncherConnection) -> None:
-        for kind, _ in connection.receive():
-            if kind == protocol.OVER:
-                self._over_at = min(self._over_at, time.monotonic())
-            elif kind == protocol.SWEEP:
-                kill_run(os.environ.get("DDLRUN_RUN", ""))
-        connection.flush()
+    def _on_message(self, kind: bytes, _text: bytes) -> None:
+        if kind == protocol.OVER:
+            self._over_at = min(self._over_at, time.monotonic())
+        elif kind == protocol.SWEEP:
+            kill_run(os.environ.get("DDLRUN_RUN", ""))
 
     def _end_if_due(self, now: float) -> None:
         stat = read_stat(self._daemon.pid)
@@ -236,7 +244,6 @@ class DaemonWatcher:
         self._reported = text
         label = f"{self._daemon.name} on {os.uname().nodename} (process {self._daemon.pid})"
         self._connection.send(protocol.NOTE, f"{label} {text}".encode(errors="replace"))
-        self._connection.flush()
 
     def _take_leave(self) -> None:
         """Wait until ddlrun has read everything."""
@@ -245,8 +252,7 @@ class DaemonWatcher:
         self._connection.finish_sending()
         until = time.monotonic() + FAREWELL_SECONDS
         while self._connection.open and time.monotonic() < until:
-            select.select([self._connection.fileno()], [], [], INTERVAL)
-            self._connection.receive()
+            self._loop.wait(until - time.monotonic())
 
 
 def _session_of(pid: int) -> int:

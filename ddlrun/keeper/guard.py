@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import _socket  # socket itself takes 6 ms to import
 import os
-import select
 import time
 
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.daemon import inherit_daemon, open_daemon
+from ddlrun.keeper.escalation import UNKILLABLE_SECONDS, Escalation
 from ddlrun.keeper.forks import close_files
 from ddlrun.keeper.leftovers import remove_leftovers
 from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER
 from ddlrun.keeper.process_stat import STOPPED, read_stat
-from ddlrun.keeper.processes import has_children, list_descendants, send_signal
+from ddlrun.keeper.processes import has_children, send_signal
 from ddlrun.keeper.signals import SignalQueue
+from ddlrun.keeper.task import Task
+from ddlrun.wire.loop import READ, Loop, reap_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,40 +33,33 @@ if TYPE_CHECKING:
 
     from ddlrun.keeper.settings import KeeperSettings
 
-KILL_INTERVAL = 0.1
-# Processes that cannot be killed are waited for no longer than this.
-UNKILLABLE_SECONDS = 10.0
 LONGEST_REPORT = 256
 NO_PROCESS = 0
 
 
-class Guard:
+class Guard(Task):
     """A running guard, as its keeper sees it; in the new child of the guard, `program` is 0."""
 
     def __init__(self, pid: int, link: _socket.socket) -> None:
         """Wait for the guard's first report. Raises OSError if it cannot start the program."""
-        self.pid = pid
-        self._link = link
+        self.pid, self._link, self.fd = pid, link, link.fileno()
         self.program = int(link.recv(LONGEST_REPORT) or NO_PROCESS)
         if self.program < NO_PROCESS:
             raise OSError(-self.program, os.strerror(-self.program))
         link.setblocking(False)
-        self.silent = False
+        self._silent = False
         """Whether it reports nothing more. The link stays open, as its end means to the guard that the keeper ended."""
-
-    def fileno(self) -> int:
-        """Return the file descriptor that becomes readable when the guard has a report."""
-        return self._link.fileno()
 
     def read_end(self) -> tuple[int, float, int] | None:
         """Return the program's wait status, CPU seconds and largest memory in KiB, once, when it has ended."""
-        if self.silent:
+        if self._silent:
             return None
         try:
             report = self._link.recv(LONGEST_REPORT)
         except BlockingIOError:
             return None
-        self.silent = True
+        self._silent = True
+        self.leave()
         if not report:  # the guard was killed
             return None
         status, seconds, max_rss_kib = report.split()
@@ -109,71 +104,55 @@ def _stay(program: int, link: _socket.socket, settings: KeeperSettings) -> NoRet
     """Stay until no child is left, or until the keeper is gone, and exit."""
     try:
         link.send(b"%d" % program)
-        signals = SignalQueue()
+        close_files(link.fileno())
+        loop = Loop()
+        signals = SignalQueue(loop)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        close_files(signals.fd, signals.wake_fd, link.fileno())
         daemon = open_daemon(settings.parent) if settings.local_rank == 0 else None
-        if _outlives_keeper(program, link, signals):
-            _remove_container(settings)  # a runtime that is killed leaves its container behind
-            _kill_descendants()
+        if _outlives_keeper(program, link, loop, signals):
+            loop.forget(link.fileno())
+            _clear(settings, loop, signals)  # a runtime that is killed leaves its container behind
             remove_leftovers()
-            _remove_container(settings)
+            _clear(settings, loop, signals)
             if daemon is not None:
                 inherit_daemon(daemon, settings.grace)
     finally:
         os._exit(0)
 
 
-def _outlives_keeper(program: int, link: _socket.socket, signals: SignalQueue) -> bool:
+def _outlives_keeper(program: int, link: _socket.socket, loop: Loop, signals: SignalQueue) -> bool:
     """Reap children until none is left, and return False; return True if the keeper ends before that."""
-    poll = select.poll()
-    poll.register(link, select.POLLIN)
-    poll.register(signals.fd, select.POLLIN)
-    while _reap_children(program, link):
-        events = poll.poll()
+    keeper_ends: list[int] = []
+    loop.watch(link.fileno(), READ, keeper_ends.append)
+    while _report_end(program, link):
+        loop.wait()
         signals.take()  # orders to end are for the keeper
-        if any(fd == link.fileno() for fd, _ in events):
+        if keeper_ends:
             return True
     return False
 
 
-def _reap_children(program: int, link: _socket.socket) -> bool:
+def _report_end(program: int, link: _socket.socket) -> bool:
     """Reap every child that has ended, and report the end of the program; return True if a child is left."""
-    while True:
-        try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return False
-        if pid == NO_PROCESS:
-            return True
+    for pid, status, usage in reap_children():
         if pid == program:
             try:
                 link.send(b"%d %f %d" % (status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
             except OSError:  # the keeper was killed
                 continue
+    return has_children()
 
 
-def _remove_container(settings: KeeperSettings) -> None:
-    """Remove the container of the program, unless there is none."""
-    remover = settings.container.remove() if settings.container is not None else NO_PROCESS
-    until = time.monotonic() + UNKILLABLE_SECONDS
-    while remover and time.monotonic() < until:
-        try:
-            if os.waitpid(remover, os.WNOHANG)[0]:
-                return
-        except ChildProcessError:
-            return
-        time.sleep(KILL_INTERVAL)
-
-
-def _kill_descendants() -> None:
+def _clear(settings: KeeperSettings, loop: Loop, signals: SignalQueue) -> None:
+    """Remove the container of the program, unless there is none, and kill all descendants."""
+    escalation = Escalation()
+    escalation.hold(settings.container.remove() if settings.container is not None else NO_PROCESS)
+    escalation.kill_by(time.monotonic())
+    escalation.join(loop)
     until = time.monotonic() + UNKILLABLE_SECONDS
     while has_children() and time.monotonic() < until:
-        for pid in list_descendants():
-            send_signal(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(KILL_INTERVAL)
+        loop.wait(until - time.monotonic())
+        signals.take()
+        for _ in reap_children():
+            pass
+    escalation.leave()

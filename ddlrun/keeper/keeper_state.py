@@ -1,27 +1,33 @@
-"""The states of a keeper.
+"""The states of a keeper, and their transitions.
 
-An order to end is a TERMINATE message, a signal that ends processes, or the
-loss of the connection.
+============  =====================================================  ==================================================
+State         The keeper                                             Event -> next state
+============  =====================================================  ==================================================
+RUNNING       passes output on                                       ORDER -> TERMINATING, LATE_ORDER -> EXITING,
+                                                                     END -> DRAINING
+TERMINATING   has sent SIGTERM                                       END -> CLEARING
+EXITING       has sent SIGTERM to a program that was ending without  END -> DRAINING
+              an order
+DRAINING      passes on the rest of the output, and ends what the    DRAINED -> REPORTING
+              program left behind
+CLEARING      does the same after an order                           DRAINED -> REPORTING
+REPORTING     has sent the report of the end                         LEAVE -> SENDING, LOST -> ALONE
+SENDING       waits until all is sent                                SENT -> LEAVING, LOST -> ALONE,
+                                                                     SENT_BESIDE_DAEMON -> HANDING_OVER
+LEAVING       has closed its half of the connection                  LOST -> GONE
+HANDING_OVER  has sent HANDOVER                                      HANDED_OVER -> HANDED_OVER, LOST -> ALONE
+HANDED_OVER   exits with the program's exit code, and leaves a       OVER -> OVER
+              process behind (daemon.py)
+OVER          does the same; the job is over already
+GONE          exits with the program's exit code
+ALONE         exits with 0, as after a failure a process manager
+              would kill the other keepers, which would leave
+              processes of their programs; on local rank 0 leaves
+              a process behind
+============  =====================================================  ==================================================
 
-===========  ======================================  ==========================================================
-State        The keeper                              Next state
-===========  ======================================  ==========================================================
-RUNNING      passes output on                        On an order: TERMINATING, or EXITING if the kernel is
-                                                     already ending the program. At its end: DRAINING.
-TERMINATING  has sent SIGTERM                        At the program's end: DRAINING.
-EXITING      has sent SIGTERM to a program that      At the program's end: DRAINING.
-             was ending without an order
-DRAINING     passes on the rest of the output and    When no child and no pipe is left, or 10 s after the last
-             ends what the program left behind       deadline: REPORTING.
-REPORTING    sends the report of the end             When all is sent and, unless the exit code is 0, LEAVE has
-                                                     come: LEAVING. After a loss of the connection: GONE.
-LEAVING      has closed its half of the connection   When ddlrun closes the other half, or on its loss: GONE.
-             or, on local rank 0 of a host with a    On HANDED_OVER: GONE.
-             daemon, has sent HANDOVER
-GONE         exits with the program's exit code; with 0
-             after a loss of the connection; on local
-             rank 0 leaves a process behind (daemon.py)
-===========  ======================================  ==========================================================
+In all other cases the state stays. An order to end is a TERMINATE message, a signal that ends processes, or the loss of
+the connection; that loss counts once more when the end was reported.
 
 Deadlines in every state (see escalation.py and connection.py):
 
@@ -36,12 +42,59 @@ class State:
     """The states of the keeper: see the table above. The module enum takes 3 ms to import."""
 
     RUNNING = "running"
-    EXITING = "exiting"
     TERMINATING = "terminating"
+    EXITING = "exiting"
     DRAINING = "draining"
+    CLEARING = "clearing"
     REPORTING = "reporting"
+    SENDING = "sending"
     LEAVING = "leaving"
+    HANDING_OVER = "handing over"
+    HANDED_OVER = "handed over"
+    OVER = "over"
     GONE = "gone"
+    ALONE = "alone"
 
 
-BEFORE_THE_END = (State.RUNNING, State.EXITING, State.TERMINATING)
+class Event:
+    """The events that change the state."""
+
+    ORDER = "an order to end has come"
+    LATE_ORDER = "an order to end has come when the kernel was already ending the program"
+    END = "the program has ended"
+    DRAINED = "no child and no pipe is left, or their time is over"
+    LEAVE = "LEAVE has come, or need not come as the program has succeeded"
+    SENT = "nothing waits to be sent"
+    SENT_BESIDE_DAEMON = "nothing waits to be sent, on local rank 0 of a host with a daemon of the process manager"
+    HANDED_OVER = "HANDED_OVER has come"
+    OVER = "OVER has come"
+    LOST = "the connection was lost, or ddlrun has closed it"
+
+
+TRANSITIONS = {
+    State.RUNNING: {Event.ORDER: State.TERMINATING, Event.LATE_ORDER: State.EXITING, Event.END: State.DRAINING},
+    State.TERMINATING: {Event.END: State.CLEARING},
+    State.EXITING: {Event.END: State.DRAINING},
+    State.DRAINING: {Event.DRAINED: State.REPORTING},
+    State.CLEARING: {Event.DRAINED: State.REPORTING},
+    State.REPORTING: {Event.LEAVE: State.SENDING, Event.LOST: State.ALONE},
+    State.SENDING: {
+        Event.SENT: State.LEAVING, Event.LOST: State.ALONE, Event.SENT_BESIDE_DAEMON: State.HANDING_OVER,
+    },
+    State.LEAVING: {Event.LOST: State.GONE},
+    State.HANDING_OVER: {Event.HANDED_OVER: State.HANDED_OVER, Event.LOST: State.ALONE},
+    State.HANDED_OVER: {Event.OVER: State.OVER},
+    State.OVER: {},
+    State.GONE: {},
+    State.ALONE: {},
+}  # fmt: skip
+BEFORE_THE_END = (State.RUNNING, State.TERMINATING, State.EXITING)
+UNREPORTED = (State.DRAINING, State.CLEARING)
+"""The states between the program's end and its report."""
+FINAL = (State.HANDED_OVER, State.OVER, State.GONE, State.ALONE)
+"""The states in which the keeper exits."""
+
+
+def next_state(state: str, event: str) -> str:
+    """Return the state after an event."""
+    return TRANSITIONS[state].get(event, state)

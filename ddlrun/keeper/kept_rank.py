@@ -8,7 +8,7 @@ from __future__ import annotations
 import _socket  # socket itself takes 6 ms to import
 import os
 
-from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.errors import UnreachableError
 from ddlrun.keeper import program, protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.connection import LauncherSocket, connect
@@ -18,6 +18,7 @@ from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 from ddlrun.keeper.run_mark import mark_process
 from ddlrun.keeper.signals import SignalQueue
 from ddlrun.ranges import render_ranges
+from ddlrun.wire.loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,20 +39,17 @@ def keep(channel: str, settings: KeeperSettings, prctl: Callable[[int, int], obj
     announce_cpus()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    signals = SignalQueue()
-    running = program.refuse(PreflightError.exit_code) if settings.strict else program.start(settings, prctl)
+    loop = Loop()
+    signals = SignalQueue(loop)
+    running = program.refuse(settings) if settings.strict else program.start(settings, prctl)
     if settings.link is not None:
         os.close(settings.link)
-    if settings.places is not None:
-        running.show_own_paths(settings.places.cache)
-    keeper = Keeper(connected, running, signals, settings)
+    keeper = Keeper(loop, signals, connected, running, settings)
     keeper.send(protocol.HELLO, f"{settings.rank}\t{os.uname().nodename}\t{settings.local_rank}\t{os.getpid()}")
     if settings.report:
         keeper.send(protocol.BOUND, settings.report)
     for problem in settings.problems:
         keeper.send(protocol.NOTE, problem)
-    if running.input is not None:
-        keeper.send(protocol.INPUT_WANTED, "")
     keeper.run()
 
 

@@ -55,14 +55,15 @@ class StopDetector:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._next_check = 0.0
+        self.next_check = 0.0
+        """The time (time.monotonic) from which `stays_stopped` checks the process once more."""
         self._times = 0
 
     def stays_stopped(self, now: float) -> bool:
         """Check the process if that is due; return True when it has been stopped each of the last times."""
-        if now < self._next_check:
+        if now < self.next_check:
             return False
-        self._next_check = now + CHECK_SECONDS
+        self.next_check = now + CHECK_SECONDS
         stat = read_stat(self._pid)
         self._times = self._times + 1 if stat is not None and stat.state == STOPPED else 0
         return self._times >= CHECKS

@@ -83,6 +83,12 @@ def find_signal_targets(pid: int, number: int) -> list[int]:
     return [candidate for candidate in candidates if candidate not in skipped]
 
 
+def signal_program(pid: int, number: int) -> None:
+    """Send a signal to a program (see find_signal_targets)."""
+    for target in find_signal_targets(pid, number):
+        send_signal(target, number)
+
+
 def executable_name(pid: int) -> str:
     """Return the file name of a process's executable, which for a script is its interpreter; empty if unknown."""
     return os.path.basename(read_link(f"/proc/{pid}/exe"))

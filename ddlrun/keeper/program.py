@@ -10,23 +10,23 @@ from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import become
 from ddlrun.keeper.guard import fork_program
-from ddlrun.keeper.processes import count_oom_kills, explain_kill, send_signal
+from ddlrun.keeper.processes import count_oom_kills, explain_kill, has_children, send_signal
 from ddlrun.keeper.program_streams import ProgramStreams, open_streams
 from ddlrun.keeper.signals import HANDLED, restore_defaults
+from ddlrun.keeper.task import Task
+from ddlrun.wire.loop import reap_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddlrun.keeper.guard import Guard
-    from ddlrun.keeper.program_input import ProgramInput
     from ddlrun.keeper.settings import KeeperSettings
-    from ddlrun.keeper.shipped import OwnPaths
+    from ddlrun.wire.loop import Loop
 
-CHUNK = 1 << 16
-TAIL = 16 << 10
 # The exit codes of a shell or a container's runtime whose program was ended by a signal.
 SIGNAL_CODES = range(129, 160)
+LONGEST_ORDER = 16
 HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 
 
@@ -37,45 +37,35 @@ class Program:
         self,
         guard: Guard | None,
         streams: ProgramStreams,
+        settings: KeeperSettings,
         *,
         oom_kills: int,
-        status: int | None = None,
-        in_container: bool = False,
+        refusal: str = "",
     ) -> None:
         """Take charge of a process.
 
         Args:
-            guard: The parent of the process; None if the program was refused.
+            guard: The parent of the process; None if the program was not started, and counts as ended.
             streams: Its standard streams.
+            settings: The settings of the keeper.
             oom_kills: The value of `count_oom_kills` before the start.
-            status: The wait status, if the program counts as ended.
-            in_container: Whether the process is a container's runtime, which exits with 128 + the program's signal.
+            refusal: The reason why it was not started, if that is known.
         """
-        self.guard = guard
+        self._guard, self.streams = guard, streams
         self.pid = 0 if guard is None else guard.program
-        self.pipes = streams.pipes
-        """Descriptor from which output is read -> the kind of message for the data."""
-        self.input: ProgramInput | None = streams.input
-        self.status = status
-        self.started_at = self._ended_at = time.monotonic()
-        """The time of the start, as time.monotonic() has it."""
-        self.terminal = streams.terminal
-        """Whether it has a pseudo terminal."""
+        self.status = EXIT_PREFLIGHT << 8 if guard is None else None
+        """The wait status, once the program has ended."""
+        self.started_at = self.ended_at = time.monotonic()
+        """The times of the start and of the end, as time.monotonic() has them."""
         self._oom_kills_before = oom_kills
-        self.refusal = ""
-        """The reason why it was not started, if that is known."""
-        self._tails = {protocol.OUT: b"", protocol.ERR: b""}
+        self._refusal = refusal
         self._max_rss_kib = 0
         self._cpu_seconds = 0.0
         self._abort_code = 0
-        self._own_paths: OwnPaths | None = None
-        self._in_container = in_container
-
-    def show_own_paths(self, cache: str) -> None:
-        """Replace the paths of shipped files, which are in the cache, in the output by those that the user knows."""
-        from ddlrun.keeper.shipped import OwnPaths  # noqa: PLC0415 - for such jobs alone
-
-        self._own_paths = OwnPaths(cache)
+        # A container's runtime exits with 128 + the program's signal.
+        self._in_container = settings.container is not None
+        if settings.places is not None:
+            streams.show_own_paths(settings.places.cache)
 
     @property
     def signal(self) -> int:
@@ -89,29 +79,6 @@ class Program:
             return 0
         return 128 + self.signal if self.signal else os.WEXITSTATUS(self.status)
 
-    @property
-    def ended_at(self) -> float:
-        """The time of the end, as time.monotonic() has it."""
-        return self._ended_at
-
-    def read(self, fd: int) -> bytes:
-        """Return the output that a pipe holds, empty if there is none; close the pipe at its end."""
-        try:
-            data = os.read(fd, CHUNK)
-        except BlockingIOError:
-            return b""
-        except OSError:  # EIO: no process has the terminal open any more
-            data = b""
-        ended, kind = not data, self.pipes[fd]
-        if self._own_paths is not None:
-            data = self._own_paths.restore(fd, data)
-        if ended:
-            self.close_pipe(fd)
-        elif not data:  # all of it was held back
-            return self.read(fd)
-        self._tails[kind] = (data if len(data) >= TAIL else self._tails[kind] + data)[-TAIL:]
-        return data
-
     def abort(self, code: int) -> None:
         """Kill the program unless it has ended; it counts as ended with an exit code."""
         self._abort_code = code
@@ -120,10 +87,20 @@ class Program:
         else:
             self.status = code << 8
 
-    def close_pipe(self, fd: int) -> None:
-        """Close a pipe unless that has been done."""
-        if self.pipes.pop(fd, None) is not None:
-            os.close(fd)
+    @property
+    def guard_pid(self) -> int:
+        """The process above the program, 0 if there is none."""
+        return 0 if self._guard is None else self._guard.pid
+
+    def join(self, loop: Loop) -> None:
+        """Let the reports of the guard wake a loop up."""
+        if self._guard is not None:
+            self._guard.join(loop)
+
+    def resume(self) -> None:
+        """Continue the guard if it was stopped."""
+        if self._guard is not None:
+            self._guard.resume()
 
     def reap_children(self) -> bool:
         """Reap every child that has ended, adopted ones too; return True if the program has ended since the last call.
@@ -132,22 +109,17 @@ class Program:
         """
         before = self.status
         self._read_report()
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._read_report()
-                self._end(signal.SIGKILL, 0.0)  # unless that is known: the guard was killed before it could report it
-                break
-            if pid == 0:
-                break
+        for pid, status, usage in reap_children():
             self._max_rss_kib = max(self._max_rss_kib, usage.ru_maxrss)
             if pid == self.pid:
                 self._end(status, usage.ru_utime + usage.ru_stime)
+        if self.status is None and not has_children():
+            self._read_report()
+            self._end(signal.SIGKILL, 0.0)  # unless that is known: the guard was killed before it could report it
         return before is None and self.status is not None
 
     def _read_report(self) -> None:
-        report = None if self.guard is None else self.guard.read_end()
+        report = None if self._guard is None else self._guard.read_end()
         if report is not None:
             status, cpu_seconds, max_rss_kib = report
             self._max_rss_kib = max(self._max_rss_kib, max_rss_kib)
@@ -160,7 +132,7 @@ class Program:
                 status = os.WEXITSTATUS(status) - SIGNAL_CODES.start + 1
             self.status = self._abort_code << 8 if self._abort_code else status
             self._cpu_seconds = cpu_seconds
-            self._ended_at = time.monotonic()
+            self.ended_at = time.monotonic()
 
     def report_end(self, *, ordered: bool, reason: str) -> protocol.RankEnd:
         """Return the report of the program's end.
@@ -170,21 +142,37 @@ class Program:
             reason: The explanation, if there is one; the kernel's of a SIGKILL comes first.
         """
         oom_kills = count_oom_kills() - self._oom_kills_before
-        reason = self.refusal or reason
+        reason = self._refusal or reason
         if self.signal == signal.SIGKILL and not ordered:
             reason = explain_kill(self.pid, oom_kills, self._cpu_seconds) or reason
-        output, errors = (self._tails[kind].decode(errors="replace") if self.status else "" for kind in protocol.OUTPUT)
+        output, errors = (self.streams.tail_of(kind).decode(errors="replace") for kind in protocol.OUTPUT)
         return protocol.RankEnd(
             exit_code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self.started_at, 3),
-            max_rss_kib=self._max_rss_kib, ordered=ordered, reason=reason, tail=errors, output_tail=output,
+            max_rss_kib=self._max_rss_kib, ordered=ordered, reason=reason,
+            tail=errors if self.status else "", output_tail=output if self.status else "",
         )  # fmt: skip
 
 
-def refuse(code: int, reason: str = "") -> Program:
-    """Return the record of a program that was not started and counts as ended with an exit code."""
-    refused = Program(None, ProgramStreams({}, (None, 1, 2)), oom_kills=count_oom_kills(), status=code << 8)
-    refused.refusal = reason
-    return refused
+class AbortOrders(Task):
+    """The pipe from which an exit code comes if the program calls MPI_Abort."""
+
+    def __init__(self, fd: int, on_abort: Callable[[int], None]) -> None:
+        """Take over the pipe, and what reacts to the code."""
+        self.fd, self._on_abort = fd, on_abort
+
+    def on_ready(self, _events: int) -> None:
+        """Read the code, after which none follows."""
+        code = os.read(self.fd, LONGEST_ORDER)
+        self.leave()
+        os.close(self.fd)
+        self.fd = -1
+        if code:
+            self._on_abort(int(code))
+
+
+def refuse(settings: KeeperSettings, reason: str = "") -> Program:
+    """Return the record of a program that was not started, and counts as ended with an exit code."""
+    return Program(None, ProgramStreams((), (None, 1, 2)), settings, oom_kills=count_oom_kills(), refusal=reason)
 
 
 def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Program:
@@ -198,7 +186,7 @@ def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Prog
         guard = fork_program(prctl, settings)
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return refuse(EXIT_PREFLIGHT, f"no process can be started: {error.strerror} (see ulimit -u)")
+        return refuse(settings, f"no process can be started: {error.strerror} (see ulimit -u)")
     if guard is None:
         streams.attach()
         restore_defaults()
@@ -209,4 +197,4 @@ def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Prog
         become(settings.argv, settings.label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     streams.close_ends()
-    return Program(guard, streams, oom_kills=oom_kills, in_container=settings.container is not None)
+    return Program(guard, streams, settings, oom_kills=oom_kills)

@@ -6,6 +6,14 @@ import os
 import sys
 
 from ddlrun.keeper.record import record
+from ddlrun.keeper.task import Task
+from ddlrun.wire.loop import WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddlrun.wire.loop import Loop
 
 VARIABLE = "DDLRUN_INPUT"
 """The variable `RANK MODE ROWS COLUMNS`: the rank whose standard input is ddlrun's, and the size of the terminal."""
@@ -48,8 +56,11 @@ def read_request(rank: int) -> InputRequest | None:
     return None
 
 
-class ProgramInput:
+class ProgramInput(Task):
     """The descriptor from which the program reads, and the data that it has not taken yet."""
+
+    events = WRITE
+    _on_taken: Callable[[], None]
 
     def __init__(self, fd: int, *, terminal: bool) -> None:
         """Take over a descriptor.
@@ -58,10 +69,15 @@ class ProgramInput:
             fd: The write end of a pipe, or the keeper's side of a pseudo terminal.
             terminal: Whether it is the latter.
         """
-        self.fd, self._terminal = fd, terminal
+        self.fd, self.terminal = fd, terminal
         self._waiting = b""
         self._ended = False
         os.set_blocking(fd, False)
+
+    def begin(self, loop: Loop, on_taken: Callable[[], None]) -> None:
+        """Call a function whenever the program has taken everything, and more data may follow."""
+        self.loop, self._on_taken = loop, on_taken
+        on_taken()
 
     @property
     def waiting(self) -> bool:
@@ -69,44 +85,54 @@ class ProgramInput:
         return bool(self._waiting)
 
     def add(self, data: bytes) -> None:
-        """Queue data; empty data is the end of the input."""
+        """Write data; empty data is the end of the input. What the program does not take now is written later."""
         self._ended = not data
-        self._waiting += END_OF_TRANSMISSION if self._ended and self._terminal else data
+        self._waiting += END_OF_TRANSMISSION if self._ended and self.terminal else data
+        self._write()
 
-    def flush(self) -> bool:
-        """Write as much as the program takes now; return True if all is written, and more data may follow."""
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self.fd, self._waiting) :]
-        except BlockingIOError:
-            return False
-        except OSError:  # the program has closed its standard input
-            self.close()
-            return False
-        if self._ended and not self._terminal:
-            self.close()
-        return not self._ended
+    def on_ready(self, _events: int) -> None:
+        """Write what waits."""
+        self._write()
 
     def end_again(self) -> None:
         """End the input once more for a program that has printed and now reads single keys, as readline does.
 
         The end that was sent while the terminal still had lines is another character to it.
         """
-        if self._ended and self._terminal and self.fd >= 0 and not self._waiting and _reads_keys(self.fd):
-            self._waiting = END_OF_TRANSMISSION
-            self.flush()
+        if self._ended and self.terminal and self.fd >= 0 and not self._waiting and _reads_keys(self.fd):
+            self.add(b"")
 
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the terminal, of which the kernel informs the program."""
-        if self._terminal and self.fd >= 0:
+        if self.terminal and self.fd >= 0:
             set_size(self.fd, rows, columns)
 
     def close(self) -> None:
-        """Close the descriptor unless that has been done."""
+        """Close the descriptor. A second call does nothing."""
         self._waiting = b""
         if self.fd >= 0:
+            self.leave()
             os.close(self.fd)
             self.fd = -1
+
+    def _write(self) -> None:
+        """Write as much as the program takes now, and wait until it takes the rest."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self.fd, self._waiting) :]
+        except BlockingIOError:
+            if self.loop is not None:
+                self.join(self.loop)
+            return
+        except OSError:  # the program has closed its standard input
+            self.close()
+            return
+        if self.loop is not None:
+            self.loop.forget(self.fd)
+        if not self._ended:
+            self._on_taken()
+        elif not self.terminal:
+            self.close()
 
 
 def _reads_keys(fd: int) -> bool:

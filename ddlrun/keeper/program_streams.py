@@ -6,28 +6,149 @@ import os
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.program_input import ProgramInput, set_size, take_terminal
+from ddlrun.keeper.task import Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddlrun.keeper.connection import LauncherConnection
     from ddlrun.keeper.program_input import InputRequest
+    from ddlrun.keeper.shipped import OwnPaths
+    from ddlrun.wire.loop import Loop
+
+CHUNK = 1 << 16
+TAIL = 16 << 10
+# While this much output waits to be sent, the program is not read.
+MOST_UNSENT = 1 << 18
+
+
+class OutputPipe(Task):
+    """The pipe or terminal from which a keeper reads output."""
+
+    _connection: LauncherConnection
+    _on_output: Callable[[], None]
+
+    def __init__(self, fd: int, kind: bytes) -> None:
+        """Take over a descriptor; `kind` is that of the messages with the output."""
+        os.set_blocking(fd, False)
+        self.fd, self.kind = fd, kind
+        self.tail = b""
+        """The last output."""
+        self.own_paths: OwnPaths | None = None
+        """Replaces the paths of shipped files by those that the user knows; None: there are none."""
+        self._paused = False
+
+    def begin(self, loop: Loop, connection: LauncherConnection, on_output: Callable[[], None]) -> None:
+        """Pass output on over a connection, and call a function after that."""
+        self._connection, self._on_output = connection, on_output
+        self.join(loop)
+
+    def on_ready(self, _events: int) -> None:
+        """Pass on what the pipe holds, or pause."""
+        if self._connection.unsent < MOST_UNSENT:
+            self._pass_on()
+        elif self.loop is not None:
+            self._paused = True
+            self.loop.forget(self.fd)
+
+    def go_on(self) -> None:
+        """End a pause if little enough waits to be sent."""
+        if self._paused and self.loop is not None and self._connection.unsent < MOST_UNSENT:
+            self._paused = False
+            self.join(self.loop)
+
+    def drain(self) -> None:
+        """Pass on everything, as no process is left that could write more, and close the pipe."""
+        while self._pass_on():
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipe. A second call does nothing."""
+        if self.fd >= 0:
+            self.leave()
+            os.close(self.fd)
+            self.fd = -1
+
+    def _pass_on(self) -> bool:
+        """Send on what the pipe holds; return False if that is nothing."""
+        data = self._read() if self.fd >= 0 else b""
+        if data:
+            self._connection.send(self.kind, data)
+            self._on_output()
+        return data != b""
+
+    def _read(self) -> bytes:
+        """Return the output that the pipe holds, empty if there is none; close the pipe at its end."""
+        try:
+            data = os.read(self.fd, CHUNK)
+        except BlockingIOError:
+            return b""
+        except OSError:  # EIO: no process has the terminal open any more
+            data = b""
+        ended = not data
+        if self.own_paths is not None:
+            data = self.own_paths.restore(self.fd, data)
+        if ended:
+            self.close()
+        elif not data:  # all of it was held back
+            return self._read()
+        self.tail = (data if len(data) >= TAIL else self.tail + data)[-TAIL:]
+        return data
 
 
 class ProgramStreams:
     """Pipes or a pseudo terminal between a program and its keeper."""
 
-    def __init__(self, pipes: dict[int, bytes], ends: tuple[int | None, int, int]) -> None:
+    def __init__(
+        self, outputs: Sequence[OutputPipe], ends: tuple[int | None, int, int], stdin: ProgramInput | None = None
+    ) -> None:
         """Keep the ends.
 
         Args:
-            pipes: Descriptor from which the keeper reads -> the kind of message for the data.
+            outputs: The pipes from which the keeper reads.
             ends: The program's standard input, output and error; None: the input is that of the keeper.
+            stdin: The keeper's end of the program's standard input; None: that is the keeper's.
         """
-        self.pipes = pipes
-        self.ends = ends
-        self.input: ProgramInput | None = None
-        """The keeper's end of the program's standard input."""
-        self.terminal = False
+        self.outputs, self.ends, self.input = outputs, ends, stdin
+
+    @property
+    def terminal(self) -> bool:
         """Whether the streams are a pseudo terminal."""
+        return self.input is not None and self.input.terminal
+
+    def begin(self, loop: Loop, connection: LauncherConnection, on_taken: Callable[[], None]) -> None:
+        """Pass output on; `on_taken` is called whenever the program has taken its input."""
+        for output in self.outputs:
+            output.begin(loop, connection, self._on_output)
+        if self.input is not None:
+            self.input.begin(loop, on_taken)
+
+    def _on_output(self) -> None:
+        if self.input is not None:
+            self.input.end_again()
+
+    def go_on(self) -> None:
+        """Read output again if little enough waits to be sent."""
+        for output in self.outputs:
+            output.go_on()
+
+    def drain(self) -> None:
+        """Pass on all output, as no process is left that could write more."""
+        for output in self.outputs:
+            output.drain()
+
+    def tail_of(self, kind: bytes) -> bytes:
+        """Return the last output of a kind."""
+        return next((output.tail for output in self.outputs if output.kind == kind), b"")
+
+    def show_own_paths(self, cache: str) -> None:
+        """Replace the paths of shipped files, which are in the cache, in the output by those that the user knows."""
+        from ddlrun.keeper.shipped import OwnPaths  # noqa: PLC0415 - for such jobs alone
+
+        for output in self.outputs:
+            output.own_paths = OwnPaths(cache)
 
     def attach(self) -> None:
         """Make the streams those of this process, a new child of the keeper."""
@@ -50,22 +171,15 @@ def open_streams(request: InputRequest | None) -> ProgramStreams:
     if request is not None and request.terminal:
         return _open_terminal(request)
     out, err = os.pipe(), os.pipe()
-    for fd in (out[0], err[0]):
-        os.set_blocking(fd, False)
-    pipes = {out[0]: protocol.OUT, err[0]: protocol.ERR}
+    outputs = (OutputPipe(out[0], protocol.OUT), OutputPipe(err[0], protocol.ERR))
     if request is None:
-        return ProgramStreams(pipes, (None, out[1], err[1]))
+        return ProgramStreams(outputs, (None, out[1], err[1]))
     read_end, write_end = os.pipe()
-    streams = ProgramStreams(pipes, (read_end, out[1], err[1]))
-    streams.input = ProgramInput(write_end, terminal=False)
-    return streams
+    return ProgramStreams(outputs, (read_end, out[1], err[1]), ProgramInput(write_end, terminal=False))
 
 
 def _open_terminal(request: InputRequest) -> ProgramStreams:
     keeper_end, program_end = os.openpty()
-    os.set_blocking(keeper_end, False)
     set_size(keeper_end, request.rows, request.columns)
-    streams = ProgramStreams({keeper_end: protocol.OUT}, (program_end, program_end, program_end))
-    streams.input = ProgramInput(os.dup(keeper_end), terminal=True)
-    streams.terminal = True
-    return streams
+    stdin = ProgramInput(os.dup(keeper_end), terminal=True)
+    return ProgramStreams((OutputPipe(keeper_end, protocol.OUT),), (program_end, program_end, program_end), stdin)

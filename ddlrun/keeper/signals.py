@@ -6,6 +6,10 @@ import os
 
 from ddlrun.keeper.bare_signal import signal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddlrun.wire.loop import Loop
+
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # The same warning after this time is another one.
@@ -14,19 +18,20 @@ HANDLED = (*ENDING, *WARNINGS, signal.SIGCHLD)
 
 
 class SignalQueue:
-    """The signals since the last `take`; `fd` becomes readable when one arrives."""
+    """The signals since the last `take`; one that arrives wakes a loop up."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Loop | None = None) -> None:
         """Install handlers that queue signals instead of ending this process."""
         self._pending: list[int] = []
-        self.fd, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(self.wake_fd, warn_on_full_buffer=False)
+        self.fd, wake_fd = (-1, loop.wake_fd) if loop is not None else os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, self._receive)
 
     def take(self) -> list[int]:
         """Return the queued signals, oldest first, and empty the queue."""
-        drain(self.fd)
+        if self.fd >= 0:
+            os.read(self.fd, 1 << 16)
         pending, self._pending = self._pending, []
         return pending
 
@@ -55,11 +60,3 @@ def restore_defaults() -> None:
     signal.set_wakeup_fd(-1)
     for number in HANDLED:
         signal.signal(number, signal.SIG_DFL)
-
-
-def drain(fd: int) -> None:
-    """Empty a pipe that does not block."""
-    try:
-        os.read(fd, 1 << 16)
-    except BlockingIOError:
-        return

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddlrun.keeper import daemon, escalation, keeper, kept_rank
+from ddlrun.keeper import daemon, escalation, kept_rank
 from ddlrun.supervise import termination
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"
@@ -35,8 +35,8 @@ def test_the_page_has_the_deadlines_of_a_keeper() -> None:
     assert f"repeated each {escalation.KILL_INTERVAL:g} s" in row("terminating, exiting")
     stray = escalation.STRAY_SECONDS
     assert f"TERM after {stray:g} s, KILL after {2 * stray:g} s" in row("draining")
-    assert f"processes that live {keeper.UNKILLABLE_SECONDS:g} s later" in row("draining")
+    assert f"processes that live {escalation.UNKILLABLE_SECONDS:g} s later" in row("draining")
     resume, kill = daemon.CONTINUE_SECONDS, daemon.KILL_SECONDS
     assert f"continues a stopped daemon {resume:g} s after the end of the job, and kills it {kill:g} s after" in row(
-        "gone"
+        "gone, alone"
     )

@@ -277,7 +277,7 @@ def stop_mpirun(job: Started, mark: str) -> int:
     mpirun = mpirun_of(job.pid)
     os.kill(mpirun, signal.SIGSTOP)
     job.stdin.close()
-    keeper = re.compile(rf"[^\x00]+\x00-I\x00-S\x00[^\x00]*/(?:rank|agent)/start\.py\x00.*\x00{mark}\x00", re.DOTALL)
+    keeper = re.compile(rf"[^\x00]+\x00-I\x00-S\x00[^\x00]*/(?:keeper|agent)/start\.py\x00.*\x00{mark}\x00", re.DOTALL)
     wait_for(
         lambda: (
             not any(
@@ -311,10 +311,11 @@ import os, signal, time
 from ddlrun.keeper import program
 from ddlrun.keeper.settings import KeeperSettings
 from ddlrun.keeper.signals import SignalQueue
+from ddlrun.wire.loop import Loop
 settings = KeeperSettings(
     argv=["true"], label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0
 )
-SignalQueue()
+SignalQueue(Loop())
 started = program.start(settings, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 while not started.reap_children():
     time.sleep(0.01)

@@ -22,7 +22,8 @@ from ddlrun.keeper.daemon import Daemon, DaemonWatcher
 connected = LauncherSocket(_socket.socket(fileno=int(sys.argv[1])), RunSecret(sys.argv[3]), bytes(2 * SIZE))
 connection = LauncherConnection(connected, 0.0, lambda reason: None)
 pid = int(sys.argv[2])
-DaemonWatcher(Daemon(pid, os.pidfd_open(pid), "orted"), connection, over_at=float("inf")).run()
+daemon = Daemon(pid=pid, pidfd=os.pidfd_open(pid), name="orted")
+DaemonWatcher(daemon, connection, over_at=float("inf")).run()
 """
 
 

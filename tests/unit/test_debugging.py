@@ -14,6 +14,7 @@ from ddlrun.keeper.command_line import WRAPPERS, wrap
 from ddlrun.keeper.program_input import VARIABLE, ProgramInput, read_request
 from ddlrun.plan.supervision import InputMode, RankInput
 from ddlrun.plan.wrappers import DEBUGGER, Wrapper, highest_rank, make_debugger, render_wrappers
+from ddlrun.wire.loop import Loop
 
 NO_INPUT = {"stdin_rank": None, "debug_rank": None, "pty": False, "processes": None}
 
@@ -98,25 +99,30 @@ def test_other_ranks_ignore_breakpoints(monkeypatch: pytest.MonkeyPatch) -> None
 def test_input_waits_for_the_program() -> None:
     reader, writer = os.pipe()
     stdin = ProgramInput(writer, terminal=False)
-    stdin.add(b"x" * 200_000)
-    assert not stdin.flush()
     taken = 0
+    loop, requests = Loop(), list[int]()
+    stdin.begin(loop, lambda: requests.append(taken))
+    stdin.add(b"x" * 200_000)
     while stdin.waiting:
         taken += len(os.read(reader, 1 << 16))
-        stdin.flush()
+        loop.wait()
+    assert (len(requests), requests[0]) == (2, 0)
     stdin.add(b"")
-    assert not stdin.flush()  # nothing follows the end
+    assert len(requests) == 2  # nothing follows the end
     with open(reader, "rb") as rest:
         assert taken + len(rest.read()) == 200_000
+    loop.close()
 
 
 def test_input_of_a_program_that_does_not_read() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     stdin = ProgramInput(writer, terminal=False)
+    loop, requests = Loop(), list[bool]()
+    stdin.begin(loop, lambda: requests.append(stdin.waiting))
     stdin.add(b"x")
-    assert not stdin.flush()
-    assert not stdin.waiting
+    assert (requests, stdin.waiting) == ([False], False)
+    loop.close()
     stdin.resize(24, 80)
 
 

@@ -25,9 +25,9 @@ settings = KeeperSettings(
     argv=sys.argv[1:], label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0
 )
 running = program.start(settings, prctl)
-print(running.guard.pid, flush=True)
+print(running.guard_pid, flush=True)
 while not running.reap_children():
-    running.guard.resume()
+    running.resume()
     time.sleep(0.01)
 print(running.status, flush=True)
 """

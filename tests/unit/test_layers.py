@@ -36,7 +36,7 @@ ALLOWED = {
     "schedulers": {"environment", "errors", "host_names", "hosts", "plugins", "ranges", "topology", "units"},
     "network": {"allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units"},
     "wire": set(),
-    "keeper": {"errors", "ranges"},
+    "keeper": {"errors", "ranges", "wire"},
     "hangs": {"hosts", "ranges", "wording"},
     "agent": {"errors", "keeper", "wire"},
     "remote": {"environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wire", "wording"},

@@ -107,14 +107,12 @@ def test_what_a_process_and_its_ended_children_write_is_counted(tmp_path: Path) 
 
 SNAPSHOT = """
 import os, resource
-from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess
+from ddlrun.keeper.stacks.snapshot_process import start_snapshot
+from ddlrun.wire.loop import Loop
 if os.geteuid() == 0:
     os.setuid(65534)
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-snapshot = SnapshotProcess(os.getpid(), 10)
-print(snapshot.read().decode())
-snapshot = SnapshotProcess(os.getpid(), 10)
-snapshot.stop()
+assert start_snapshot(Loop(), os.getpid(), 10, lambda text: print(text.decode())) is None
 """
 
 

@@ -13,13 +13,16 @@ from ddlrun.keeper import protocol
 from ddlrun.keeper.proc_files import list_folder, read_file
 from ddlrun.keeper.process_stat import read_stat
 from ddlrun.keeper.processes import SHELLS
+from ddlrun.keeper.task import Task
 from ddlrun.keeper.usage.cpu_quota import QuotaPeriods
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ddlrun.keeper.connection import LauncherConnection
     from ddlrun.keeper.usage.host import HostUsageReader
+    from ddlrun.wire.loop import Loop
 
 # The most of a core that reports take.
 SHARE = 0.001
@@ -28,6 +31,8 @@ REFRESH = 5
 MOST_PROCESSES = 64
 MOST_THREADS = 256
 LONGEST_FUNCTION = 40
+# The errors where a file of /proc is not as proc(5) describes it: on this kernel, it has another content.
+UNREADABLE = (OSError, ValueError, IndexError, KeyError)
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 USAGE_FIELDS = (
@@ -51,8 +56,11 @@ periods, throttled: The periods of the CPU quota, and those in which it was used
 """
 
 
-class UsageReporter:
+class UsageReporter(Task):
     """The reports of a rank, and of its host."""
+
+    _connection: LauncherConnection
+    _on_problem: Callable[[str | Exception], None]
 
     def __init__(self, guard: int, interval: float, started_at: float, host: HostUsageReader | None) -> None:
         """Begin; the first report is due after one interval.
@@ -63,12 +71,31 @@ class UsageReporter:
         self._host = host
         self._interval, self._started_at = interval, started_at
         self._reported_at = time.monotonic()
-        self.deadline = self._reported_at + interval
-        """The time of the next report."""
+        self._next = self._reported_at + interval
 
-    def postpone(self, now: float) -> None:
-        """Leave out a report; the next one covers its time, too."""
-        self.deadline = now + self._interval
+    def begin(self, loop: Loop, connection: LauncherConnection, on_problem: Callable[[str | Exception], None]) -> None:
+        """Send the reports; `on_problem` takes the reason why there are none from now on, of the GPUs or at all."""
+        self._connection, self._on_problem = connection, on_problem
+        self.join(loop)
+
+    def deadline(self) -> float:
+        """Return the time of the next report."""
+        return self._next
+
+    def on_time(self, now: float) -> None:
+        """Send a report; leave it out if ddlrun has to read something first. The next one covers its time, too."""
+        if self._connection.unsent:
+            self._next = now + self._interval
+            return
+        try:
+            for kind, text in self.report(now):
+                self._connection.send(kind, text.encode(errors="replace"))
+            problem = "" if self._host is None else self._host.take_problem()
+            if problem:
+                self._on_problem(problem)
+        except UNREADABLE as error:
+            self.stop()
+            self._on_problem(error)
 
     def report(self, now: float) -> Iterator[tuple[bytes, str]]:
         """Yield the messages that are due."""
@@ -77,14 +104,12 @@ class UsageReporter:
         yield protocol.USAGE, f"{round((now - self._started_at) * 1000)} {elapsed} {self._usage.take()}"
         if self._host is not None:
             yield protocol.HOST_USAGE, f"{elapsed} {self._host.take()}"
-            problem = self._host.take_problem()
-            if problem:
-                yield protocol.NOTE, problem
         self._reported_at = now
-        self.deadline = now + max(self._interval, (time.thread_time() - before) / SHARE)
+        self._next = now + max(self._interval, (time.thread_time() - before) / SHARE)
 
     def stop(self) -> None:
-        """End what reads the use of the host."""
+        """End, with what reads the use of the host."""
+        self.leave()
         if self._host is not None:
             self._host.stop()
 

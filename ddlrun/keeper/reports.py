@@ -1,0 +1,78 @@
+"""The reports of a running program: the use of resources, and snapshots of its processes."""
+
+from __future__ import annotations
+
+import os
+
+from ddlrun.keeper import protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddlrun.keeper.connection import LauncherConnection
+    from ddlrun.keeper.settings import KeeperSettings
+    from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess
+    from ddlrun.keeper.usage.host import HostUsageReader
+    from ddlrun.keeper.usage.rank import UsageReporter
+    from ddlrun.wire.loop import Loop
+
+SNAPSHOT_SECONDS = 15.0
+
+
+class ProgramReports:
+    """The tasks that report on a program; they end with it."""
+
+    def __init__(
+        self, loop: Loop, connection: LauncherConnection, settings: KeeperSettings, is_running: Callable[[], bool]
+    ) -> None:
+        """Begin without a task. `is_running` returns False once the program has been ordered to end."""
+        self._loop, self._connection, self._settings = loop, connection, settings
+        self._is_running = is_running
+        self._usage: UsageReporter | None = None
+        self._snapshot: SnapshotProcess | None = None
+
+    def take_snapshot(self, program: int) -> None:
+        """Report the state of a program's processes, unless that is under way."""
+        from ddlrun.keeper.stacks.snapshot_process import start_snapshot  # noqa: PLC0415 - for stalls alone
+
+        if self._snapshot is None:
+            self._snapshot = start_snapshot(self._loop, program, SNAPSHOT_SECONDS, self._on_snapshot)
+
+    def _on_snapshot(self, text: bytes) -> None:
+        self._snapshot = None
+        self._connection.send(protocol.SNAPSHOT, text)
+
+    def measure(self, guard: int, started_at: float, interval: float) -> None:
+        """Report the use of resources from now on, by the processes below the guard and by the host."""
+        from ddlrun.keeper.usage.rank import UNREADABLE, UsageReporter  # noqa: PLC0415 - not for a moment's ranks
+
+        if self._usage is not None:
+            self._usage.stop()
+        try:
+            host = self._open_host(interval) if self._settings.local_rank == 0 else None
+            self._usage = UsageReporter(guard, interval, started_at, host)
+            self._usage.begin(self._loop, self._connection, self._on_problem)
+        except UNREADABLE as error:
+            self._on_problem(error)
+
+    def _on_problem(self, problem: str | Exception) -> None:
+        """Report a problem with measuring: a text, or the error at a file of /proc that has another content here."""
+        if isinstance(problem, Exception):
+            problem = f"{self._settings.label}: no samples of its use of resources: {problem!r}"
+        if self._is_running():  # an order ends nvidia-smi, too
+            self._connection.send(protocol.NOTE, problem.encode(errors="replace"))
+
+    def _open_host(self, interval: float) -> HostUsageReader:
+        from ddlrun.keeper.usage.gpu_ranks import GpuRanks  # noqa: PLC0415 - once per host
+        from ddlrun.keeper.usage.gpus import GpuUsageReader  # noqa: PLC0415 - once per host
+        from ddlrun.keeper.usage.host import HostUsageReader  # noqa: PLC0415 - once per host
+
+        ranks = GpuRanks(os.environ, self._settings.rank, self._settings.size)
+        return HostUsageReader(GpuUsageReader(ranks, interval))
+
+    def stop(self) -> None:
+        """End all tasks."""
+        for task in (self._usage, self._snapshot):
+            if task is not None:
+                task.stop()
