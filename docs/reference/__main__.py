@@ -10,6 +10,8 @@ from docs.reference.contexts import command_contexts
 from docs.reference.man_pages import write_man_pages
 from docs.reference.repeated_options import ShownOptions
 from docs.reference.schemas import write_schemas
+from docs.reference.wire import PAGE as WIRE_PAGE
+from docs.reference.wire import render_wire
 
 PAGE = Path(__file__).with_name("command-line.md")
 SETTINGS_PAGE = Path(__file__).with_name("library-settings.md")
@@ -94,5 +96,6 @@ if __name__ == "__main__":
     CAUSES_PAGE.write_text(render_causes())
     PAGE.write_text(render_page())
     SETTINGS_PAGE.write_text(render_settings())
+    WIRE_PAGE.write_text(render_wire())
     write_man_pages()
     write_schemas()

@@ -1,4 +1,4 @@
-"""Make the table of docs/how-to/find-a-hang.md: python -m tests.hangs [HANG...], or --healthy N for runs without one.
+"""Print a table of hangs and verdicts: python -m tests.hangs [HANG...], or --healthy N for runs without a hang.
 
 Each hang is a job of its own, which --stall-timeout ends.
 """
@@ -6,7 +6,6 @@ Each hang is a job of its own, which --stall-timeout ends.
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -16,8 +15,6 @@ from typing import Any, NamedTuple
 from tests.conftest import MPIRUNS, launch_line
 from tests.hangs.expected import GUILTY, HANGS, SCRIPT, expected_lines, seen_verdict
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "find-a-hang.md"
-TABLE = ("<!-- table -->\n", "<!-- end -->\n")
 HEAD = "| hang | guilty rank and line named | seconds after the timeout | verdict |"
 HEALTHY = Path(__file__).with_name("healthy.py")
 RANKS, STALL_SECONDS = 3, 5.0
@@ -55,14 +52,6 @@ def render_row(hang: str, seen: SeenHang) -> str:
     return f"| {HANGS[hang]} | {named} | {seen.seconds:.1f} | {seen.text} |"
 
 
-def write_table(rows: list[str]) -> None:
-    """Replace the table of the page."""
-    begin, end = TABLE
-    table = "\n".join([HEAD, "|---|---|---|---|", *rows]) + "\n"
-    text = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{table}{end}", PAGE.read_text(), flags=re.DOTALL)
-    PAGE.write_text(text)
-
-
 def run_healthy(number: int) -> str | None:
     """Examine a healthy job while it runs; return the sentence if that is a hang, None otherwise."""
     with tempfile.TemporaryDirectory() as folder:
@@ -81,8 +70,8 @@ def run_healthy(number: int) -> str | None:
 
 
 def main() -> None:
-    """Make the table, or examine healthy jobs."""
-    parser = argparse.ArgumentParser(prog="python -m tests.hangs", description="Make the table of find-a-hang.md.")
+    """Print the table, or examine healthy jobs."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hangs", description="Print a table of hangs and verdicts.")
     parser.add_argument("--healthy", type=int, metavar="N", help="examine N healthy jobs instead")
     parser.add_argument("hangs", nargs="*", metavar="HANG", help=f"only print these rows: {', '.join(HANGS)}")
     options = parser.parse_args()
@@ -92,12 +81,9 @@ def main() -> None:
         wrong = [sentence for sentence in map(run_healthy, range(options.healthy)) if sentence is not None]
         print(f"{options.healthy} healthy runs, {len(wrong)} with a hang")
         return
-    rows = []
+    print(HEAD)
     for hang in options.hangs or HANGS:
-        rows.append(render_row(hang, run_hang(hang)))
-        print(rows[-1], flush=True)
-    if not options.hangs:
-        write_table(rows)
+        print(render_row(hang, run_hang(hang)), flush=True)
 
 
 if __name__ == "__main__":

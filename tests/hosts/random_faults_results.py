@@ -20,7 +20,10 @@ from tests.hosts.random_faults_scenario import (
 
 ANY_LINE = "^"
 # Messages that may come before the report of a failure.
-NOTES = "note:|warning:|no more .* in|[0-9]+ bytes of output were not|.* and was continued|.* did not end within"
+NOTES = (
+    "note:|warning:|no more .* in|.*; no more output is stored|[0-9]+ bytes of output were not|.* and was continued|"
+    ".* did not end within"
+)
 # MPI aborts the job from another rank, which is about to connect to one that has failed. mpirun then kills the keepers,
 # which may not have passed on that rank's last output, nor its end.
 ABORTED = Result(frozenset({14}), r"rank \d on h\d (aborted the job|.*exit code 14)")
