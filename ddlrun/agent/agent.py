@@ -13,7 +13,7 @@ from ddlrun.agent.node import LONGEST_WAIT, Node, read_grace
 from ddlrun.agent.protocol import AgentJob, HostRanks, LostHost, unpack_words
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.leftovers import remove_leftovers
-from ddlrun.wire.authentication import FrameError
+from ddlrun.wire.frames import FrameError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

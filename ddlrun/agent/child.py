@@ -9,7 +9,7 @@ from ddlrun.agent.archive import BOOTSTRAP, build_archive
 from ddlrun.agent.protocol import pack_words
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.process_stat import StopDetector
-from ddlrun.wire.authentication import FrameError
+from ddlrun.wire.frames import FrameError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ several words is packed with their lengths.
 from __future__ import annotations
 
 from ddlrun.keeper.record import record
-from ddlrun.wire.authentication import Agreement
-from ddlrun.wire.frames import Checksums
+from ddlrun.wire.frames import Agreement, Checksums
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

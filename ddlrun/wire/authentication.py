@@ -27,12 +27,14 @@ from __future__ import annotations
 import _operator
 import os
 
+from ddlrun.wire.frames import Agreement, FrameError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Protocol
 
-    Bytes = bytes | memoryview
+    from ddlrun.wire.frames import Bytes, Protection
 
     class Digest(Protocol):
         """A hash object with a key."""
@@ -54,19 +56,8 @@ if TYPE_CHECKING:
         def agree(self, nonce: bytes) -> bytes:
             """Return the secret on which both ends agree, given the nonce of the other. Raises HandshakeError."""
 
-    class Protection(Protocol):
-        """The protection of the frames of one direction, in their order."""
-
-        code_bytes: int
-
-        def protect(self, head: bytes, text: Bytes) -> tuple[Bytes, ...]:
-            """Return the next text and its code, as they are sent; they are `code_bytes` longer than the text."""
-
-        def reveal(self, head: bytes, protected: memoryview) -> bytes:
-            """Return the next text, given what `protect` returned. Raises FrameError if this is another one."""
-
     # Yields (bytes to send, number of bytes to receive next), gets these bytes, and returns the agreement.
-    Handshake = Generator[tuple[bytes, int], bytes, "Agreement"]
+    Handshake = Generator[tuple[bytes, int], bytes, Agreement]
 
 equal = _operator._compare_digest  # noqa: SLF001 - it is hmac.compare_digest, whose module takes 3 ms to import
 
@@ -77,10 +68,6 @@ BLAKE2, SHA256 = "blake2b", "sha256"
 # The purposes of codes.
 GREETING, WELCOME, CONFIRMATION = b"greeting", b"welcome", b"confirmation"
 TO_ACCEPTING, TO_CONNECTING = b"to the end that accepts", b"to the end that connects"
-
-
-class FrameError(Exception):
-    """Received bytes are none that the other end would have sent; the text completes a sentence."""
 
 
 class HandshakeError(FrameError):
@@ -141,13 +128,6 @@ class Secret:
         """Return the protection of a direction."""
         key = self.code(purpose, content)
         return Encryption(key) if self.encrypted else Authentication(keyed_digest(self.algorithm, key))
-
-
-class Agreement:
-    """The result of a handshake: the claim of the end that has connected, and the protection of both directions."""
-
-    def __init__(self, claim: bytes, outgoing: Protection, incoming: Protection) -> None:
-        self.claim, self.outgoing, self.incoming = claim, outgoing, incoming
 
 
 def connect_as(secret: Secret, claim: bytes = b"", exchange: Exchange | None = None) -> Handshake:

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ddlrun.wire.authentication import Agreement, Bytes
+    from ddlrun.wire.frames import Agreement, Bytes
     from ddlrun.wire.loop import Loop
 
 CHUNK = 1 << 18

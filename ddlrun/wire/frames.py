@@ -12,17 +12,39 @@ from __future__ import annotations
 
 from binascii import crc32
 
-from ddlrun.wire.authentication import FrameError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from typing import Protocol
 
-    from ddlrun.wire.authentication import Bytes, Protection
+    Bytes = bytes | memoryview
+
+    class Protection(Protocol):
+        """The protection of the frames of one direction, in their order."""
+
+        code_bytes: int
+
+        def protect(self, head: bytes, text: Bytes) -> tuple[Bytes, ...]:
+            """Return the next text and its code, as they are sent; they are `code_bytes` longer than the text."""
+
+        def reveal(self, head: bytes, protected: memoryview) -> bytes:
+            """Return the next text, given what `protect` returned. Raises FrameError if this is another one."""
+
 
 HEAD_BYTES = 5
 # Shorter texts are joined with their heads and codes: a copy takes less time than several buffers.
 SHORT = 4096
+
+
+class FrameError(Exception):
+    """Received bytes are none that the other end would have sent; the text completes a sentence."""
+
+
+class Agreement:
+    """The result of a handshake: the claim of the end that has connected, and the protection of both directions."""
+
+    def __init__(self, claim: bytes, outgoing: Protection, incoming: Protection) -> None:
+        self.claim, self.outgoing, self.incoming = claim, outgoing, incoming
 
 
 class Fixed(int):

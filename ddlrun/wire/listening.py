@@ -15,7 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddlrun.wire.authentication import Agreement, Handshake, Secret
+    from ddlrun.wire.authentication import Handshake, Secret
+    from ddlrun.wire.frames import Agreement
     from ddlrun.wire.loop import Loop
 
 MOMENT = 1e-3

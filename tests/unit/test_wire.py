@@ -15,8 +15,6 @@ import pytest
 
 from ddlrun.wire.authentication import (
     CODE_BYTES,
-    Agreement,
-    FrameError,
     HandshakeError,
     KeyExchange,
     NonceExchange,
@@ -25,7 +23,7 @@ from ddlrun.wire.authentication import (
     connect_as,
 )
 from ddlrun.wire.connection import ClosedError, Connection, Pipes
-from ddlrun.wire.frames import Checksums, Decoder, Encoder, Fixed
+from ddlrun.wire.frames import Agreement, Checksums, Decoder, Encoder, Fixed, FrameError
 from ddlrun.wire.listening import Acceptor, AcceptorEvents, run_handshake
 from ddlrun.wire.loop import NEVER, READ, WRITE, Loop
 

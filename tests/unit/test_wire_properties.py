@@ -18,17 +18,16 @@ from hypothesis import strategies as st
 
 from ddlrun.wire.authentication import (
     CODE_BYTES,
-    Agreement,
-    FrameError,
     HandshakeError,
     Secret,
     accept_at,
     connect_as,
 )
-from ddlrun.wire.frames import HEAD_BYTES, SHORT, Checksums, Decoder, Encoder, Fixed
+from ddlrun.wire.frames import HEAD_BYTES, SHORT, Agreement, Checksums, Decoder, Encoder, Fixed, FrameError
 
 if TYPE_CHECKING:
-    from ddlrun.wire.authentication import Handshake, Protection
+    from ddlrun.wire.authentication import Handshake
+    from ddlrun.wire.frames import Protection
 
 Frame = tuple[bytes, bytes]
 Limits = Mapping[bytes, int]
