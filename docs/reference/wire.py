@@ -16,7 +16,7 @@ from ddlrun.wire.authentication import (
 from ddlrun.wire.frames import Checksums, Encoder
 
 if TYPE_CHECKING:
-    from ddlrun.wire.authentication import Protection
+    from ddlrun.wire.frames import Protection
 
 PAGE = Path(__file__).with_name("wire.md")
 MARK = "<!-- vectors -->\n"
