@@ -107,7 +107,7 @@ if os.geteuid() == 0:
     os.setuid(54329)
 resource.setrlimit(resource.RLIMIT_NPROC, (int(sys.argv[1]),) * 2)
 end = program.start(settings, prctl).report_end(ordered=False, reason="")
-print(end.code, end.signal, end.reason)
+print(end.exit_code, end.signal, end.reason)
 """
 
 
