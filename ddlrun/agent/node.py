@@ -14,7 +14,7 @@ from ddlrun.agent.local_ranks import SLACK_SECONDS, LocalRanks
 from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.keeper.forks import complain
 from ddlrun.keeper.signals import ENDING, SignalQueue
-from ddlrun.wire.loop import NEVER, READ, Loop
+from ddlrun.wire.loop import NEVER, Loop, reap_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,11 +33,10 @@ class Node:
 
     def __init__(self, version: str, needed: Sequence[int] = ()) -> None:
         """Begin without a job. `needed` are descriptors that keepers leave open."""
-        self._signals = SignalQueue()
         self._host = ""
         """The name of this host; empty for ddlrun's own."""
         self._loop = Loop()
-        self._loop.watch(self._signals.fd, READ, self._on_signals)
+        self._signals = SignalQueue(self._loop)
         self._ranks = LocalRanks(self._loop, self.report, needed)
         self._children = Children(self._loop, self.report, version)
         self._give_up_at = NEVER
@@ -78,19 +77,14 @@ class Node:
     def _wait(self, seconds: float) -> None:
         """Wait for events, and react to them."""
         self._loop.wait(seconds)
+        self._take_signals()
         self._children.resume(time.monotonic())
 
-    def _on_signals(self, _events: int) -> None:
+    def _take_signals(self) -> None:
         for number in self._signals.take():
             if number in ENDING:
                 self._on_order(number)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status, _ in reap_children():
             if not self._ranks.reap(pid, status):
                 self._children.reap(pid, status)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ddlrun.keeper.bare_signal import signal
 
 TYPE_CHECKING = False
@@ -20,18 +18,15 @@ HANDLED = (*ENDING, *WARNINGS, signal.SIGCHLD)
 class SignalQueue:
     """The signals since the last `take`; one that arrives wakes a loop up."""
 
-    def __init__(self, loop: Loop | None = None) -> None:
+    def __init__(self, loop: Loop) -> None:
         """Install handlers that queue signals instead of ending this process."""
         self._pending: list[int] = []
-        self.fd, wake_fd = (-1, loop.wake_fd) if loop is not None else os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, self._receive)
 
     def take(self) -> list[int]:
         """Return the queued signals, oldest first, and empty the queue."""
-        if self.fd >= 0:
-            os.read(self.fd, 1 << 16)
         pending, self._pending = self._pending, []
         return pending
 
