@@ -14,11 +14,11 @@ from ddlrun.hangs.examination import record_examination, record_verdict, render_
 from ddlrun.keeper import protocol
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.supervision import StallAction
+from ddlrun.plan.supervision import StallAction, SupervisionOptions
 from ddlrun.runs.store import write_private
 from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.keepers import Keepers
-from ddlrun.supervise.supervision_state import SupervisionState
+from ddlrun.supervise.limits import JobLimits
 
 if TYPE_CHECKING:
     from ddlrun.hangs.examination import Examination
@@ -33,11 +33,28 @@ NEVER = float("inf")
 LONGEST_REQUEST = 64
 
 
-class RunningJob:
-    """A job as its examiner sees it."""
+class Examinations:
+    """The examinations of a job; times are those of time.monotonic()."""
 
-    def __init__(self, state: SupervisionState, keepers: Keepers) -> None:
-        self._state, self._keepers = state, keepers
+    def __init__(
+        self,
+        options: SupervisionOptions,
+        files: RunDir,
+        limits: JobLimits,
+        keepers: Keepers,
+        end_job: Callable[[EndReason], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """Prepare for examinations."""
+        self._options, self._files, self._limits, self._keepers = options, files, limits, keepers
+        self._end_job, self._tell = end_job, tell
+        self._examiner: JobExaminer | None = None
+        self._next_request = 0.0
+        self._next_stall_check = 0.0
+        self._stalled_since = 0.0
+        self._limit: EndReason | None = None
+
+    # -- the job as its examiner sees it -----------------------------------------------------------------
 
     def order_snapshots(self) -> Collection[int]:
         """Order a snapshot from the keepers of all running ranks, and return these ranks."""
@@ -53,27 +70,13 @@ class RunningJob:
 
     def exit_codes(self) -> Mapping[int, int]:
         """Return the exit codes of the ranks that have ended."""
-        return {rank: end.exit_code for rank, end in self._state.record.ends.items()}
+        return {rank: end.exit_code for rank, end in self._limits.ranks.ends.items()}
 
     def host_of(self, rank: int) -> str:
         """Return the host of a rank."""
-        return self._state.job.host_of(rank)
+        return self._limits.ranks.job.host_of(rank)
 
-
-class Examinations:
-    """The examinations of a job; times are those of time.monotonic()."""
-
-    def __init__(
-        self, state: SupervisionState, files: RunDir, keepers: Keepers, end_job: Callable[[EndReason], None]
-    ) -> None:
-        """Prepare for examinations."""
-        self._state, self._options, self._files = state, state.options, files
-        self._keepers, self._end_job = keepers, end_job
-        self._examiner: JobExaminer | None = None
-        self._next_request = 0.0
-        self._next_stall_check = 0.0
-        self._stalled_since = 0.0
-        self._limit: EndReason | None = None
+    # -- the occasions -----------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -106,7 +109,7 @@ class Examinations:
         """Examine the job, and end it for a time limit if there is a reason; jobs without ranks are ended at once."""
         if reason is None or self._limit is not None:
             return
-        if reason.cause is not EndCause.TIME_LIMIT or not any(peer.running for peer in self._keepers.peers.values()):
+        if reason.cause is not EndCause.TIME_LIMIT or not self._limits.ranks.running:
             self._end_job(reason)
             return
         self._limit = reason
@@ -114,6 +117,8 @@ class Examinations:
 
     def advance(self, now: float) -> None:
         """Do what has become due."""
+        if self._options.stall:
+            self._check_stall(now)
         if now >= self._next_request:
             self._next_request = now + REQUEST_SECONDS
             self._take_request(now)
@@ -122,51 +127,48 @@ class Examinations:
         if self._examiner is not None:
             self._examiner.advance(now)
 
-    def check_stall(self, now: float) -> None:
+    def _check_stall(self, now: float) -> None:
         """Report ranks that have become silent, and examine the job then, or again if it is to be ended for a stall."""
-        state = self._state
-        if state.record.pause is not None or not self._keepers.reading:  # the ranks may have waited for ddlrun
-            state.last_output = now
-        silent = state.stalls.find_new(now, state.last_output)
+        silent = self._limits.find_silent(now, waited=not self._keepers.reading)
         if silent:
-            state.console.tell(f"{state.job.describe(silent)} printed nothing for {self._options.stall:g} s")
-        ends = self._options.stall_action is StallAction.END and self._is_stalled(now) and now >= self._next_stall_check
+            job = self._limits.ranks.job
+            self._tell(f"{job.describe(silent)} printed nothing for {self._options.stall:g} s")
+        ends = self._ends_for_stall(now) and now >= self._next_stall_check
         if (silent or ends) and not self.busy and self._limit is None:
             self._stalled_since = now
             interval = min(max(LEAST_INTERVAL, STALL_PART * self._options.stall), LONGEST_INTERVAL)
             self._begin(self._on_stall, interval, now)
 
-    def _is_stalled(self, now: float) -> bool:
-        """Return True if no rank of a running job has printed anything for the time of --stall-timeout."""
-        running = any(peer.running for peer in self._keepers.peers.values())
-        return running and self._state.last_output < now - self._options.stall
+    def _ends_for_stall(self, now: float) -> bool:
+        """Return True if a stall ends the job, and no rank has printed anything for the time of --stall-timeout."""
+        return self._options.stall_action is StallAction.END and self._limits.is_stalled(now)
 
     def _begin(self, done: "Callable[[Examination], None]", interval: float | None, now: float) -> None:
         """Begin an examination with snapshots at an interval, or only one for None."""
         from ddlrun.hangs.examiner import ExaminationRequest, JobExaminer  # noqa: PLC0415 - 3 ms, for jobs that hang alone
 
         if self._examiner is None:
-            self._examiner = JobExaminer(RunningJob(self._state, self._keepers))
+            self._examiner = JobExaminer(self)
         self._examiner.begin(ExaminationRequest(done, interval), now)
 
     # -- results -------------------------------------------------------------------------------------
 
     def _on_stall(self, examination: "Examination") -> None:
         now = time.monotonic()
-        if self._state.last_output >= self._stalled_since:  # the others may wait for a rank that has printed
+        if self._limits.last_output >= self._stalled_since:  # the others may wait for a rank that has printed
             examination = examination._replace(moved=True)
         self._save(examination, "")
-        self._state.console.tell(f"{examination.sentence}\n{render_states(examination.snapshot)}")
+        self._tell(f"{examination.sentence}\n{render_states(examination.snapshot)}")
         if self._options.on_stall is not None:
             self._options.on_stall(record_verdict(examination))
         self._next_stall_check = now + self._options.stall
-        if self._options.stall_action is StallAction.END and self._is_stalled(now) and not examination.goes_on:
+        if self._ends_for_stall(now) and not examination.goes_on:
             self._end_job(EndCause.STALL.reason(seconds=self._options.stall, explanation=examination.explanation))
 
     def _on_limit(self, examination: "Examination") -> None:
         self._save(examination, "")
         path = self._files.examination
-        self._state.console.tell(f"note: at the time limit, {examination.verdict.text}; stacks: {path}")
+        self._tell(f"note: at the time limit, {examination.verdict.text}; stacks: {path}")
         if self._limit is not None:
             self._end_job(self._limit)
 
@@ -181,7 +183,7 @@ class Examinations:
             self._begin(lambda examination: self._save(examination, request), float(interval), now)
 
     def _save(self, examination: "Examination", request: str) -> None:
-        """Write a examination to the run folder; a full disk is ignored."""
+        """Write an examination to the run folder; a full disk is ignored."""
         record = record_examination(examination, request, time.time())
         with suppress(OSError):
             write_private(self._files.examination, [json.dumps(record), "\n"])

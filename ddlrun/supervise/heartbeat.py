@@ -26,21 +26,22 @@ class Heartbeat:
         self._timeout = timeout
         self._interval = timeout / BEATS
         self._sent_at = now
-        self._pause, self._paused_until = 0.0, float("-inf")
-        """The last time in which this process did not run although a heartbeat was due."""
+        self.pause: str | None = None
+        """The last time in which this process did not run although a heartbeat was due, if that was just now."""
+        self._paused_until = float("-inf")
 
-    def explain_pause(self, now: float) -> str | None:
-        """Return a text if this process did not run for a while until just now, None otherwise."""
+    def look_for_pause(self, now: float) -> None:
+        """Set `pause` if this process did not run for a while until just now."""
         pause = now - self.deadline()
         if pause > self._timeout / 2:
-            self._pause, self._paused_until = pause, now
-        if now >= self._paused_until + self._timeout:
-            return None
-        return f"ddlrun did not run for {self._pause:.0f} s (it was stopped, or this host is too busy)"
+            self.pause = f"ddlrun did not run for {pause:.0f} s (it was stopped, or this host is too busy)"
+            self._paused_until = now
+        elif now >= self._paused_until + self._timeout:
+            self.pause = None
 
-    def explain_farewell(self, farewell: str, now: float) -> str:
+    def explain_farewell(self, farewell: str) -> str:
         """Return a keeper's reason for closing its connection, with the cause."""
-        return f"{farewell}: {self.explain_pause(now) or STARVED}"
+        return f"{farewell}: {self.pause or STARVED}"
 
     def deadline(self) -> float:
         """Return the time of the next heartbeat, infinity if there are none."""
@@ -55,7 +56,8 @@ class Heartbeat:
         """
         if now < self.deadline():
             return []
-        judged = self.explain_pause(now) is None
+        self.look_for_pause(now)
+        judged = self.pause is None
         self._sent_at = now
         silent = keepers.drop_silent(now - self._timeout + self._interval) if judged else []
         keepers.send_all(protocol.HEARTBEAT)

@@ -5,7 +5,7 @@ import enum
 import fcntl
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ddlrun.keeper import protocol
@@ -70,6 +70,9 @@ class KeeperConnection:
         self.paused = False
         """Whether it is not read, as its rank's output has to wait."""
         self.unsent = bytearray()
+        self.on_events: Callable[[int], None] | None = None
+        """The function that gets the events of the socket, which the loop watches for `watched`."""
+        self.watched = -1
         self._greeting = b""
         self._sealer: Sealer | None = None
         self._unsealer: Unsealer | None = None

@@ -2,9 +2,9 @@
 
 import _socket  # socket itself takes 6 ms to import
 import errno
-import select
 import time
 from collections.abc import Callable, Container
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from ddlrun.keeper import protocol
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState, SilentKeeper
 from ddlrun.supervise.listener import Listener
+from ddlrun.wire.loop import READ, WRITE, Loop
 
 CHUNK = 1 << 18
 # An unauthenticated connection has this long to send its greeting, and may send no more than that.
@@ -35,9 +36,9 @@ class KeeperEvents(NamedTuple):
 class Keepers:
     """All connections, by file descriptor."""
 
-    def __init__(self, listener: Listener, epoll: select.epoll, events: KeeperEvents, *, ranks: int = 0) -> None:
-        """Accept connections, of up to `ranks` ranks at once; the caller passes the events of epoll to `event`."""
-        self._listener, self._epoll, self._events = listener, epoll, events
+    def __init__(self, listener: Listener, loop: Loop, events: KeeperEvents, *, ranks: int = 0) -> None:
+        """Accept connections, of up to `ranks` ranks at once."""
+        self._listener, self._loop, self._events = listener, loop, events
         self._most_unauthenticated = max(MOST_UNAUTHENTICATED, ranks)
         self.peers: dict[int, KeeperConnection] = {}
         self._unauthenticated: dict[int, KeeperConnection] = {}
@@ -48,19 +49,14 @@ class Keepers:
         self.reading = True
         """Whether the ranks' output is read; otherwise the ranks that write any block."""
         self._listening = {listening.fileno(): listening for listening in listener.sockets}
-        for fd in self._listening:
-            epoll.register(fd, select.EPOLLIN)
+        for fd, listening in self._listening.items():
+            loop.watch(fd, READ, lambda _, listening=listening: self._accept(listening))  # type: ignore[misc]
 
-    def event(self, fd: int, event: int) -> None:
-        """React to an event of epoll; descriptors of others are ignored."""
-        if fd in self._listening:
-            self._accept(self._listening[fd])
-        elif fd in self.peers:
-            peer = self.peers[fd]
-            if event & select.EPOLLOUT:
-                self._flush(peer)
-            if event & ~select.EPOLLOUT and fd in self.peers:
-                self._receive(peer)
+    def _on_events(self, peer: KeeperConnection, events: int) -> None:
+        if events & WRITE:
+            self._flush(peer)
+        if events & ~WRITE and self.peers.get(peer.link.fileno()) is peer:
+            self._receive(peer)
 
     def send(self, peer: KeeperConnection, kind: bytes, text: str = "") -> None:
         """Send a message as soon as the other side takes it."""
@@ -121,7 +117,7 @@ class Keepers:
         for peer in [peer for peer in self.peers.values() if not peer.trusted]:
             self._drop(peer)
         for fd in self._listening:
-            self._epoll.unregister(fd)
+            self._loop.forget(fd)
         self._listening.clear()
         self._listener.close()
 
@@ -144,7 +140,8 @@ class Keepers:
             link.setblocking(False)
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             peer = self.peers[fd] = self._unauthenticated[fd] = KeeperConnection(link, time.monotonic())
-            self._epoll.register(fd, select.EPOLLIN)
+            peer.on_events = partial(self._on_events, peer)
+            self._select_events(peer)
             self._receive(peer)  # the listener waited for its first data, which of a keeper is its greeting
             self._drop_unauthenticated(self._most_unauthenticated)
 
@@ -211,7 +208,7 @@ class Keepers:
         self._flush(peer)
 
     def _drop(self, peer: KeeperConnection) -> None:
-        self._epoll.unregister(peer.link.fileno())
+        self._loop.forget(peer.link.fileno())
         del self.peers[peer.link.fileno()]
         self._unauthenticated.pop(peer.link.fileno(), None)
         peer.link.close()
@@ -228,7 +225,7 @@ class Keepers:
 
     def _select_events(self, peer: KeeperConnection) -> None:
         """Register for the events that the connection waits for."""
-        events = 0 if peer.paused else select.EPOLLIN
-        if peer.unsent:
-            events |= select.EPOLLOUT
-        self._epoll.modify(peer.link.fileno(), events)
+        events = (0 if peer.paused else READ) | (WRITE if peer.unsent else 0)
+        if events != peer.watched and peer.on_events is not None:
+            peer.watched = events
+            self._loop.watch(peer.link.fileno(), events, peer.on_events)

@@ -14,11 +14,11 @@ from ddlrun.plan.plan import STDIN, Plan
 from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
 from ddlrun.remote.manager_session import copy_stdin, end_session, guard_session, start_manager
 from ddlrun.schedulers import JobEnd
-from ddlrun.supervise.event_loop import Supervision
+from ddlrun.supervise.ending import SLACK_SECONDS
 from ddlrun.supervise.listener import Listener, allow_files
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
-from ddlrun.supervise.termination import SLACK_SECONDS
+from ddlrun.supervise.supervision import Supervision
 
 
 class FinishedJob(NamedTuple):
@@ -69,12 +69,12 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         allow_files(job.ranks)
         with process:
             try:
-                supervision = Supervision(options, job, plan.run_dir, listener, process)
-                outcome = supervision.run(signals)
+                supervision = Supervision(options, job, plan.run_dir, listener, process, signals)
+                outcome = supervision.run()
             finally:
                 if process.poll() is None or process.returncode:
                     end_session(process.pid)
-        return _finished_job(supervision, outcome, job, folder)
+        return _finished_job(supervision, outcome, folder)
 
 
 def _supervised_job(plan: Plan) -> SupervisedJob:
@@ -87,19 +87,17 @@ def _supervised_job(plan: Plan) -> SupervisedJob:
     )
 
 
-def _finished_job(
-    supervision: Supervision, outcome: Outcome, job: SupervisedJob, session_folder: str | None
-) -> FinishedJob:
-    record = supervision.record
+def _finished_job(supervision: Supervision, outcome: Outcome, session_folder: str | None) -> FinishedJob:
+    ranks = supervision.ranks
     return FinishedJob(
         outcome=outcome,
         cause_in_view=supervision.cause_in_view,
-        taken_port=record.taken_port,
-        bound=tuple(record.bindings.values()),
-        unswept=record.unswept_hosts(),
-        unwatched=record.unwatched_hosts(job.host_names),
+        taken_port=ranks.taken_port,
+        bound=tuple(ranks.bindings.values()),
+        unswept=ranks.unswept_hosts(),
+        unwatched=ranks.unwatched_hosts(),
         session_folder=session_folder,
-        daemon_folders=record.folders_of_daemons(),
+        daemon_folders=ranks.daemon_folders(),
     )
 
 

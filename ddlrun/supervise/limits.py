@@ -1,11 +1,13 @@
-"""The time limits of a job: in total, for the start of its ranks, and after the end of the first of them."""
+"""The time limits of a job: in total, of the start of its ranks, of silence, and after the end of the first rank."""
 
 import time
-from collections.abc import Collection
 
+from ddlrun.hangs.stall import StallDetector
 from ddlrun.hosts import fold
-from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
+from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.supervise.cause import EndCause, EndReason
+from ddlrun.supervise.heartbeat import Heartbeat
+from ddlrun.supervise.ranks import Ranks
 
 # After this long, a rank that has ended while others run is worth a message.
 EARLY_SECONDS = 30.0
@@ -15,32 +17,54 @@ NEVER = float("inf")
 class JobLimits:
     """A job's limits from its start on; times are those of time.monotonic()."""
 
-    def __init__(self, options: SupervisionOptions, job: SupervisedJob, session: int) -> None:
+    def __init__(self, options: SupervisionOptions, ranks: Ranks, session: int) -> None:
         """Start the clock of a job that runs in the process manager's session."""
-        self._options, self._job, self._session = options, job, session
-        self.started_at = time.monotonic()
-        self._started: set[int] = set()
+        self._options, self.ranks, self._session = options, ranks, session
+        self.started_at = self.last_output = time.monotonic()
+        """The time of the start, and that at which a rank last wrote something."""
+        self.heartbeat = Heartbeat(options.heartbeat, self.started_at)
+        self._stalls = StallDetector(options.stall)
         self._last_start = self.started_at
         self._last_end = NEVER
 
-    def has_started(self, rank: int) -> bool:
-        """Return True if a rank has started, even if it has ended since."""
-        return rank in self._started
-
     @property
-    def any_started(self) -> bool:
-        """Whether a rank has started."""
-        return bool(self._started)
+    def pause(self) -> str | None:
+        """Why ddlrun itself may have lost ranks and the process manager just now: it did not run."""
+        return self.heartbeat.pause
 
-    def rank_started(self, rank: int, now: float) -> bool:
-        """Record the start of a rank; return True if all have started."""
-        self._started.add(rank)
+    def start(self, rank: int, since: float, now: float) -> None:
+        """Record the start of a rank, which connected at a time."""
+        self._stalls.start(rank, since)
         self._last_start = now
-        return len(self._started) == self._job.ranks
 
-    def rank_ended(self) -> None:
+    def add_output(self, rank: int, now: float) -> None:
+        """Record output of a rank."""
+        self.last_output = now
+        self._stalls.add_output(rank, now)
+
+    def end(self, rank: int, *, lost: bool = False) -> None:
         """Record the end of a rank."""
-        self._last_end = time.monotonic()
+        self._stalls.end(rank)
+        if not lost:
+            self._last_end = time.monotonic()
+
+    # -- silence -------------------------------------------------------------------------------------
+
+    def find_silent(self, now: float, *, waited: bool) -> set[int]:
+        """Return the ranks that have become silent, once; none while they may have waited for ddlrun."""
+        if waited or self.pause is not None:
+            self.last_output = now
+        return self._stalls.find_new(now, self.last_output)
+
+    def silent_ranks(self) -> list[int]:
+        """Return the ranks that were reported as silent, and have printed nothing since."""
+        return self._stalls.stalled_ranks()
+
+    def is_stalled(self, now: float) -> bool:
+        """Return True if no rank of a running job has printed anything for the time of --stall-timeout."""
+        return bool(self.ranks.running) and self.last_output < now - self._options.stall
+
+    # -- the job as a whole ----------------------------------------------------------------------------
 
     def deadline(self) -> float:
         """Return the time of the next limit."""
@@ -53,25 +77,24 @@ class JobLimits:
             return EndCause.TIME_LIMIT.reason(seconds=self._options.timeout)
         if not self._options.start or now <= self._last_start + self._options.start:
             return None
-        missing = [rank for rank in range(self._job.ranks) if rank not in self._started]
-        if missing:
-            ranks, daemons = self._job.describe(missing), self._explain_late_start()
-            return EndCause.LATE_START.reason(ranks=ranks, seconds=self._options.start, daemons=daemons)
-        self._last_start = NEVER
-        return None
+        if self.ranks.complete:
+            self._last_start = NEVER
+            return None
+        ranks, daemons = self.ranks.job.describe(self.ranks.missing), self._explain_late_start()
+        return EndCause.LATE_START.reason(ranks=ranks, seconds=self._options.start, daemons=daemons)
 
     def _explain_late_start(self) -> str:
         """Return the hosts whose daemons are waited for before any rank starts, in words; empty if unknown."""
-        manager = self._job.manager
-        hosts = [] if self._started else manager.find_missing_daemons(self._session, self._job.host_names)
-        return f": no daemon on {fold(hosts)} has connected to {manager.name}" if hosts else ""
+        job = self.ranks.job
+        hosts = [] if self.ranks.any_started else job.manager.find_missing_daemons(self._session, job.host_names)
+        return f": no daemon on {fold(hosts)} has connected to {job.manager.name}" if hosts else ""
 
-    def report_early_ends(self, now: float, ended: Collection[int]) -> str | None:
+    def early_ends(self, now: float) -> str | None:
         """Return a message, once, if some ranks have ended a while ago and others have not."""
         if now <= self._last_end + EARLY_SECONDS:
             return None
         self._last_end = NEVER
-        running = self._job.ranks - len(ended)
-        if not running:
+        job, ended = self.ranks.job, self.ranks.ends
+        if self.ranks.ended:
             return None
-        return f"{self._job.describe(ended)} ended with 0; {running} of {self._job.ranks} ranks still run"
+        return f"{job.describe(ended)} ended with 0; {job.ranks - len(ended)} of {job.ranks} ranks still run"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 
 from ddlrun.agent.protocol import TO_DDLRUN
@@ -11,6 +12,7 @@ from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.remote.manager_session import Process, TimeoutExpired, end_session
 from ddlrun.wire.frames import Checksums, Decoder
+from ddlrun.wire.loop import ENDED, READ, Loop
 
 # The last bytes of its output are stored: they may hold the reason for its end.
 MOST_STORED = 1 << 18
@@ -22,16 +24,24 @@ LONGEST_REFUSAL = 100
 class ManagerProcess:
     """A running process manager, or one that has ended."""
 
-    def __init__(self, process: Process, job: SupervisedJob, ssh_clients: SshClients) -> None:
-        """Take charge of a process and of the ssh clients that it starts."""
-        self._process = process
+    def __init__(
+        self, process: Process, job: SupervisedJob, loop: Loop, on_output: Callable[[int, bytes, bool], None]
+    ) -> None:
+        """Take charge of a process and of the ssh clients that it starts.
+
+        `on_output` gets what it writes to standard output (0) or standard error (1), and whether that is for the user:
+        the report of the job repeats the texts of messages.
+        """
+        self._process, self._loop, self._on_output = process, loop, on_output
         self._stop = StopDetector(process.pid)
         self._job, self.name = job, job.manager.name
-        self.ssh_clients = ssh_clients
-        self.pipes = {
+        self.ssh_clients = SshClients(loop, job.host_names if job.manager.starts_ssh else ())
+        self._pipes = {
             pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
         }
         """Descriptor -> 0 (standard output) or 1 (standard error)."""
+        for fd in self._pipes:
+            loop.watch(fd, READ, lambda events, fd=fd: self._on_pipe(fd, events))  # type: ignore[misc]
         self._output = b""
         self._decoder = Decoder(Checksums(), TO_DDLRUN) if job.manager.sends_reports else None
         """Decodes its standard output; None if that is text."""
@@ -70,21 +80,30 @@ class ManagerProcess:
             self._ended_at = now
         return now - self._ended_at
 
-    def read(self, fd: int) -> bytes:
-        """Return the bytes that a pipe holds now, and store them: text, or messages, of which it returns the text."""
-        chunk = read_now(fd)
-        if not self.is_printed(fd):
-            chunk = self._decode(chunk)
-        self._output = (self._output + chunk)[-MOST_STORED:]
-        if chunk and not self.refused_spawn:
-            recent = self._output[-len(chunk) - LONGEST_REFUSAL :].decode(errors="replace")
-            findings = self._find(ManagerOutput(0, recent))
-            self.refused_spawn = any(finding.code is EndCode.REFUSED_SPAWN for finding in findings)
-        return chunk
+    def read_rest(self) -> None:
+        """Read what it has written before its end."""
+        for fd in self._pipes:
+            while self._read(fd):
+                pass
 
-    def is_printed(self, fd: int) -> bool:
-        """Return True for a pipe whose text is for the user; the report of the job repeats that of messages."""
-        return self._decoder is None or self.pipes[fd] != 0
+    def _on_pipe(self, fd: int, events: int) -> None:
+        if not self._read(fd) and events & ENDED:
+            self._loop.forget(fd)
+            del self._pipes[fd]
+
+    def _read(self, fd: int) -> bool:
+        """Store and pass on what a pipe holds now: text, or that of messages; return False if that is nothing."""
+        data = read_now(fd)
+        is_text = self._decoder is None or self._pipes[fd] != 0
+        chunk = data if is_text else self._decode(data)
+        self._output = (self._output + chunk)[-MOST_STORED:]
+        if chunk:
+            if not self.refused_spawn:
+                recent = self._output[-len(chunk) - LONGEST_REFUSAL :].decode(errors="replace")
+                findings = self._find(ManagerOutput(0, recent))
+                self.refused_spawn = any(finding.code is EndCode.REFUSED_SPAWN for finding in findings)
+            self._on_output(self._pipes[fd], chunk, is_text)
+        return bool(data)
 
     def _decode(self, data: bytes) -> bytes:
         reports = [] if self._decoder is None else list(self._decoder.feed(data))

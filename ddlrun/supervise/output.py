@@ -1,130 +1,189 @@
-"""The ranks' output on its way to the console and to files: whole lines, tagged, in bounded memory."""
+"""The output of a job: that of its ranks, the process manager and ddlrun, on the console and in logs; a status line."""
 
+import os
+import re
+import signal
 import time
 from collections.abc import Callable, Sequence
 
-from ddlrun.plan.outcome import Outcome
-from ddlrun.plan.supervision import OutputStyle
-from ddlrun.runs.output_lines import RankTags
-from ddlrun.supervise.console_lines import ConsoleLines
+from ddlrun.managers.openmpi.messages import HARMLESS, MpirunMessages
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.runs.output_lines import tag_switches
+from ddlrun.supervise.backlog import Backlog
+from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.job_log import JobLog
-from ddlrun.supervise.rank_files import RankFiles
+from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
+from ddlrun.supervise.rank_output import RankOutput
 from ddlrun.supervise.streams import MOST_WAITING, OutputStream
+from ddlrun.units import render_clock
+from ddlrun.wire.loop import Loop
 
-# A longer line is passed on in parts.
-LONGEST = 1 << 16
-# Part of a line is printed after this time without its end.
-PATIENCE_SECONDS = 0.5
-STREAMS = 2
-
-
-def split_lines(data: bytes) -> tuple[bytes, bytes]:
-    r"""Split data into whole lines and the beginning of the next one; a CR at the very end may become CR LF.
-
-    >>> split_lines(b"a\nb\rc"), split_lines(b"x\r")
-    ((b'a\nb\r', b'c'), (b'', b'x\r'))
-    """
-    end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
-    return (data, b"") if len(data) - end > LONGEST else (data[:end], data[end:])
+STATUS_SECONDS = 1.0
+TICK_SECONDS = 0.1
+# The interval at which a slow terminal is written to; the loop reports when a pipe takes more.
+FLUSH_SECONDS = 0.01
+# A job may end by itself at about the time at which the readers of its output do.
+PATIENCE_SECONDS = 5.0
+DEFAULT_COLUMNS = 80
+NEVER = float("inf")
+# The source of the process manager's own output, beside ranks.
+MANAGER = "manager"
 
 
-class RankOutput:
-    """The output of all ranks, printed and stored as an OutputStyle says."""
+class Output:
+    """ddlrun's two streams, and the logs of a job."""
 
-    def __init__(
-        self,
-        style: OutputStyle,
-        streams: Sequence[OutputStream],
-        *,
-        ranks: int,
-        log: JobLog,
-        files: RankFiles | None,
-        before: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Print on the streams, those of standard output and standard error; call `before` before that.
+    def __init__(self, options: SupervisionOptions, ranks: int, files: RunDir, loop: Loop) -> None:
+        self._loop = loop
+        self._status = ""
+        self._gone_at: float | None = None
+        """The time at which the readers of both streams were found to be gone."""
+        self._streams = (
+            OutputStream(1, Backlog(f"{files.path}/stdout.unread"), colour=options.colour and os.isatty(1)),
+            OutputStream(2, Backlog(f"{files.path}/stderr.unread"), colour=options.colour and os.isatty(2)),
+        )
+        if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
+            self._streams[1].lines = self._streams[0].lines
+        style = options.style
+        self._open_files = OpenFiles(most_open_files(ranks), self.tell)
+        self._log = JobLog(files, tag_switches(style, ranks), ranks, self._open_files)
+        self.ranks = RankOutput(
+            style,
+            self._streams,
+            ranks=ranks,
+            log=self._log,
+            files=None if style.folder is None else RankFiles(style.folder, ranks, self._open_files),
+            before=self._clear_status,
+        )
+        self._messages = MpirunMessages()
+        self._status_at = self._tick_at = 0.0
+        self._ticking = False
+        self._log.open()
+        for stream in self._streams:
+            stream.join(loop)
 
-        `log` stores whole lines, and `files` the bytes.
-        """
-        self._style, self._streams, self._log, self._files = style, streams, log, files
-        self._tags = RankTags(style, ranks)
-        self._lines = ConsoleLines(style, self._tags, self._streams, before)
-        self._parts: dict[tuple[int, int], bytes] = {}
-        self._waiting_since: dict[tuple[int, int], float] = {}
-
-    def start(self, rank: int, host: str) -> None:
-        """Set a rank's host, and create its files."""
-        self._tags.hosts[rank] = host
-        self._log.start(rank, host)
-        if self._files is not None:
-            self._files.start(rank)
-
-    def write(self, rank: int, stream: int, data: bytes) -> None:
-        """Print and store a rank's output to standard output (0) or standard error (1)."""
-        key = rank, stream
-        if self._files is not None:
-            self._files.write(rank, stream, data)
-        if rank == self._style.raw:
-            self._log.write(rank, stream, data)
-            self._lines.add_raw(rank, stream, data)
-            return
-        part = self._parts.get(key, b"")
-        lines, rest = split_lines(part + data if part else data)
-        if rest:
-            self._parts[key] = rest
-            if lines or key not in self._waiting_since:
-                self._waiting_since[key] = time.monotonic()
-        elif part:
-            del self._parts[key], self._waiting_since[key]
-        self._print(rank, stream, lines)
-
-    def end(self, rank: int, *, failed: bool = False) -> None:
-        """Print the rest of a rank's output; the report of the job has the traceback of a rank that failed."""
-        if failed:
-            self._lines.fail(rank)
-        for stream in range(STREAMS):
-            self._print_part((rank, stream))
-        if not failed:
-            self._lines.end(rank)
-        self._log.end(rank)
-        if self._files is not None:
-            self._files.end(rank)
-
-    def conclude(self, outcome: Outcome) -> bool:
-        """Print what was held back and no report covers; return True if the end of the first failure is in view."""
-        return self._lines.conclude(outcome)
-
-    def tick(self) -> float | None:
-        """Print lines that have waited long enough; return the seconds until the next one has."""
-        delays = [delay for delay in (self._print_parts(), self._lines.tick()) if delay is not None]
-        return min(delays, default=None)
-
-    def _print_parts(self) -> float | None:
-        """Print parts of lines that have waited long enough; return the seconds until the next one has."""
-        if not self._waiting_since:
-            return None
-        now = time.monotonic()
-        for key in [key for key, since in self._waiting_since.items() if now >= since + PATIENCE_SECONDS]:
-            self._print_part(key)
-        if not self._waiting_since:
-            return None
-        return max(0.0, min(self._waiting_since.values()) + PATIENCE_SECONDS - now)
-
-    def hold(self) -> None:
-        """Let parts of lines wait from now on: their ends may have been written, but are not read at present."""
-        now = time.monotonic()
-        self._waiting_since = dict.fromkeys(self._waiting_since, now)
+    @property
+    def waiting(self) -> bool:
+        """Whether output waits for a slow terminal or pipe."""
+        return any(stream.waiting for stream in self._streams)
 
     @property
     def full(self) -> bool:
-        """Whether the console lags so far behind that no more should be read."""
-        return any(console.waiting > MOST_WAITING for console in self._streams)
+        """Whether so much output waits that no more should be read."""
+        return any(stream.waiting > MOST_WAITING for stream in self._streams)
 
-    def _print_part(self, key: tuple[int, int]) -> None:
-        part = self._parts.pop(key, b"")
-        self._waiting_since.pop(key, None)
-        self._print(*key, part)
+    def tell(self, text: str) -> None:
+        """Print a message of ddlrun's, in lines of its own."""
+        self._clear_status()
+        block = b"".join(f"ddlrun: {line}\n".encode() for line in text.splitlines())
+        self._log.tell(block)
+        self._streams[1].write(self._streams[1].lines.end_line() + block)
 
-    def _print(self, rank: int, stream: int, lines: bytes) -> None:
-        if lines:
-            self._log.write(rank, stream, lines)
-            self._lines.add(rank, stream, lines)
+    def write_manager(self, stream: int, chunk: bytes, *, visible: bool) -> None:
+        """Log the process manager's own output, and print it without its harmless lines.
+
+        What is not `visible` is not printed, except for messages of the ranks' MPI, at the end.
+        """
+        self._log.write_manager(chunk)
+        self._messages.add(chunk, printed=visible)
+        if visible:
+            self._clear_status()
+            console = self._streams[stream]
+            console.write(console.lines.join(MANAGER, re.sub(HARMLESS, b"", chunk), b""))
+
+    def tick(self, now: float, *, reading: bool) -> float:
+        """Print parts of lines that have waited long enough for their end; return the time of the next call.
+
+        All that was logged before is visible then to who reads the logs.
+        While the ranks' output is not read, the ends of lines cannot arrive.
+        """
+        if not reading or self.waiting:
+            self.ranks.hold()
+            self._tick_at = now + TICK_SECONDS
+        elif now >= self._tick_at:
+            delay = self.ranks.tick()
+            self._tick_at = now + (TICK_SECONDS if delay is None else max(TICK_SECONDS, delay))
+            self._ticking = delay is not None
+        else:
+            self._ticking = True  # output since the last tick may have to wait
+        self._log.flush()
+        next_tick = self._tick_at if self._ticking else NEVER
+        next_end = NEVER if self._gone_at is None else self._gone_at + PATIENCE_SECONDS
+        return min(next_tick, next_end, now + FLUSH_SECONDS if self.waiting else NEVER)
+
+    def flush(self) -> None:
+        """Write as much as the streams take now."""
+        for stream in self._streams:
+            stream.flush()
+
+    def failure(self, now: float) -> EndReason | None:
+        """Return the reason to end the job if a stream cannot be written any more, or both have lost their readers.
+
+        A lost reader of one stream, as after `| head`, matters only at the next write to it.
+        """
+        for stream, name in zip(self._streams, ("standard output", "standard error"), strict=True):
+            if stream.closed and stream.error is not None:
+                return EndCause.FAILED_STREAM.reason(stream=name, error=stream.error)
+            if stream.closed:
+                return EndCause.UNREAD_STREAM.reason(stream=name, signal=signal.SIGPIPE)
+        if self._gone_at is None and all(stream.reader_gone for stream in self._streams):
+            self._gone_at = now
+        ended = self._gone_at is not None and now >= self._gone_at + PATIENCE_SECONDS
+        return EndCause.ENDED_SESSION.reason(signal=signal.SIGPIPE) if ended else None
+
+    def draw_status(self, now: float, status: Callable[[], str]) -> None:
+        """Draw the status line again once per second, unless a line is unfinished or the terminal is the shell's."""
+        if now <= self._status_at + STATUS_SECONDS:
+            return
+        self._status_at = now
+        if self.waiting or any(stream.lines.inside_a_line for stream in self._streams) or in_background():
+            return
+        try:
+            columns = os.get_terminal_size(2).columns
+        except OSError:
+            columns = 0
+        self._status = status()[: (columns or DEFAULT_COLUMNS) - 1]
+        self._streams[1].write(f"\r\x1b[K{self._status}".encode())
+
+    def finish(self, seconds: float, interrupted: Callable[[], Sequence[int]], *, failed: bool) -> int:
+        """Write what is left, and close everything; return the number of bytes of output that were not printed.
+
+        Slow readers have some seconds, or until `interrupted` returns signals. A report follows if the job has failed.
+        """
+        self._clear_status()
+        self._streams[1].write(self._streams[1].lines.join(MANAGER, self._messages.from_ranks(), b""))
+        if failed:
+            self._streams[1].write(self._streams[1].lines.end_line())
+        until = time.monotonic() + seconds
+        while self.waiting and time.monotonic() < until and not interrupted():
+            self._loop.wait(FLUSH_SECONDS)
+            self.flush()
+        self._log.flush()
+        self._open_files.close_all()
+        for stream in self._streams:
+            stream.close()
+        return sum(stream.unwritten for stream in self._streams)
+
+    def _clear_status(self) -> None:
+        if self._status:
+            self._streams[1].write(b"\r\x1b[K")
+            self._status = ""
+
+
+def in_background() -> bool:
+    """Return True if the terminal at standard error is in use by another job of the shell, or by the shell itself."""
+    try:
+        return os.tcgetpgrp(2) != os.getpgrp()
+    except OSError:  # it is not the one that controls ddlrun
+        return False
+
+
+def status_line(*, seconds: float, running: int, ranks: int, silent: float, stalled: Sequence[int]) -> str:
+    """Render the state of a job in a line, by the seconds since its start and since its last output.
+
+    >>> status_line(seconds=3725.5, running=7, ranks=8, silent=61.2, stalled=[3])
+    'ddlrun 1:02:05 | 7 of 8 ranks | last output 61 s ago | silent: 3'
+    """
+    line = f"ddlrun {render_clock(seconds)} | {running} of {ranks} ranks | last output {silent:.0f} s ago"
+    return f"{line} | silent: {','.join(map(str, stalled[:8]))}" if stalled else line

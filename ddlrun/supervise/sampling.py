@@ -34,14 +34,12 @@ class Sampling:
         """Return the time at which `collect` has something to do."""
         return self._next
 
-    def add(self, rank: int, host: str, kind: bytes, text: str) -> None:
-        """Add a keeper's report of its rank, or of its host. Raises ProtocolError."""
+    @property
+    def collector(self) -> SampleCollector:
+        """What takes the reports of keepers. Raises ProtocolError if none was ordered."""
         if self._collector is None:
             raise ProtocolError("it reports its use of resources without an order")
-        if kind == protocol.USAGE:
-            self._collector.add_rank(rank, host, text)
-        else:
-            self._collector.add_host(host, text)
+        return self._collector
 
     def collect(self, now: float, keepers: Keepers) -> None:
         """Write the reports since the last time, and order those of new ranks, if that is due."""

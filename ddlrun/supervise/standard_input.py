@@ -1,8 +1,8 @@
 """ddlrun's standard input, passed on to a rank's keeper, also as the key strokes of a terminal."""
 
 import os
-import select
 import termios
+from collections.abc import Callable
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.program_input import VARIABLE
@@ -10,6 +10,7 @@ from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.supervision import RankInput
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import Keepers
+from ddlrun.wire.loop import READ, Loop
 
 STDIN = 0
 CHUNK = 1 << 16
@@ -21,8 +22,9 @@ DEFAULT_SIZE = os.terminal_size((80, 24))
 class InputForwarder:
     """Standard input on its way to one rank: read when its program has taken everything before."""
 
-    def __init__(self, chosen: RankInput | None, epoll: select.epoll, keepers: Keepers) -> None:
-        self._chosen, self._epoll, self._keepers = chosen, epoll, keepers
+    def __init__(self, chosen: RankInput | None, loop: Loop, keepers: Keepers, on_quit: Callable[[], None]) -> None:
+        """Read standard input for a rank, if one is chosen; `on_quit` is called for QUIT_KEY."""
+        self._chosen, self._loop, self._keepers, self._on_quit = chosen, loop, keepers, on_quit
         self._terminal = chosen is not None and chosen.terminal and os.isatty(STDIN)
         self._peer: KeeperConnection | None = None
         """The keeper that wants input."""
@@ -43,18 +45,9 @@ class InputForwarder:
             self._attributes = take_keys()
         self.resize()
         try:
-            self._epoll.register(STDIN, select.EPOLLIN)
-        except PermissionError:  # a regular file, which can always be read
-            self._forward(peer)
+            self._loop.watch(STDIN, READ, lambda _: self._forward(peer))
         except OSError:  # it is closed
             self._send(peer, b"")
-
-    def event(self, fd: int) -> bool:
-        """Pass on input that has arrived; return True if the user ends the job with QUIT_KEY."""
-        if fd != STDIN or self._peer is None:
-            return False
-        self._epoll.unregister(STDIN)
-        return self._forward(self._peer)
 
     def resize(self) -> None:
         """Pass on the size of the terminal if it has changed."""
@@ -73,24 +66,20 @@ class InputForwarder:
         if self._attributes is not None:
             termios.tcsetattr(STDIN, termios.TCSADRAIN, self._attributes)
             self._attributes = None
-        self._reader = None
-        if self._peer is not None:
-            self._peer = None
-            try:
-                self._epoll.unregister(STDIN)
-            except (OSError, ValueError):  # it was not registered, or epoll is closed
-                return
+        self._reader = self._peer = None
+        self._loop.forget(STDIN)
 
-    def _forward(self, peer: KeeperConnection) -> bool:
+    def _forward(self, peer: KeeperConnection) -> None:
+        self._loop.forget(STDIN)
         try:
             data = os.read(STDIN, CHUNK)
         except OSError:  # the terminal is gone
             data = b""
         if self._terminal and QUIT_KEY in data:
             self.close()
-            return True
-        self._send(peer, data)
-        return False
+            self._on_quit()
+        else:
+            self._send(peer, data)
 
     def _send(self, peer: KeeperConnection, data: bytes) -> None:
         self._peer = None

@@ -7,6 +7,7 @@ import stat
 
 from ddlrun.runs.output_lines import LineMerger
 from ddlrun.supervise.backlog import Backlog
+from ddlrun.wire.loop import ENDED, WRITE, Loop
 
 # With more bytes than this waiting for a slow terminal or pipe, the ranks are not read any more.
 MOST_WAITING = 1 << 20
@@ -26,17 +27,44 @@ class OutputStream:
         self.lines = LineMerger(fd if os.isatty(fd) else None)
         self.unwritten = 0
         """The number of bytes that were given up."""
+        self.reader_gone = False
+        """Whether the program behind a pipe or a socket has ended, such as a pager or the sshd of a session."""
         self._waiting = backlog
         self._out = fd
-        self._regular = False
+        self._loop: Loop | None = None
+        self._watched = -1
+        self._mode = 0
+        self._never_blocks = False
         try:
-            self._regular = stat.S_ISREG(os.fstat(fd).st_mode)
-            if os.isatty(fd):  # a file description of its own: the shell's has to go on blocking
+            self._mode = os.fstat(fd).st_mode
+            self._never_blocks = stat.S_ISREG(self._mode)
+            if not self._never_blocks and not stat.S_ISSOCK(self._mode):
+                # A file description of its own: that of the shell has to go on blocking.
                 self._out = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                self._never_blocks = True
         except (FileNotFoundError, PermissionError):  # as after su: the terminal is another user's
             return
-        except OSError:
-            self.closed = True
+        except OSError as error:
+            self.closed = error.errno != errno.ENXIO  # no program has opened the other end of a pipe
+
+    def join(self, loop: Loop) -> None:
+        """Write what waits when a pipe or a socket takes more, and notice the end of its reader."""
+        if stat.S_ISFIFO(self._mode) or stat.S_ISSOCK(self._mode):
+            self._loop = loop
+            self._watch()
+
+    def _watch(self) -> None:
+        wanted = WRITE if self.waiting else 0
+        if self._loop is not None and wanted != self._watched:
+            self._watched = wanted
+            self._loop.watch(self.fd, wanted, self._on_events)
+
+    def _on_events(self, events: int) -> None:
+        if self._loop is not None and events & ENDED:
+            self._loop.forget(self.fd)
+            self._loop, self.reader_gone = None, True
+        else:
+            self.flush()
 
     @property
     def waiting(self) -> int:
@@ -62,16 +90,18 @@ class OutputStream:
         """Write as much as the stream takes now; if its reader is gone, it is `closed`."""
         try:
             while self._waiting and not self.closed:
-                if not self._regular and not select.select([], [self._out], [], 0)[1]:
-                    return
-                block = self._waiting.head(MOST_WAITING if self._regular else READY_BYTES)
+                # A socket, or another user's terminal, may block: whether it takes more is looked at before each block.
+                if not self._never_blocks and not select.select([], [self._out], [], 0)[1]:
+                    break
+                block = self._waiting.head(MOST_WAITING if self._never_blocks else READY_BYTES)
                 self._waiting.remove(os.write(self._out, block))
         except BlockingIOError:
-            return
+            pass
         except (OSError, ValueError) as error:
             self.closed = True
             self.error = error.strerror if isinstance(error, OSError) and error.errno != errno.EPIPE else None
             self._give_up()
+        self._watch()
 
     def _give_up(self) -> None:
         self.unwritten += self.waiting

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ddlrun.keeper import daemon, escalation, kept_rank
-from ddlrun.supervise import termination
+from ddlrun.supervise import ending
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"
 
@@ -14,10 +14,10 @@ def row(state: str) -> str:
 
 
 def test_the_page_has_the_deadlines_of_a_run() -> None:
-    slack, daemons = termination.SLACK_SECONDS, termination.DAEMON_SECONDS
-    resume, (term, kill) = termination.RESUME_SECONDS, termination.MANAGER_SECONDS
-    lost, starting = termination.LOST_SECONDS, termination.STARTING_SECONDS
-    assert f"kills mpirun {slack:g} s later, or {termination.HURRY_SECONDS:g} s after a second signal" in row("ending")
+    slack, daemons = ending.SLACK_SECONDS, ending.DAEMON_SECONDS
+    resume, (term, kill) = ending.RESUME_SECONDS, ending.MANAGER_SECONDS
+    lost, starting = ending.LOST_SECONDS, ending.STARTING_SECONDS
+    assert f"kills mpirun {slack:g} s later, or {ending.HURRY_SECONDS:g} s after a second signal" in row("ending")
     assert f"{slack:g} s after that it waits for no keeper" in row("ending")
     mpirun = f"continues a stopped mpirun after {resume:g} s; TERM to mpirun after {term:g} s, KILL after {kill:g} s"
     assert mpirun in row("idle")

@@ -1,9 +1,8 @@
 """Simulated keepers: the ends of connections to a listener, step by step."""
 
-import select
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from ddlrun.keeper import protocol
@@ -14,6 +13,7 @@ from ddlrun.supervise.encryption import find_cryptography
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener
+from ddlrun.wire.loop import Loop
 
 PATIENCE = 300
 
@@ -59,7 +59,7 @@ class Served(NamedTuple):
 
     listener: Listener
     keepers: Keepers
-    epoll: select.epoll
+    loop: Loop
     messages: list[tuple[bytes, bytes]]
     hang_ups: list[KeeperConnection]
     violations: list[tuple[KeeperConnection, str]]
@@ -67,10 +67,7 @@ class Served(NamedTuple):
     def until(self, condition: Callable[[], object]) -> None:
         """Serve the connections until a condition holds."""
         while not condition():
-            events = self.epoll.poll(PATIENCE)
-            assert events, "no connection has an event"
-            for fd, event in events:
-                self.keepers.event(fd, event)
+            assert self.loop.wait(PATIENCE), "no connection has an event"
 
     def connect(self) -> tuple[SimulatedKeeper, KeeperConnection]:
         """Return both ends of the connection of a new, authenticated keeper."""
@@ -88,7 +85,7 @@ class Served(NamedTuple):
 @contextmanager
 def serving(*, encrypted: bool = False) -> Iterator[Served]:
     """Listen on loopback; the messages of keepers are collected, and nothing reacts to them."""
-    with select.epoll() as epoll:
+    with closing(Loop()) as loop:
         listener = Listener(LOOPBACK, find_cryptography() if encrypted else None)
         messages: list[tuple[bytes, bytes]] = []
         hang_ups: list[KeeperConnection] = []
@@ -99,9 +96,9 @@ def serving(*, encrypted: bool = False) -> Iterator[Served]:
             violation=lambda peer, problem: violations.append((peer, problem)),
             too_many_files=lambda: None,
         )
-        keepers = Keepers(listener, epoll, events)
+        keepers = Keepers(listener, loop, events)
         try:
-            yield Served(listener, keepers, epoll, messages, hang_ups, violations)
+            yield Served(listener, keepers, loop, messages, hang_ups, violations)
         finally:
             keepers.close()
             listener.close()

@@ -41,7 +41,7 @@ ALLOWED = {
     "agent": {"errors", "keeper", "wire"},
     "remote": {"environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wire", "wording"},
     "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "units", "wording"},
-    "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
+    "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers", "wire"},
     "plan": {
         "allreduce_algorithms", "hangs", "environment", "errors", "hosts", "machine", "managers", "mapping",
         "network", "ranges", "keeper", "remote", "schedulers", "ship", "topology", "units", "wording",

@@ -23,6 +23,7 @@ from ddlrun.keeper.protocol import ProtocolError, RankEnd
 from ddlrun.supervise.keeper_connection import Hello, PeerState
 from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
 from ddlrun.supervise.listener import Listener
+from ddlrun.wire.loop import READ
 from tests.support.keepers import PATIENCE, Served, SimulatedKeeper, serving
 
 TYPE_CHECKING = False
@@ -78,14 +79,14 @@ def test_what_is_no_greeting_is_dropped(
 
 def is_closed(served: Served, keeper: SimulatedKeeper) -> bool:
     """Serve the connections until ddlrun sends something on this one, or closes it; return True if it closes it."""
-    served.epoll.register(keeper.link, select.EPOLLIN)
+    served.loop.watch(keeper.link.fileno(), READ, lambda _: None)
     try:
         served.until(lambda: select.select([keeper.link], [], [], 0)[0])
         return keeper.link.recv(1) == b""
     except ConnectionResetError:  # ddlrun has not read all of it
         return True
     finally:
-        served.epoll.unregister(keeper.link)
+        served.loop.forget(keeper.link.fileno())
 
 
 def test_a_copy_of_a_greeting_is_dropped(served: Served, stack: contextlib.ExitStack) -> None:
@@ -337,7 +338,7 @@ def test_a_keeper_and_ddlrun_authenticate_each_other(served: Served, algorithm: 
     keeper.send(protocol.OUT, bytes(2 * protocol.MOST_TEXT))
     while keeper.unsent:
         keeper.flush()
-        served.keepers.event(*served.epoll.poll(PATIENCE)[0])
+        served.loop.wait(PATIENCE)
         if HELLO in served.messages:
             for peer in served.keepers.peers.values():
                 peer.state = PeerState.RUNNING
@@ -481,8 +482,7 @@ def test_a_long_message_may_take_its_time() -> None:
         simulated, peer = served.connect()
         heard_at = peer.heard_at
         simulated.link.sendall(simulated.seal(protocol.OUT, bytes(protocol.MOST_TEXT))[:1000])
-        for fd, event in served.epoll.poll(PATIENCE):
-            served.keepers.event(fd, event)
+        served.loop.wait(PATIENCE)
         assert peer.heard_at > heard_at
         simulated.close()
 

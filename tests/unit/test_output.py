@@ -28,8 +28,8 @@ from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
 from ddlrun.supervise.job_log import JobLog
 from ddlrun.supervise.listener import OTHER_FILES
-from ddlrun.supervise.output import RankOutput, split_lines
 from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
+from ddlrun.supervise.rank_output import RankOutput, split_lines
 from ddlrun.supervise.streams import OutputStream
 
 TRACEBACK = b"Traceback (most recent call last):\n"

@@ -214,14 +214,14 @@ def test_keepers_are_ordered_to_report_after_one_interval(tmp_path: Path) -> Non
         peer.introduce(Hello(0, "n1", 0))
         sampling = Sampling(0.5, 1, RunDir(str(tmp_path)), pytest.fail)
         with pytest.raises(ProtocolError):
-            sampling.add(0, "n1", protocol.USAGE, USAGE)
+            sampling.collector.add_rank(0, "n1", USAGE)
         sampling.collect(time.monotonic() - 1, served.keepers)
         assert not (tmp_path / "metrics.jsonl").exists()
         due = sampling.deadline()
         sampling.collect(due, served.keepers)
         assert list(keeper.unseal(keeper.link.recv(1000))) == [(protocol.MEASURE, b"0.5")]
-        sampling.add(0, "n1", protocol.USAGE, USAGE)
-        sampling.add(0, "n1", protocol.HOST_USAGE, HOST_USAGE)
+        sampling.collector.add_rank(0, "n1", USAGE)
+        sampling.collector.add_host("n1", HOST_USAGE)
         sampling.collect(sampling.deadline(), served.keepers)
         keeper.close()
     samples = read_samples(str(tmp_path / "metrics.jsonl"))

@@ -1,24 +1,19 @@
 """The ssh clients that mpirun has started, one per host: the first of them that ends while the job runs."""
 
 import os
-import select
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from ddlrun.managers.openmpi.missing_daemons import MOST_HOSTS
+from ddlrun.wire.loop import READ, Loop
 
 
 class SshClients:
     """mpirun's ssh clients. Open MPI 4.1 does not print which of them was killed."""
 
-    def __init__(self, epoll: select.epoll, host_names: Iterable[str]) -> None:
-        """Prepare to watch the ssh clients of a job's hosts.
-
-        Args:
-            epoll: The events of the supervision.
-            host_names: The hosts of the job. More than 64 are not watched.
-        """
-        self._epoll = epoll
+    def __init__(self, loop: Loop, host_names: Iterable[str]) -> None:
+        """Prepare to watch the ssh clients of a job's hosts, but of no more than 64."""
+        self._loop = loop
         names = frozenset(host_names)
         self._names = names if len(names) <= MOST_HOSTS else frozenset()
         self._hosts: dict[int, str] = {}
@@ -33,7 +28,7 @@ class SshClients:
                 with suppress(OSError):
                     fd = os.pidfd_open(pid)
                     self._hosts[fd] = host
-                    self._epoll.register(fd, select.EPOLLIN)
+                    self._loop.watch(fd, READ, lambda _, fd=fd: self._end(fd))  # type: ignore[misc]
 
     def _host_of(self, words: Sequence[str]) -> str | None:
         """Return the host to which a command line of ssh leads; None for other programs."""
@@ -41,15 +36,12 @@ class SshClients:
             return None
         return next((word for word in words if word in self._names), None)
 
-    def end(self, fd: int) -> bool:
-        """Record the end of a client after an event of epoll; return False if the event is not that of a client."""
-        host = self._hosts.pop(fd, None)
-        if host is None:
-            return False
-        self._epoll.unregister(fd)
-        os.close(fd)
+    def _end(self, fd: int) -> None:
+        """Record the end of a client."""
+        host = self._hosts.pop(fd)
         self.first_ended = self.first_ended or host
-        return True
+        self._loop.forget(fd)
+        os.close(fd)
 
     def close(self) -> None:
         """Close all descriptors."""

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import select
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
+from ddlrun.wire.loop import Loop
 from tests.support.keepers import SimulatedKeeper
 from tests.support.oracle import map_ranks
 from tests.support.shapes import cores_by_package, hwloc_topology, machine, placement
@@ -100,7 +100,7 @@ def keepers(ranks: str) -> dict[str, float]:
     count = int(ranks)
     check_files(count)
     allow_files(count)
-    listener, epoll = Listener(("127.0.0.1",)), select.epoll()
+    listener, loop = Listener(("127.0.0.1",)), Loop()
     (order, orders), (ready, signal) = os.pipe(), os.pipe()
     if os.fork() == 0:
         _run_keepers(count, listener, order, signal)
@@ -112,13 +112,12 @@ def keepers(ranks: str) -> dict[str, float]:
     def gone(*_: object) -> None:
         raise SystemExit("a keeper was rejected")
 
-    ours = Keepers(listener, epoll, KeeperEvents(receive, gone, gone, gone), ranks=count)
+    ours = Keepers(listener, loop, KeeperEvents(receive, gone, gone, gone), ranks=count)
 
     def receive_all(count: int) -> float:
         begin = cpu()
         while len(messages) < count:
-            for fd, event in epoll.poll(1):
-                ours.event(fd, event)
+            loop.wait(1)
         return cpu() - begin
 
     os.read(ready, 1)
