@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PARTS = ("__init__.py", "errors.py", "ranges.py", "wire", "agent", "keeper")
 
@@ -36,8 +40,8 @@ main(sys.argv[2:], archive)
 """
 
 
-def build_archive() -> bytes:
-    """Return the archive; an agent that runs from one returns that."""
+def build_archive(parts: Sequence[str] = PARTS) -> bytes:
+    """Return an archive of modules and folders; an agent that runs from one returns that."""
     root = os.path.dirname(PACKAGE)
     if os.path.isfile(root):
         with open(root, "rb") as file:
@@ -47,14 +51,14 @@ def build_archive() -> bytes:
 
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in _list_modules():
+        for path in _list_modules(parts):
             archive.write(path, os.path.relpath(path, root))
     return buffer.getvalue()
 
 
-def _list_modules() -> list[str]:
+def _list_modules(parts: Sequence[str]) -> list[str]:
     paths = []
-    for part in PARTS:
+    for part in parts:
         path = os.path.join(PACKAGE, part)
         if part.endswith(".py"):
             paths.append(path)

@@ -1,8 +1,10 @@
 """HTTP servers on the loopback interface, and the server of a run's metrics."""
 
+import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from ddlrun.metrics.openmetrics import CONTENT_TYPE
-from ddlrun.unauthenticated import UnauthenticatedConnections
 
 LOOPBACK = "127.0.0.1"
 ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with what the user has given
@@ -19,7 +20,47 @@ PATH = "/metrics"
 FRONT_PAGE = f'<!doctype html><title>ddlrun</title><p>The metrics of the run are at <a href="{PATH}">{PATH}</a>.\n'
 # A client has this time for its request.
 REQUEST_SECONDS = 5.0
+# The most connections without a request; small, so that the job has enough open files.
+MOST_UNAUTHENTICATED = 64
 CHECK_SECONDS = 1.0
+
+
+class UnauthenticatedConnections:
+    """Connections whose request has not been read. Threads that read from one notice when it is dropped."""
+
+    def __init__(self, seconds: float, most: int = MOST_UNAUTHENTICATED) -> None:
+        """Begin without connections; one is dropped after some seconds, and the oldest beyond a number of them."""
+        self._seconds, self._most = seconds, most
+        self._since: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, link: socket.socket) -> None:
+        """Add a new connection; drop the oldest one if there are too many."""
+        with self._lock:
+            self._since[link] = time.monotonic()
+        self.drop(self._most)
+
+    def remove(self, link: socket.socket) -> None:
+        """Remove a connection that was authenticated or closed."""
+        with self._lock:
+            self._since.pop(link, None)
+
+    def drop(self, most: int) -> None:
+        """Drop the oldest connections beyond a number."""
+        with self._lock:
+            self._end(list(self._since)[: max(0, len(self._since) - most)])
+
+    def drop_overdue(self) -> None:
+        """Drop the connections whose time is over."""
+        before = time.monotonic() - self._seconds
+        with self._lock:
+            self._end([link for link, since in self._since.items() if since < before])
+
+    def _end(self, links: list[socket.socket]) -> None:
+        for link in links:
+            del self._since[link]
+            with contextlib.suppress(OSError):  # it has just been closed
+                link.shutdown(socket.SHUT_RDWR)
 
 
 class LocalServer(ThreadingHTTPServer):

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.ship.files import Entry
-from ddlrun.ship.host.unpack import BLOCK, FILE, HEAD
+from ddlrun.ship.host.unpack import BLOCK, FILE, HEAD, join_small
 from ddlrun.ship.request import ShipSource
 
 INDEX = "archives.json"
@@ -84,19 +84,7 @@ def archive_blocks(entries: Sequence[Entry]) -> Iterator[bytes]:
     """Yield the bytes of an archive. Raises PreflightError where a file has changed, InputError where it is gone."""
     manifest = _manifest(entries)
     yield len(manifest).to_bytes(HEAD, "big") + manifest
-    small: list[bytes] = []
-    waiting = 0
-    for entry in entries:
-        if entry.kind != FILE:
-            continue
-        for block in _file_blocks(entry):
-            small.append(block)
-            waiting += len(block)
-            if waiting >= BLOCK:
-                yield b"".join(small)
-                small, waiting = [], 0
-    if small:
-        yield b"".join(small)
+    yield from join_small(block for entry in entries if entry.kind == FILE for block in _file_blocks(entry))
 
 
 def _manifest(entries: Sequence[Entry]) -> bytes:

@@ -1,39 +1,26 @@
 """The files that ranks wrote on the hosts, as they come back; what hosts send is checked, and waits in a folder."""
 
 import hashlib
-import json
 import os
 import shutil
-import socket
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlrun.remote.probe import ProbeTarget
-from ddlrun.ship.host.link import LinkError, MessageError, receive_exactly, receive_message, send_message
-from ddlrun.ship.host.results import (
-    DIGEST_BYTES,
-    LARGEST_NUMBER,
-    LONGEST_NAME,
-    MOST_NAMED,
-    WHOLE,
-    is_left_out,
-    is_wanted,
-    shorten,
-)
-from ddlrun.ship.host.unpack import BLOCK
-from ddlrun.ship.link_server import LinkServer
+from ddlrun.ship.conversation import FRAME, Conversation, HostServer, Steps, draw_secret, receive
+from ddlrun.ship.host.protocol import END, FILES, OFFER, READY, RECEIVED, End, Offer, parse
+from ddlrun.ship.host.results import LARGEST_NUMBER, LONGEST_NAME, MOST_NAMED, is_left_out, is_wanted, shorten
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.script import run_tasks
+from ddlrun.wire.authentication import Secret
+from ddlrun.wire.frames import FrameError
 from ddlrun.wording import printable, printable_line
 
-LONGEST_MANIFEST = 1 << 28
+if TYPE_CHECKING:
+    from ddlrun.ship.host.protocol import Reason
+
 LONGEST_PATH = 4096
-
-
-class ResultError(Exception):
-    """A host sent what is not accepted; the text says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +66,7 @@ class FetchTask:
 
 def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
     """Receive the wanted files of all hosts; the files of a host that fails are left out."""
-    secret = os.urandom(32).hex()
+    secret = draw_secret()
     server = ResultServer(task, secret)
     body = {
         "action": "send",
@@ -87,11 +74,11 @@ def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
         "run": task.run_id,
         "working_folder": task.request.working_folder,
         "paths": list(task.request.fetched),
-        "secret": secret,
+        "secret": secret.text,
         "addresses": list(task.addresses),
         "port": server.port,
     }
-    server.accept_hosts()
+    server.start()
     try:
         reports = run_tasks({host: {**body, "host": host} for host in task.hosts}, task.python, reach)
     finally:
@@ -105,82 +92,96 @@ def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
     return Received(files, {host: lines for host, lines in problems.items() if lines}, server.left)
 
 
-class ResultServer(LinkServer):
-    """The threads that receive the files of hosts."""
+class ResultServer(HostServer):
+    """The connections of hosts that send their files."""
 
-    def __init__(self, task: FetchTask, secret: str) -> None:
+    def __init__(self, task: FetchTask, secret: Secret) -> None:
         """Listen."""
         super().__init__(secret, task.addresses, len(task.hosts))
         self._task = task
         self._waiting = set(task.hosts)
         self._free = shutil.disk_usage(task.folder).free
-        self._lock = threading.Lock()
         self.files: dict[str, list[ResultFile]] = {}
         self.unreadable: dict[str, list[str]] = {}
         self.left: dict[str, list[str]] = {}
         self.failures: dict[str, str] = {}
 
-    def serve(self, link: socket.socket, address: str, body: Mapping[str, Any]) -> None:  # noqa: ARG002 - see LinkServer
+    def serve(self, conversation: Conversation, claim: bytes) -> Steps:  # noqa: ARG002 - see HostServer
         """Receive the files of a host, once."""
-        host = str(body.get("host"))
-        with self._lock:
-            if host not in self._waiting:
-                return
-            self._waiting.remove(host)
-            folder = f"{self._task.folder}/{len(self._waiting)}"
+        offer = parse(Offer.parse, (yield from receive(OFFER)))
+        if offer.host not in self._waiting:
+            return
+        self._waiting.remove(offer.host)
+        self.unreadable[offer.host], self.left[offer.host] = map(_render_reasons, (offer.unreadable, offer.left))
+        conversation.connection.send(READY)
         try:
-            self.unreadable[host] = _render_reasons(body["unreadable"])
-            self.left[host] = _render_reasons(body["left"])
-            os.mkdir(folder)
-            send_message(link, {"ready": True})
-            files = self._receive(link, host, folder)
-            send_message(link, {"received": True})
-            self.files[host] = files
-        except (OSError, ResultError, MessageError) as error:
-            self.failures[host] = str(error)
-        except (LinkError, KeyError, TypeError, ValueError):
+            self.files[offer.host] = yield from self._receive(offer.host)
+        except ConnectionError:
             return  # the host reports what went wrong
+        except (OSError, FrameError) as error:
+            self.failures[offer.host] = str(error)
+            return
+        conversation.connection.send(RECEIVED)
+        yield FRAME
 
-    def _receive(self, link: socket.socket, host: str, folder: str) -> list[ResultFile]:
-        """Receive all files of a host. Raises ResultError for what is not accepted."""
-        manifest = receive_message(link, LONGEST_MANIFEST)
-        files = parse_manifest(manifest, host, folder, self._task.request.fetched)
-        self._reserve(sum(file.size for file in files))
-        digest = hashlib.sha256(manifest)
-        whole: list[ResultFile] = []
-        broken: list[ResultFile] = []
-        for file in files:
-            (whole if _receive_file(link, file, digest) else broken).append(file)
-        if receive_exactly(link, DIGEST_BYTES) != digest.digest():
-            raise ResultError("its files were altered on the way")
-        reasons = shorten([(file.path, "it became shorter while it was read") for file in broken])
-        self.unreadable[host] += _render_reasons(reasons)
-        return whole
-
-    def _reserve(self, size: int) -> None:
-        with self._lock:
-            if size > self._free:
-                raise ResultError(f"its files have {size} bytes, and here are {self._free} free")
-            self._free -= size
+    def _receive(self, host: str) -> Generator[int, Any, list[ResultFile]]:
+        """Receive the files of a host, without those that it could not read. Raises FrameError or OSError."""
+        folder = f"{self._task.folder}/{len(self._waiting)}"
+        os.mkdir(folder)
+        files = parse_manifest((yield from receive(FILES)), host, folder, self._task.request.fetched)
+        size = sum(file.size for file in files)
+        if size > self._free:
+            raise FrameError(f"its files have {size} bytes, and here are {self._free} free")
+        self._free -= size
+        digest = yield from _receive_contents(files, size)
+        end = parse(End.parse, (yield from receive(END)))
+        if end.digest != digest:
+            raise FrameError("its files were altered on the way")
+        broken = set(end.broken)
+        reasons = [
+            (file.path, "it became shorter while it was read") for row, file in enumerate(files) if row in broken
+        ]
+        self.unreadable[host] += _render_reasons(shorten(reasons))
+        return [file for row, file in enumerate(files) if row not in broken]
 
 
-def _render_reasons(rows: Sequence[Sequence[object]]) -> list[str]:
+def _receive_contents(files: Sequence[ResultFile], left: int) -> Generator[int, Any, str]:
+    """Receive the contents of files, which have some bytes in all; return their SHA-256. Raises OSError."""
+    digest = hashlib.sha256()
+    received = memoryview(b"")
+    for file in files:
+        missing = file.size
+        opened = os.open(file.received, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode)
+        with open(opened, "wb") as target:
+            while missing:
+                if not received:
+                    received = yield left
+                    left -= len(received)
+                    digest.update(received)
+                part, received = received[:missing], received[missing:]
+                target.write(part)
+                missing -= len(part)
+        os.utime(file.received, ns=(file.mtime, file.mtime))
+    return digest.hexdigest()
+
+
+def _render_reasons(reasons: "Sequence[Reason]") -> list[str]:
     """Render the paths that a host has named, and the reasons."""
     return [
-        f"{str(path)[:LONGEST_NAME]!a}: {printable_line(str(reason)[:LONGEST_NAME])}"
-        for path, reason in list(rows)[: MOST_NAMED + 1]
+        f"{path[:LONGEST_NAME]!a}: {printable_line(reason[:LONGEST_NAME])}"
+        for path, reason in reasons[: MOST_NAMED + 1]
     ]
 
 
 def parse_manifest(text: bytes, host: str, folder: str, wanted: Sequence[str]) -> list[ResultFile]:
     """Return the files of a host, which will be received in a folder.
 
-    Raises ResultError for a path that is not wanted or leads out of the working folder, and for anything else that no
+    Raises FrameError for a path that is not wanted or leads out of the working folder, and for anything else that no
     ddlrun sends.
     """
-    try:
-        rows = json.loads(text)
-        files = [
+
+    def read(rows: list[Any]) -> list[ResultFile]:
+        return [
             ResultFile(
                 host=host,
                 path=_check_path(path, wanted),
@@ -191,44 +192,26 @@ def parse_manifest(text: bytes, host: str, folder: str, wanted: Sequence[str]) -
             )
             for number, (path, mode, mtime, size) in enumerate(rows)
         ]
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ResultError("its list of files cannot be read") from error
+
+    files = parse(read, text, "list of files")
     if len({file.path for file in files}) < len(files):
-        raise ResultError("its list of files names one twice")
+        raise FrameError("its list of files names one twice")
     return files
 
 
 def _check_path(path: object, wanted: Sequence[str]) -> str:
-    """Return a path from a host. Raises ResultError where it is not one of a wanted file in the working folder."""
+    """Return a path from a host. Raises FrameError where it is not one of a wanted file in the working folder."""
     if not isinstance(path, str):
-        raise ResultError("its list of files cannot be read")
+        raise FrameError("its list of files cannot be read")
     parts = path.split("/")
     wrong = {"", ".", ".."}.intersection(parts) or any(map(is_left_out, parts))
     length = len(path.encode("utf-8", "surrogateescape"))
     if wrong or "\0" in path or length > LONGEST_PATH or not is_wanted(path, wanted):
-        raise ResultError(f"it sent the path {printable(ascii(path[:200]))}, which was not asked for")
+        raise FrameError(f"it sent the path {printable(ascii(path[:200]))}, which was not asked for")
     return path
 
 
 def _check_number(value: object) -> int:
     if type(value) is not int or not 0 <= value <= LARGEST_NUMBER:
-        raise ResultError("its list of files has a wrong number")
+        raise FrameError("its list of files has a wrong number")
     return value
-
-
-def _receive_file(link: socket.socket, file: ResultFile, digest: "hashlib._Hash") -> bool:
-    """Receive a file; return whether the host could read all of it."""
-    left = file.size
-    opened = os.open(file.received, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode)
-    with open(opened, "wb") as target:
-        while left:
-            block = link.recv(min(left, BLOCK))
-            if not block:
-                raise LinkError("the connection was closed")
-            digest.update(block)
-            target.write(block)
-            left -= len(block)
-    os.utime(file.received, ns=(file.mtime, file.mtime))
-    state = receive_exactly(link, len(WHOLE))
-    digest.update(state)
-    return state == WHOLE

@@ -1,20 +1,17 @@
 """The sh scripts that run tasks on hosts, with the modules of ship/host as a zip archive in them."""
 
 import base64
-import io
 import json
-import os
 import shlex
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+from ddlrun.agent.archive import build_archive
 from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.ship.host.main import MARK
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ("__init__.py", "unauthenticated.py", "ship/__init__.py")
+PARTS = ("__init__.py", "wire", "ship/__init__.py", "ship/host")
 BOOTSTRAP = """
 import base64, os, sys
 task, archive = sys.stdin.read().split("\\n")[:2]
@@ -31,20 +28,10 @@ def run_tasks(tasks: Mapping[str, Mapping[str, Any]], python: str, reach: ProbeT
 
     Returns host -> its report; that of a host that failed has the reason as `error`.
     """
-    modules = build_modules()
+    modules = base64.b64encode(build_archive(PARTS)).decode()
     scripts = {host: task_script(task, python, modules) for host, task in tasks.items()}
     replies = run_scripts(scripts, reach)
     return {host: parse_report(replies[host]) for host in tasks}
-
-
-def build_modules() -> str:
-    """Return the modules that hosts need, as a zip archive in base64."""
-    names = sorted(name for name in os.listdir(f"{PACKAGE}/ship/host") if name.endswith(".py"))
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for part in (*PARTS, *(f"ship/host/{name}" for name in names)):
-            archive.write(f"{PACKAGE}/{part}", f"ddlrun/{part}")
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def task_script(task: Mapping[str, Any], python: str, modules: str) -> str:

@@ -1,6 +1,5 @@
 """The transfer of a job's files to all its hosts, and the checks that must pass before."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +8,15 @@ from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.hosts import fold
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.ship.archive import Archive
+from ddlrun.ship.conversation import draw_secret
 from ddlrun.ship.environment import Interpreter
 from ddlrun.ship.host.main import glibc
+from ddlrun.ship.host.protocol import HostState
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.script import run_tasks
-from ddlrun.ship.server import HostState, Problems, TransferPlan, TransferServer
+from ddlrun.ship.server import Problems, TransferPlan, TransferServer
 from ddlrun.units import render_memory
+from ddlrun.wording import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,10 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
         PreflightError: A host lacks space or the interpreter, or a file has changed meanwhile.
         UnreachableError: A host could not be reached, or failed.
     """
-    secret = os.urandom(32).hex()
-    server = TransferServer(plan, secret, lambda greetings: judge(greetings, plan, run))
-    task = _task(plan, run, secret, server.port)
-    server.start(run.seconds)
+    secret = draw_secret()
+    server = TransferServer(plan, secret, lambda states: judge(states, plan, run), run.seconds)
+    task = _task(plan, run, secret.text, server.port)
+    server.start()
     try:
         reports = run_tasks({host: {**task, "host": host} for host in plan.hosts}, run.python, reach)
     finally:
@@ -62,7 +64,7 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
     if server.error is not None:
         raise server.error
     _raise_failures({host: str(report["error"]) for host, report in reports.items() if "error" in report}, server)
-    free = {host: greeting.free for host, greeting in server.greetings.items()}
+    free = {host: state.free for host, state in server.states.items()}
     return TransferResult(server.moved, free, server.unread)
 
 
@@ -91,36 +93,36 @@ def _source(archive: Archive) -> dict[str, Any]:
     }
 
 
-def judge(greetings: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) -> Problems:
+def judge(states: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) -> Problems:
     """Return the problems of hosts for which nothing is transferred: too little space, or no suitable interpreter."""
     problems = []
-    for host, greeting in greetings.items():
-        if greeting.error:
-            problems.append(f"host {host}: `--ship`: {greeting.error}")
+    for host, state in states.items():
+        if state.error:
+            problems.append(f"host {host}: `--ship`: {printable(state.error)}")
             continue
-        needed = sum(archive.space for archive in plan.archives if archive.digest in greeting.missing)
-        if needed > greeting.free:
+        needed = sum(archive.space for archive in plan.archives if archive.digest in state.missing)
+        if needed > state.free:
             problems.append(
-                f"host {host}: {run.request.folder} has {render_memory(greeting.free)} free, and the files need "
+                f"host {host}: {run.request.folder} has {render_memory(state.free)} free, and the files need "
                 f"{render_memory(needed)}; name another folder: `--ship-dir`, or remove files: ddlrun clean "
                 "--shipped-days"
             )
         if run.request.environment is not None:
-            problems += _judge_python(host, greeting, run.interpreter)
+            problems += _judge_python(host, state, run.interpreter)
     return problems
 
 
-def _judge_python(host: str, greeting: HostState, interpreter: Interpreter | None) -> list[str]:
+def _judge_python(host: str, state: HostState, interpreter: Interpreter | None) -> list[str]:
     """Return the problem of a host on which the environment would not work."""
-    here = tuple(glibc())
-    if interpreter is not None and greeting.python != interpreter.path:
+    here = glibc()
+    if interpreter is not None and state.python != interpreter.path:
         problem = f"no {interpreter.path}, on which the environment is based"
         remedy = "install it there, or make the environment with a Python that all hosts have"
-    elif interpreter is not None and interpreter.version and greeting.version != interpreter.version:
-        problem = f"{interpreter.path} is Python {_render(greeting.version)}, here {_render(interpreter.version)}"
+    elif interpreter is not None and interpreter.version and state.version != interpreter.version:
+        problem = f"{interpreter.path} is Python {_render(state.version)}, here {_render(interpreter.version)}"
         remedy = "make the environment with the same version"
-    elif here and greeting.glibc and greeting.glibc < here:
-        problem = f"glibc {_render(greeting.glibc)} is older than {_render(here)} here"
+    elif here and state.glibc and state.glibc < here:
+        problem = f"glibc {_render(state.glibc)} is older than {_render(here)} here"
         remedy = "compiled packages may not load there; make the environment on that host"
     else:
         return []
@@ -133,7 +135,7 @@ def _render(version: tuple[int, ...]) -> str:
 
 def _raise_failures(failures: Mapping[str, str], server: TransferServer) -> None:
     """Raise UnreachableError with the hosts that failed; where some have not even greeted, with these alone."""
-    silent = {host: reason for host, reason in failures.items() if host not in server.greetings}
+    silent = {host: reason for host, reason in failures.items() if host not in server.states}
     alike: dict[str, list[str]] = {}
     for host, reason in (silent or failures).items():
         alike.setdefault(reason, []).append(host)

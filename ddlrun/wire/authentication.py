@@ -80,8 +80,12 @@ def keyed_digest(algorithm: str, key: bytes) -> Digest:
         from _blake2 import blake2b  # noqa: PLC0415 - hashlib takes 3 ms to import
 
         return blake2b(key=key, digest_size=CODE_BYTES)
-    from _hashlib import hmac_new  # noqa: PLC0415 - 3 ms, for machines without BLAKE2
+    try:
+        from _hashlib import hmac_new  # noqa: PLC0415 - 3 ms, for machines without BLAKE2
+    except ImportError:
+        import hmac  # noqa: PLC0415 - for Python 3.8
 
+        return hmac.new(key, digestmod=algorithm)
     return hmac_new(key, digestmod=algorithm)
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -23,16 +23,20 @@ from ddlrun.application.fetching import remove_interrupted, render_fetched, rend
 from ddlrun.application.options.ship import read_ship
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
-from ddlrun.ship.host.link import LinkError, connect, receive_message, send_message
+from ddlrun.ship.host.link import HostLink, RemoteEnd
+from ddlrun.ship.host.protocol import FILES, OFFER, READY, RECEIVED, Offer, Row, render
 from ddlrun.ship.host.results import CACHE, is_left_out, list_results, send_results, shorten
 from ddlrun.ship.host.store import Store
 from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.results import FetchTask, ResultError, ResultFile, ResultServer, parse_manifest
+from ddlrun.ship.results import FetchTask, ResultFile, ResultServer, parse_manifest
+from ddlrun.wire.authentication import Secret
+from ddlrun.wire.frames import FrameError
 from tests.support.altering_proxy import Place, altering
 
-SECRET = "5e" * 32
+SECRET = "sha256:" + "5e" * 32
 LATER = time.time() + 3600.0
+CLOSED = r"closed the connection|reset by peer"
 
 
 def write(path: Path, text: str) -> Path:
@@ -132,6 +136,9 @@ def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
     assert list_results(str(tmp_path / "gone"), ["out"]) == ([], [(".", "No such file or directory")], [])
 
 
+Send = Callable[[HostLink, str, list[Row]], None]
+
+
 class Exchange:
     """A host that sends the files of its folder to a server."""
 
@@ -141,18 +148,17 @@ class Exchange:
         self.problems: list[tuple[str, str]] = []
         self.here.mkdir()
         request = ShipRequest((), "/cache", "/work", fetched=(".",))
-        self.server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(self.here)), SECRET)
-        self.server.accept_hosts()
+        self.server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(self.here)), Secret(SECRET))
+        self.server.start()
 
-    def run(
-        self, send: Callable[..., None] = send_results, host: str = "h1", *, port: int = 0, close: bool = True
-    ) -> None:
+    def run(self, send: Send = send_results, host: str = "h1", *, port: int = 0, close: bool = True) -> None:
         """Send all files of the host, by way of a port if there is one, and close the server."""
         results = list_results(str(self.host), ["."])
-        unreadable = shorten([*results.unreadable, *self.problems])
-        hello = {"host": host, "unreadable": unreadable, "left": shorten(results.left)}
+        offer = Offer(host, shorten([*results.unreadable, *self.problems]), shorten(results.left))
+        launcher = RemoteEnd(["127.0.0.1"], port or self.server.port, SECRET)
         try:
-            with connect(["127.0.0.1"], port or self.server.port, SECRET, hello) as link:
+            link, _ = launcher.ask(READY, message=(OFFER, render(offer._asdict())))
+            with closing(link):
                 send(link, str(self.host), results.rows)
         finally:
             if close:
@@ -187,10 +193,10 @@ def test_a_file_that_vanishes_or_shrinks_is_named_and_the_others_come_back(tmp_p
     for name in ("a", "gone", "short\n", "z"):
         write(exchange.host / name, "content")
 
-    def send(link: object, folder: str, rows: list[object]) -> None:
+    def send(link: HostLink, folder: str, rows: list[Row]) -> None:
         (exchange.host / "gone").unlink()
         os.truncate(exchange.host / "short\n", 3)
-        send_results(link, folder, rows)  # type: ignore[arg-type]
+        send_results(link, folder, rows)
 
     exchange.problems = [("x\nddlrun: error: forged", "Permission\ndenied")]
     exchange.run(send)
@@ -263,28 +269,32 @@ def test_of_very_many_links_the_first_are_named(tmp_path: Path) -> None:
 def test_a_host_is_heard_once_and_an_unauthenticated_client_never(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "a")
-    with pytest.raises(LinkError, match="closed"):
+    with pytest.raises(ConnectionError, match=CLOSED):
         exchange.run(host="h2")
     assert exchange.server.files == {}
 
 
-def send_altered(link: object, folder: str, rows: list[object]) -> None:
-    """Send files whose first byte is another one than the hash has."""
+def send_altered(link: HostLink, folder: str, rows: list[Row]) -> None:
+    """Send files whose contents are others than the hash has."""
 
-    class Altered:
+    class Altered(HostLink):
         def __init__(self) -> None:
-            self.recv = link.recv  # type: ignore[attr-defined]
+            vars(self).update(vars(link))
+            self.socket = self  # type: ignore[assignment]
 
         def sendall(self, block: bytes) -> None:
-            link.sendall(block.replace(b"content", b"changed"))  # type: ignore[attr-defined]
+            link.socket.sendall(block.replace(b"content", b"changed"))
 
-    send_results(Altered(), folder, rows)  # type: ignore[arg-type]
+        def recv(self, most: int) -> bytes:
+            return link.socket.recv(most)
+
+    send_results(Altered(), folder, rows)
 
 
 def test_files_that_were_altered_on_the_way_are_refused(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "content")
-    with pytest.raises(LinkError, match="closed"):
+    with pytest.raises(ConnectionError, match=CLOSED):
         exchange.run(send_altered)
     assert exchange.server.files == {}
     assert exchange.server.failures == {"h1": "its files were altered on the way"}
@@ -293,13 +303,18 @@ def test_files_that_were_altered_on_the_way_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("to_server", "byte", "arrives"),
     [
-        pytest.param(False, 0, True, id="nonce"),
-        pytest.param(True, 3, True, id="length-of-the-greeting"),
-        pytest.param(True, 100, True, id="greeting"),
+        pytest.param(True, 0, True, id="nonce"),
+        pytest.param(True, 20, True, id="claim"),
+        pytest.param(False, 0, True, id="nonce-of-ddlrun"),
+        pytest.param(False, 31, True, id="proof-of-ddlrun"),
+        pytest.param(True, 64, True, id="proof"),
+        pytest.param(True, 83, True, id="length-of-the-offer"),
+        pytest.param(True, 110, True, id="offer"),
         pytest.param(False, 35, False, id="length-of-the-reply"),
-        pytest.param(True, 155, False, id="length-of-the-list"),
-        pytest.param(True, 170, False, id="list"),
-        pytest.param(False, 64, True, id="confirmation"),
+        pytest.param(True, 166, False, id="length-of-the-list"),
+        pytest.param(True, 185, False, id="list"),
+        pytest.param(True, 205, False, id="list-or-content"),
+        pytest.param(False, 55, True, id="confirmation"),
     ],
 )
 def test_a_byte_that_a_proxy_alters_is_noticed_at_once(
@@ -309,23 +324,22 @@ def test_a_byte_that_a_proxy_alters_is_noticed_at_once(
     write(exchange.host / "a", "content")
     with (
         altering(Place(to_server, byte), lambda: exchange.server.port) as proxy,
-        suppress(LinkError, ConnectionError),
+        suppress(FrameError, ConnectionError),
     ):
         exchange.run(port=proxy.port)
     received = [(file.path, Path(file.received).read_text()) for file in exchange.server.files.get("h1", ())]
     assert (proxy.altered, received) == (True, [("a", "content")] if arrives else [])
 
 
-def send_too_much(link: object, folder: str, rows: list[object]) -> None:  # noqa: ARG001 - as send_results
+def send_too_much(link: HostLink, folder: str, rows: list[Row]) -> None:  # noqa: ARG001 - as send_results
     """Announce more bytes than any disk has."""
-    receive_message(link)  # type: ignore[arg-type]
-    send_message(link, [("a", 0o644, 0, 1 << 60)])  # type: ignore[arg-type]
-    receive_message(link)  # type: ignore[arg-type]
+    link.send(FILES, render([("a", 0o644, 0, 1 << 60)]))
+    link.receive(RECEIVED)
 
 
 def test_files_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
-    with pytest.raises(LinkError, match="closed"):
+    with pytest.raises(ConnectionError, match=CLOSED):
         exchange.run(send_too_much)
     assert "and here are" in exchange.server.failures["h1"]
 
@@ -334,15 +348,15 @@ def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "content")
 
-    def send_half(link: object, folder: str, rows: list[object]) -> None:  # noqa: ARG001 - as send_results
-        receive_message(link)  # type: ignore[arg-type]
-        closing.start()
-        receive_message(link)  # type: ignore[arg-type]
+    def send_half(link: HostLink, folder: str, rows: list[Row]) -> None:  # noqa: ARG001 - as send_results
+        link.send(FILES, render(rows))
+        ending.start()
+        link.receive(RECEIVED)
 
-    closing = threading.Thread(target=exchange.server.close)
-    with pytest.raises(LinkError, match="closed"):
+    ending = threading.Thread(target=exchange.server.close)
+    with pytest.raises(ConnectionError, match=CLOSED):
         exchange.run(send_half, close=False)
-    closing.join()
+    ending.join()
     assert exchange.server.files == {}
 
 
@@ -358,13 +372,13 @@ def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_no_ddlrun_sends_is_refused(row: object) -> None:
     text = json.dumps([["out/fine", 0o644, 0, 1], row]).encode()
-    with pytest.raises(ResultError):
+    with pytest.raises(FrameError):
         parse_manifest(text, "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"7", b"[" * 100_000, b'[["out/x",0,0,1],["out/x",0,0,1]]'])
 def test_a_list_of_files_that_is_none_is_refused(text: bytes) -> None:
-    with pytest.raises(ResultError, match="its list of files"):
+    with pytest.raises(FrameError, match="its list of files"):
         parse_manifest(text, "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
 
 

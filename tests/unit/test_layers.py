@@ -23,7 +23,6 @@ ALLOWED = {
     "topology": {"errors"},
     "units": {"errors"},
     "ranges": set(),
-    "unauthenticated": set(),
     "listening": {"errors"},
     "host_names": {"errors"},
     "hosts": {"errors", "host_names", "ranges"},
@@ -40,7 +39,7 @@ ALLOWED = {
     "hangs": {"hosts", "ranges", "wording"},
     "agent": {"errors", "keeper", "wire"},
     "remote": {"environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wire", "wording"},
-    "ship": {"errors", "hosts", "listening", "remote", "unauthenticated", "units", "wording"},
+    "ship": {"agent", "errors", "hosts", "listening", "remote", "units", "wire", "wording"},
     "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers", "wire"},
     "plan": {
         "allreduce_algorithms", "hangs", "environment", "errors", "hosts", "machine", "managers", "mapping",
@@ -58,7 +57,7 @@ ALLOWED = {
         "hangs", "environment", "errors", "hosts", "managers", "mapping", "plan", "ranges", "keeper", "remote",
         "report", "units", "wording",
     },
-    "metrics": {"errors", "ranges", "keeper", "unauthenticated", "units", "wording"},
+    "metrics": {"errors", "ranges", "keeper", "units", "wording"},
     "page": {"errors", "hosts", "metrics", "plan", "ranges", "report", "runs", "units", "wording"},
     "supervise": {
         "agent", "hangs", "errors", "hosts", "listening", "managers", "metrics", "plan", "keeper", "remote",
@@ -246,7 +245,7 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
 def test_what_runs_on_hosts_needs_no_newer_python_than_3_8() -> None:
     newer = {"removeprefix", "removesuffix", "bit_count", "randbytes", "is_relative_to"}
     paths = [path for folder in ("wire", "keeper", "agent", "ship/host") for path in (PACKAGE / folder).rglob("*.py")]
-    for path in (*paths, PACKAGE / "ranges.py", PACKAGE / "unauthenticated.py"):
+    for path in (*paths, PACKAGE / "ranges.py"):
         nodes = ast.walk(ast.parse(path.read_text(), feature_version=(3, 8)))
         assert not newer & {node.attr for node in nodes if isinstance(node, ast.Attribute)}, path
 

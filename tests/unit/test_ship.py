@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,22 +26,24 @@ from ddlrun.errors import InputError, PreflightError
 from ddlrun.keeper.shipped import OwnPaths, Places
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.ship.archive import Archive, find_archive, make_archive, note_archive
-from ddlrun.ship.chain import chain_order, predecessors
 from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
 from ddlrun.ship.files import list_code, list_tree, read_entries
-from ddlrun.ship.host.link import LinkError, connect, listen, receive_message, send_message, welcome
+from ddlrun.ship.host.link import RemoteEnd, Successors, listen
 from ddlrun.ship.host.main import ACTIONS
-from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
+from ddlrun.ship.host.protocol import ARCHIVE, DIGEST_BYTES, NO_ARCHIVE, STATE, TRANSFERS, HostState, render
+from ddlrun.ship.host.relay import Extraction, Forwarding, has_zstd, relay
 from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
 from ddlrun.ship.host.unpack import FILE, FOLDER, ArchiveError, unpack
-from ddlrun.ship.host.zstd import compress, has_zstd
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
-from ddlrun.ship.server import HostState, TransferPlan, TransferServer
-from ddlrun.ship.transfer import ShippedRun, judge
+from ddlrun.ship.results import FetchTask, receive_results
+from ddlrun.ship.sending import COMPRESS
+from ddlrun.ship.server import TransferPlan, TransferServer, chain_order
+from ddlrun.ship.transfer import ShippedRun, judge, transfer
+from ddlrun.wire.authentication import CODE_BYTES, HandshakeError, Secret
 from tests.support.altering_proxy import Place, altering
 from tests.support.waiting import wait_until
 
-SECRET = "5e" * 32
+SECRET = "sha256:" + "5e" * 32
 
 
 def archive_of(folder: Path, state: Path, kind: SourceKind = SourceKind.DATA) -> Archive:
@@ -185,19 +187,24 @@ def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     out = [tmp_path / name for name in ("first", "second")]
 
     def take(place: int, *, forward: bool) -> None:
-        with connect(["127.0.0.1"], ports[place], SECRET, {"digest": archive.digest}) as link:
-            extraction = Extraction(str(out[place]), archive.digest, place="")
-            relay(link, archive.size, extraction, Forwarding(successors[1], archive.digest) if forward else None)
+        link, _ = RemoteEnd(["127.0.0.1"], ports[place], SECRET).ask(ARCHIVE, bytes.fromhex(archive.digest))
+        extraction = Extraction(str(out[place]), archive.digest, place="")
+        forwarding = Forwarding(successors[1], archive.digest) if forward else None
+        relay(link.blocks(archive.size), extraction, forwarding)
+        link.close()
 
     threads = [threading.Thread(target=take, args=(0,), kwargs={"forward": True})]
     threads.append(threading.Thread(target=take, args=(1,), kwargs={"forward": False}))
     for thread in threads:
         thread.start()
-    with successors[0].take(archive.digest) as link:
+    with closing(successors[0].take(archive.digest)) as link:
+        link.send(ARCHIVE)
         for block in archive.blocks():
-            link.sendall(block)
+            link.socket.sendall(block)
     for thread in threads:
         thread.join()
+    for server in successors:
+        server.close()
     assert [Path(f"{folder}{tmp_path}/tree/a.txt").read_text() for folder in out] == ["one", "one"]
 
 
@@ -206,31 +213,34 @@ def test_an_altered_archive_is_refused(tmp_path: Path, byte: int) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
     content = bytearray(b"".join(archive.blocks()))
     content[byte] ^= 1
-    near, far = socket.socketpair()
-    threading.Thread(target=near.sendall, args=(content,)).start()
-    with near, far, pytest.raises(ArchiveError, match="altered on the way"):
-        relay(far, len(content), Extraction(str(tmp_path / "out"), archive.digest, place=""), None)
+    with pytest.raises(ArchiveError, match="altered on the way"):
+        relay([bytes(content)], Extraction(str(tmp_path / "out"), archive.digest, place=""), None)
 
 
 @pytest.mark.parametrize(
     ("to_server", "byte"),
     [
-        pytest.param(False, 3, id="nonce"),
-        pytest.param(True, 3, id="length-of-the-greeting"),
-        pytest.param(True, 100, id="greeting"),
+        pytest.param(True, 3, id="nonce"),
+        pytest.param(True, 20, id="claim"),
+        pytest.param(False, 3, id="nonce-of-ddlrun"),
+        pytest.param(False, 20, id="proof-of-ddlrun"),
+        pytest.param(True, 70, id="proof"),
+        pytest.param(True, 83, id="length-of-the-state"),
+        pytest.param(True, 110, id="state"),
         pytest.param(False, 35, id="length-of-the-reply"),
-        pytest.param(False, 50, id="reply"),
+        pytest.param(False, 60, id="reply"),
     ],
 )
 def test_a_message_of_a_host_that_a_proxy_alters_is_repeated(tmp_path: Path, byte: int, *, to_server: bool) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, ["127.0.0.1"]), SECRET, lambda _: [])
+    plan = TransferPlan([archive], ["h1"], {}, None, ["127.0.0.1"])
+    server = TransferServer(plan, Secret(SECRET), lambda _: [], 20)
     source = {"digest": archive.digest, "path": archive.source.path, "whole": True, "space": archive.space}
     task = {
         "host": "h1", "folder": str(tmp_path / "cache"), "run": "run", "working_folder": "/work", "fetched": [],
         "secret": SECRET, "addresses": ["127.0.0.1"], "seconds": 20, "only_check": False, "sources": [source],
     }  # fmt: skip
-    server.start(20)
+    server.start()
     with altering(Place(to_server, byte), lambda: server.port) as proxy:
         report = ACTIONS["receive"]({**task, "port": proxy.port})
     server.close()
@@ -240,18 +250,12 @@ def test_a_message_of_a_host_that_a_proxy_alters_is_repeated(tmp_path: Path, byt
 
 @pytest.mark.skipif(not has_zstd(), reason="no zstd: sudo apt-get install zstd")
 def test_a_compressed_archive_arrives_or_is_refused(tmp_path: Path) -> None:
-    content = list(compress(archive_of(write_tree(tmp_path / "tree"), tmp_path).blocks()))
-    digest = archive_of(tmp_path / "tree", tmp_path).digest
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
 
     def take(data: bytes, name: str) -> None:
-        near, far = socket.socketpair()
-        with near, far:
-            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)  # enough for all of it
-            near.sendall(data)
-            near.shutdown(socket.SHUT_WR)
-            relay(far, None, Extraction(str(tmp_path / name), digest, place="", compressed=True), None)
+        relay([data], Extraction(str(tmp_path / name), archive.digest, place="", compressed=True), None)
 
-    data = b"".join(content)
+    data = subprocess.run(COMPRESS, input=b"".join(archive.blocks()), stdout=subprocess.PIPE, check=True).stdout
     take(data, "whole")
     assert Path(f"{tmp_path}/whole{tmp_path}/tree/a.txt").read_text() == "one"
     for number, wrong in enumerate((data[:-9], data[:100] + b"x" + data[101:], b"", b"no zstd")):
@@ -259,39 +263,81 @@ def test_a_compressed_archive_arrives_or_is_refused(tmp_path: Path) -> None:
             take(wrong, f"wrong.{number}")
 
 
-@pytest.mark.skipif(not has_zstd(), reason="no zstd: sudo apt-get install zstd")
-def test_a_file_that_became_shorter_ends_its_compression(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compressed: bool) -> None:
+    if compressed and not has_zstd():
+        pytest.skip("no zstd: sudo apt-get install zstd")
+    tree = write_tree(tmp_path / "tree")
+    (tree / "zeros").write_bytes(bytes(8 << 20))
+    archive = archive_of(tree, tmp_path)
+    (tree / "a.txt").write_text("")
+    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), Secret(SECRET), lambda _: [], 20)
+    server.start()
+    launcher = RemoteEnd(["127.0.0.1"], server.port, SECRET)
+    state = HostState("h1", missing=[archive.digest], zstd=compressed)
+    launcher.ask(TRANSFERS, message=(STATE, render(state._asdict())))[0].close()
+    link, _ = launcher.ask(ARCHIVE, bytes.fromhex(archive.digest))
+    with closing(link), pytest.raises(ArchiveError):
+        relay(link.blocks(None), Extraction(str(tmp_path / "out"), archive.digest, place=""), None)
+    server.close()
+    assert "a.txt became shorter" in str(server.error)
+
+
+def test_a_host_with_another_secret_is_not_served(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    (tmp_path / "tree" / "a.txt").write_text("")
-    with pytest.raises(PreflightError, match=r"a\.txt became shorter"):
-        list(compress(archive.blocks()))
+    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), Secret(SECRET), lambda _: [], 20)
+    server.start()
+    stranger = RemoteEnd(["127.0.0.1"], server.port, "sha256:" + "00" * 32)
+    state = STATE, render(HostState("h1")._asdict())
+    for claim, message in ((NO_ARCHIVE, state), (bytes.fromhex(archive.digest), None)):
+        with pytest.raises(ConnectionError, match=r"closed|reset"):
+            stranger.ask(ARCHIVE, claim, message)
+    server.close()
+    assert server.states == {}
 
 
-@pytest.mark.parametrize("secret", [SECRET, "00" * 32])
-def test_only_a_host_with_the_secret_is_welcome(secret: str) -> None:
+def test_a_host_sends_nothing_to_another_program_in_place_of_ddlrun() -> None:
+    received: list[bytes] = []
+
+    def answer(listener: socket.socket) -> None:
+        for _ in range(2):  # a host tries twice
+            link, _ = listener.accept()
+            with link:
+                received.append(link.recv(1000))
+                link.sendall(bytes(2 * CODE_BYTES))
+                received.append(link.recv(1000))
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        replies: list[dict[str, Any] | None] = []
-
-        def serve() -> None:
-            while replies in ([], [None]):  # one that is refused tries again
-                link, _ = listener.accept()
-                with link:
-                    body = welcome(link, SECRET)
-                    replies.append(body)
-                    if body is not None:
-                        send_message(link, {"ok": True})
-
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
-        port = listener.getsockname()[1]
-        if secret == SECRET:
-            with connect(["127.0.0.1"], port, secret, {"host": "h1"}) as link:
-                assert receive_message(link) == b'{"ok": true}'
-        else:
-            with pytest.raises(LinkError, match="closed"):
-                connect(["127.0.0.1"], port, secret, {"host": "h1"})
+        with pytest.raises(HandshakeError, match="another program answers"):
+            RemoteEnd(["127.0.0.1"], listener.getsockname()[1], SECRET).ask(TRANSFERS, message=(STATE, b"{}"))
         thread.join()
-    assert replies == ([{"host": "h1"}] if secret == SECRET else [None, None])
+    assert [len(data) for data in received] == [CODE_BYTES + DIGEST_BYTES + CODE_BYTES, 0] * 2
+
+
+PYTHONS = [Path(sys.executable), *sorted(Path.home().glob(".pyenv/versions/3.[89].*/bin/python"))]
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parts[-3])
+def test_files_travel_and_results_come_back_under_an_old_python(tmp_path: Path, python: Path) -> None:
+    (write_tree(tmp_path / "tree") / "large").write_bytes(os.urandom(3 << 20))
+    archive = archive_of(tmp_path / "tree", tmp_path)
+    plan = TransferPlan([archive], ["localhost"], {}, None, ["127.0.0.1"])  # as another host, so that it is compressed
+    request = ShipRequest((archive.source,), str(tmp_path / "cache"), "/work", fetched=(".",))
+    with reach_privately(AgentLauncher(), 0) as target:
+        result = transfer(plan, ShippedRun(request, "run", str(python), None, 60.0), target)
+        folder = Path(f"{request.run_folder('run')}/work")
+        (folder / "result").write_bytes(os.urandom(700_000))
+        (tmp_path / "incoming").mkdir()
+        task = FetchTask(request, "run", str(python), ["localhost"], ["127.0.0.1"], str(tmp_path / "incoming"))
+        received = receive_results(task, target)
+    assert result.hosts == {archive.digest: ["localhost"]}
+    copy = Path(f"{request.run_folder('run')}{tmp_path}/tree/large")
+    assert copy.read_bytes() == (tmp_path / "tree" / "large").read_bytes()
+    (file,) = received.files
+    assert Path(file.received).read_bytes() == (folder / "result").read_bytes()
+    assert (file.path, received.problems, received.left) == ("result", {}, {"localhost": []})
 
 
 # -- the folder on a host -------------------------------------------------------------------------
@@ -459,8 +505,8 @@ def test_a_host_listens_where_others_see_it(address: str) -> None:
 
 
 def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
-    server = TransferServer(TransferPlan([], ["h1"], {}, None, ["127.0.0.3"]), SECRET, lambda _: [])
-    server.start(0)
+    server = TransferServer(TransferPlan([], ["h1"], {}, None, ["127.0.0.3"]), Secret(SECRET), lambda _: [], 0)
+    server.start()
     for address in ("127.0.0.1", "127.0.0.3"):
         socket.create_connection((address, server.port)).close()
     with pytest.raises(ConnectionRefusedError):
@@ -602,24 +648,21 @@ def test_a_chain_enters_each_rack_once(racks: list[int], data: st.DataObject) ->
     chain = chain_order(hosts, of_host, first)
     assert sorted(chain) == sorted(hosts)
     assert chain[0] == first
-    before = predecessors(chain)
-    entries = [host for host in chain if before[host] is None or of_host[before[host] or ""] != of_host[host]]
+    before = [None, *(of_host[host] for host in chain)]
+    entries = [host for host, rack in zip(chain, before, strict=False) if rack != of_host[host]]
     assert len(entries) == len(set(racks))
 
 
-def greeting(**values: object) -> HostState:
-    usual = HostState(
-        address="10.0.0.1", port=1, missing=frozenset(), free=1 << 30, python="/usr/bin/python3", version=(3, 11),
-        glibc=(99, 0),
-    )  # fmt: skip
-    return replace(usual, **values)  # type: ignore[arg-type]
+def state(**values: object) -> HostState:
+    usual = HostState("h1", port=1, free=1 << 30, python="/usr/bin/python3", version=(3, 11), glibc=(99, 0))
+    return usual._replace(**values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
         ({}, None),
-        ({"free": 10, "missing": frozenset(["DIGEST"])}, "has 10 B free, and the files need"),
+        ({"free": 10, "missing": ["DIGEST"]}, "has 10 B free, and the files need"),
         ({"python": "/usr/bin/python3.9"}, "no /usr/bin/python3, on which"),
         ({"version": (3, 12)}, "is Python 3.12, here 3.11"),
         ({"glibc": (1, 0)}, "glibc 1.0 is older than"),
@@ -635,7 +678,7 @@ def test_hosts_that_cannot_take_the_files_are_named(
     environment = ShipSource(SourceKind.ENVIRONMENT, str(tmp_path / "venv"))
     run = ShippedRun(ShipRequest((environment,), "/cache", "/"), "run", "python3", interpreter, 1.0)
     plan = TransferPlan([archive], ["h1"], {}, None, [])
-    problems = judge({"h1": greeting(**values)}, plan, run)
+    problems = judge({"h1": state(**values)}, plan, run)
     assert bool(problems) == (problem is not None)
     assert problem is None or problem in problems[0]
 

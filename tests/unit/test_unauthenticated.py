@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,23 +19,24 @@ from typing import NamedTuple
 import pytest
 
 from ddlrun.keeper import protocol
-from ddlrun.metrics.openmetrics_server import MetricsServer
+from ddlrun.metrics.openmetrics_server import MOST_UNAUTHENTICATED as MOST
+from ddlrun.metrics.openmetrics_server import MetricsServer, UnauthenticatedConnections
 from ddlrun.page.server import PageServer
 from ddlrun.preflight import peer
-from ddlrun.ship.host.link import connect, prove, reach, receive_message
-from ddlrun.ship.host.relay import Successors
+from ddlrun.ship.host.link import RemoteEnd, Successors
+from ddlrun.ship.host.protocol import ARCHIVE, OFFER, READY, STATE, TRANSFERS, HostState, Offer, render
 from ddlrun.ship.host.results import send_results
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultServer
 from ddlrun.ship.server import TransferPlan, TransferServer
 from ddlrun.supervise.keeper_connection import PeerState
 from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
-from ddlrun.unauthenticated import MOST, UnauthenticatedConnections
+from ddlrun.wire.authentication import Secret
 from tests.support.keepers import SimulatedKeeper, serving
 from tests.support.ports import reserved_port
 from tests.support.waiting import PATIENCE, wait_until
 
-SECRET = "5e" * 32
+SECRET = "sha256:" + "5e" * 32
 LISTENING = "0A"
 FLOOD = 320
 # Kind of client -> the bytes that it sends when it connects, and when all others have connected, too.
@@ -81,44 +83,50 @@ def metrics(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
 @contextmanager
 def results(folder: Path) -> Iterator[Guarded]:
     request = ShipRequest((), "/cache", "/work", fetched=(".",))
-    server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(folder)), SECRET)
+    server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(folder)), Secret(SECRET))
 
     def meet() -> None:
-        hello = {"host": "h1", "unreadable": [], "left": []}
-        with connect(["127.0.0.1"], server.port, SECRET, hello) as link:
+        offer = render(Offer("h1", [], [])._asdict())
+        link, _ = RemoteEnd(["127.0.0.1"], server.port, SECRET).ask(READY, message=(OFFER, offer))
+        with closing(link):
             send_results(link, "/", [])
 
-    server.accept_hosts()
+    server.start()
     yield Guarded(server.port, os.getpid(), meet)
     server.close()
 
 
 @contextmanager
 def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
-    server = TransferServer(TransferPlan([], ["h1"], {}, None, []), SECRET, lambda _: ["no space"])
+    plan = TransferPlan([], ["h1"], {}, None, [])
+    server = TransferServer(plan, Secret(SECRET), lambda _: ["no space"], PATIENCE)
 
     def meet() -> None:
-        with connect(["127.0.0.1"], server.port, SECRET, {"host": "h1", "error": "no space"}) as link:
-            assert json.loads(receive_message(link)) == {"transfers": [], "stop": True}
+        state = render(HostState("h1", "no space")._asdict())
+        link, reply = RemoteEnd(["127.0.0.1"], server.port, SECRET).ask(TRANSFERS, message=(STATE, state))
+        link.close()
+        assert json.loads(reply) == {"transfers": [], "stop": True}
 
-    server.start(PATIENCE)
+    server.start()
     yield Guarded(server.port, os.getpid(), meet)
     server.close()
 
 
 @contextmanager
 def successors(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
-    with socket.create_server(("127.0.0.1", 0), backlog=FLOOD) as listener:
-        port = listener.getsockname()[1]
-        links = Successors(listener, SECRET)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=FLOOD)
+    port = listener.getsockname()[1]
+    server = Successors(listener, SECRET)
 
-        def meet() -> None:
-            with reach(["127.0.0.1"], port) as link:
-                prove(link, SECRET, {"digest": "c0de"})
-                links.take("c0de").close()
+    def meet() -> None:
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(RemoteEnd(["127.0.0.1"], port, SECRET).ask, ARCHIVE, bytes.fromhex("c0de" * 16))
+            with closing(server.take("c0de" * 16)) as link:
+                link.send(ARCHIVE)
+                asked.result()[0].close()
 
-        yield Guarded(port, os.getpid(), meet)
-        listener.shutdown(socket.SHUT_RDWR)
+    yield Guarded(port, os.getpid(), meet)
+    server.close()
 
 
 @contextmanager
@@ -216,37 +224,3 @@ def test_an_authenticated_connection_stays() -> None:
         with here, there:
             here.sendall(b"x")
             assert there.recv(1) == b"x"
-
-
-def test_a_listener_that_was_closed_before_it_accepts_ends() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.close()
-    assert not list(UnauthenticatedConnections(seconds=1).accept(listener))
-
-
-WAIT = """
-import socket, sys
-sys.path.insert(0, sys.argv[1])
-from ddlrun.unauthenticated import UnauthenticatedConnections
-
-class Connections(UnauthenticatedConnections):
-    def drop_overdue(self):
-        print("checked", flush=True)
-
-listener = socket.create_server(("127.0.0.1", 0))
-print(listener.getsockname()[1], flush=True)
-next(Connections(60).accept(listener))
-"""
-OLD_PYTHONS = sorted(Path.home().glob(".pyenv/versions/3.[89].*/bin/python"))
-
-
-@pytest.mark.parametrize("python", [Path(sys.executable), *OLD_PYTHONS], ids=lambda path: path.parts[-3])
-def test_a_server_still_listens_after_a_time_without_clients(python: Path) -> None:
-    """On hosts with an old Python, too, whose sockets raise another error then."""
-    root = Path(__file__).parents[2]
-    with subprocess.Popen([python, "-I", "-S", "-c", WAIT, root], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
-        assert server.stdout.readline() == "checked\n"
-        socket.create_connection(("127.0.0.1", port), PATIENCE).close()
-    assert server.returncode == 0

@@ -1,36 +1,43 @@
-"""Connections between hosts, and to ddlrun: each begins with a proof that the other end knows the secret."""
+"""The connections of a host: to ddlrun, to the host before it in a chain, and from the next one."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import json
-import os
 import socket
-import struct
-import zlib
+import threading
+import time
+from typing import NamedTuple
+
+from ddlrun.ship.host.protocol import (
+    DIGEST_BYTES,
+    HANDSHAKE_SECONDS,
+    NO_ARCHIVE,
+    SILENCE_SECONDS,
+    TO_DDLRUN,
+    TO_HOST,
+)
+from ddlrun.ship.host.unpack import BLOCK
+from ddlrun.wire.authentication import Secret, connect_as
+from ddlrun.wire.connection import ClosedError
+from ddlrun.wire.frames import Decoder, Encoder, FrameError
+from ddlrun.wire.listening import Acceptor, AcceptorEvents, run_handshake
+from ddlrun.wire.loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
+    import _socket
+    from collections.abc import Iterator, Mapping, Sequence
 
-NONCE_BYTES = 32
-# The head of a message: its length, the CRC of its bytes, and the CRC of these two numbers.
-HEAD = struct.Struct(">III")
-LONGEST_MESSAGE = 1 << 20
-# Time limits in seconds: of authentication, and without any progress.
-GREETING_SECONDS, SILENCE_SECONDS = 20.0, 120.0
+    from ddlrun.wire.frames import Agreement, Bytes
+
 BACKLOG = 4096
+# Small, so that the job has enough open files.
+MOST_UNAUTHENTICATED = 64
+RETRY_SECONDS = 0.1
 
 
 class LinkError(Exception):
     """A connection failed; the text says why."""
-
-
-class MessageError(LinkError):
-    """A message was altered on the way, or is too long."""
 
 
 def listen(link: socket.socket) -> socket.socket:
@@ -41,93 +48,176 @@ def listen(link: socket.socket) -> socket.socket:
     return listener
 
 
-def connect(addresses: Iterable[str], port: int, secret: str, body: Mapping[str, Any]) -> socket.socket:
-    """Reach another end, prove that this end knows the secret, send a request, and wait for the start of the reply.
+class HostLink:
+    """A connection that blocks."""
 
-    An end that closes the connection instead is tried once more: the request may have been altered on the way. Raises
-    LinkError.
-    """
-    for _ in range(2):
-        link = reach(addresses, port)
-        prove(link, secret, body)
-        with contextlib.suppress(ConnectionResetError):
-            if link.recv(1, socket.MSG_PEEK):
-                return link
-        link.close()
-    raise LinkError("the connection was closed")
+    def __init__(
+        self, link: _socket.socket, agreement: Agreement, sent: Mapping[bytes, int], received: Mapping[bytes, int]
+    ) -> None:
+        """Take over a connection after its handshake; the tables have the length of the longest text per kind."""
+        self.socket = link
+        self.socket.settimeout(SILENCE_SECONDS)
+        self.close = link.close
+        self._encoder, self._decoder = Encoder(agreement.outgoing, sent), Decoder(agreement.incoming, received)
 
+    def send(self, kind: bytes, text: bytes = b"") -> None:
+        """Send a message. Raises OSError."""
+        self.socket.sendall(b"".join(self._encoder.encode(kind, text)))
 
-def reach(addresses: Iterable[str], port: int) -> socket.socket:
-    """Connect to the first address that can be reached. Raises LinkError if none can."""
-    error: Exception = LinkError("no address")
-    for address in addresses:
+    def receive(self, kind: bytes) -> bytes:
+        """Return the text of the next message, which has to be of a kind. Raises as `_receive`, or FrameError."""
+        data = b""
+        while True:
+            for received, text in self._decoder.feed(data):
+                if received != kind:
+                    raise FrameError(f"a message of kind {received!r} comes in place of one of kind {kind!r}")
+                return text
+            data = self._receive(BLOCK)
+
+    def blocks(self, size: int | None) -> Iterator[Bytes]:
+        """Yield the blocks of a payload of some size, or up to the end. Raises as `_receive`."""
+        left = size
+        while left != 0:
+            most = BLOCK if left is None else min(BLOCK, left)
+            try:
+                block = self._decoder.take(most) or self._receive(most)
+            except ClosedError:
+                if left is None:
+                    return
+                raise
+            left = None if left is None else left - len(block)
+            yield block
+
+    def _receive(self, most: int) -> bytes:
+        """Return the next bytes. Raises ClosedError at the end, LinkError where none come, or OSError."""
         try:
-            return socket.create_connection((address, port), GREETING_SECONDS)
-        except OSError as failure:
-            error = failure
-    raise LinkError(f"cannot connect to port {port} of {', '.join(addresses) or 'no address'}: {error}")
+            data = self.socket.recv(most)
+        except socket.timeout:  # noqa: UP041 - hosts may have Python 3.8, where it is no TimeoutError
+            raise LinkError(f"nothing has come for {self.socket.gettimeout():g} s") from None
+        if not data:
+            raise ClosedError
+        return data
 
 
-def prove(link: socket.socket, secret: str, body: Mapping[str, Any]) -> None:
-    """Prove that this end knows the secret, and send a request. Raises LinkError where the other end has closed."""
-    link.settimeout(SILENCE_SECONDS)
-    nonce = receive_exactly(link, NONCE_BYTES)
-    text = json.dumps(body)
-    send_message(link, {"body": text, "code": _code(secret, nonce, text)})
+class RemoteEnd(NamedTuple):
+    """Another end: ddlrun, or the host before this one in a chain."""
+
+    addresses: Sequence[str]
+    port: int
+    secret: str
+
+    def reach(self) -> socket.socket:
+        """Connect to the first address that can be reached. Raises LinkError if none can."""
+        error: Exception = LinkError("no address")
+        for address in self.addresses:
+            try:
+                return socket.create_connection((address, self.port), HANDSHAKE_SECONDS)
+            except OSError as failure:
+                error = failure
+        raise LinkError(f"cannot connect to port {self.port} of {', '.join(self.addresses) or 'no address'}: {error}")
+
+    def ask(
+        self,
+        reply: bytes,
+        claim: bytes = NO_ARCHIVE,
+        message: tuple[bytes, bytes] | None = None,
+        *,
+        seconds: float = SILENCE_SECONDS,
+        reached: socket.socket | None = None,
+    ) -> tuple[HostLink, bytes]:
+        """Connect, send a message, and wait for a reply, whose text is returned; once more where one was altered.
+
+        Args:
+            reply: The kind of the reply.
+            claim: The claim of the handshake.
+            message: The kind and the text of the message, if there is one.
+            seconds: The time in which the reply has to come.
+            reached: The connection to use first.
+
+        Raises:
+            LinkError: The other end cannot be reached, or does not reply.
+            ConnectionError: It has closed the connection.
+            FrameError: It does not know the secret.
+        """
+        first = reached or self.reach()
+        try:
+            return self._ask(first, reply, claim, message, seconds)
+        except (ConnectionError, FrameError):
+            return self._ask(self.reach(), reply, claim, message, seconds)
+
+    def _ask(
+        self, reached: socket.socket, reply: bytes, claim: bytes, message: tuple[bytes, bytes] | None, seconds: float
+    ) -> tuple[HostLink, bytes]:
+        with contextlib.ExitStack() as stack:
+            stack.callback(reached.close)
+            reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            steps = connect_as(Secret(self.secret), claim)
+            link = HostLink(
+                reached, run_handshake(reached, steps, time.monotonic() + SILENCE_SECONDS), TO_DDLRUN, TO_HOST
+            )
+            if message is not None:
+                link.send(*message)
+            reached.settimeout(seconds)
+            text = link.receive(reply)
+            reached.settimeout(SILENCE_SECONDS)
+            stack.pop_all()
+            return link, text
 
 
-def welcome(link: socket.socket, secret: str) -> dict[str, Any] | None:
-    """Return the request of a new connection; None if the other end does not know the secret."""
-    link.settimeout(GREETING_SECONDS)
-    nonce = os.urandom(NONCE_BYTES // 2).hex().encode()
-    try:
-        link.sendall(nonce)
-        message = json.loads(receive_message(link))
-        text, code = str(message["body"]), str(message["code"])
-        if not hmac.compare_digest(code.encode(), _code(secret, nonce, text).encode()):
-            return None
-        body = json.loads(text)
-    except (OSError, LinkError, ValueError, KeyError, TypeError):
-        return None
-    link.settimeout(SILENCE_SECONDS)
-    return body if isinstance(body, dict) else None
+class Server(AcceptorEvents):
+    """A thread with a loop, which accepts connections of hosts."""
+
+    def __init__(self, listeners: Sequence[_socket.socket], secret: Secret, most: int = MOST_UNAUTHENTICATED) -> None:
+        """Take over listening sockets; at most some connections are unauthenticated at a time."""
+        self.loop = Loop()
+        self._acceptor = Acceptor(
+            self.loop, listeners, secret, self, DIGEST_BYTES, most=most, seconds=HANDSHAKE_SECONDS
+        )
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Serve connections from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept no more connections, and end the thread."""
+        self._closing = True
+        self.loop.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._acceptor.close()
+        self.loop.close()
+
+    def on_full(self, error: OSError) -> None:  # noqa: ARG002 - see AcceptorEvents
+        """Wait: another thread may close files."""
+        time.sleep(RETRY_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closing:
+            self.loop.wait()
 
 
-def send_message(link: socket.socket, message: object) -> bytes:
-    """Send a message as JSON; return that."""
-    data = json.dumps(message).encode()
-    link.sendall(_pack_head(len(data), zlib.crc32(data)) + data)
-    return data
+class Successors(Server):
+    """The connections of the next hosts, by the archive that they ask for."""
 
+    def __init__(self, listener: _socket.socket, secret: str) -> None:
+        """Start to accept connections."""
+        super().__init__([listener], Secret(secret))
+        self._links: dict[bytes, HostLink] = {}
+        self._arrived = threading.Condition()
+        self.start()
 
-def receive_message(link: socket.socket, longest: int = LONGEST_MESSAGE) -> bytes:
-    """Return the JSON of the next message. Raises LinkError where there is none, or MessageError."""
-    head = receive_exactly(link, HEAD.size)
-    size, code, _ = HEAD.unpack(head)
-    if head != _pack_head(size, code):
-        raise MessageError("a message was altered on the way")
-    if size > longest:
-        raise MessageError(f"a message of {size} bytes is too long")
-    data = receive_exactly(link, size)
-    if zlib.crc32(data) != code:
-        raise MessageError("a message was altered on the way")
-    return data
+    def take(self, digest: str) -> HostLink:
+        """Return the connection of the host that is to get an archive. Raises LinkError if none comes."""
+        key = bytes.fromhex(digest)
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: key in self._links, SILENCE_SECONDS):
+                raise LinkError("the next host does not connect")
+            return self._links.pop(key)
 
-
-def _pack_head(size: int, code: int) -> bytes:
-    return HEAD.pack(size, code, zlib.crc32(b"%d %d" % (size, code)))
-
-
-def receive_exactly(link: socket.socket, size: int) -> bytes:
-    """Return the next bytes. Raises LinkError where there are not as many."""
-    data = bytearray()
-    while len(data) < size:
-        part = link.recv(size - len(data))
-        if not part:
-            raise LinkError("the connection was closed")
-        data += part
-    return bytes(data)
-
-
-def _code(secret: str, nonce: bytes, text: str) -> str:
-    return hmac.new(bytes.fromhex(secret), nonce + text.encode(), hashlib.sha256).hexdigest()
+    def on_connection(self, link: _socket.socket, agreement: Agreement) -> None:
+        """Keep a connection until `take`."""
+        with self._arrived:
+            self._links[agreement.claim] = HostLink(link, agreement, TO_HOST, {})
+            self._arrived.notify_all()

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 
-from ddlrun.ship.host.link import GREETING_SECONDS, LinkError, connect, listen, prove, reach, receive_message
-from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
+from ddlrun.ship.host.link import LinkError, RemoteEnd, Successors, listen
+from ddlrun.ship.host.protocol import (
+    ARCHIVE,
+    HANDSHAKE_SECONDS,
+    OFFER,
+    READY,
+    STATE,
+    TRANSFERS,
+    HostState,
+    Offer,
+    Transfer,
+    Transfers,
+    render,
+)
+from ddlrun.ship.host.relay import Extraction, Forwarding, has_zstd, relay
 from ddlrun.ship.host.results import list_results, send_results, shorten
 from ddlrun.ship.host.store import Store, StoreError, remove_tree
 from ddlrun.ship.host.unpack import ArchiveError
-from ddlrun.ship.host.zstd import has_zstd
+from ddlrun.wire.frames import FrameError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +41,10 @@ def main(text: str) -> None:
     task = json.loads(text)
     try:
         report = ACTIONS[task["action"]](task)
-    except (LinkError, StoreError, ArchiveError) as error:
+    except (LinkError, FrameError, StoreError, ArchiveError) as error:
         report = {"error": str(error)}
+    except ConnectionError:
+        report = {"error": "the connection was closed"}
     except OSError as error:
         report = {"error": describe_error(error, task["folder"])}
     sys.stdout.write(f"{MARK}{json.dumps(report)}\n")
@@ -36,26 +52,26 @@ def main(text: str) -> None:
 
 def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
     """Receive the files that are not here yet, and make the folder of the run."""
-    sources = task["sources"]
-    digests = [source["digest"] for source in sources]
+    sources, launcher = task["sources"], RemoteEnd(task["addresses"], task["port"], task["secret"])
     try:
         store = Store(task["folder"])
         missing = _prepare(store, sources, may_remove=not task["only_check"])
     except (OSError, StoreError) as error:
-        return _report_error(task, error)
-    control = reach(task["addresses"], task["port"])
-    with listen(control) as listener:
-        successors = Successors(listener, task["secret"])
-        hello = {
-            "host": task["host"], "missing": missing, "free": store.free, "port": listener.getsockname()[1],
-            "python": sys.executable, "version": list(sys.version_info[:2]), "glibc": glibc(),
-            "zstd": has_zstd(),
-        }  # fmt: skip
-        reply = _greet(control, task, hello)
-        for transfer in reply["transfers"]:
-            _take(store, task, transfer, successors)
-    if not reply["stop"]:
-        store.note_objects(task["run"], digests)
+        text = describe_error(error, task["folder"])
+        _greet(launcher, task, HostState(task["host"], text))  # so that the others do not wait for it
+        return {"error": text}
+    reached = launcher.reach()
+    listener = listen(reached)
+    state = HostState(
+        host=task["host"], port=listener.getsockname()[1], missing=missing, free=store.free, python=sys.executable,
+        version=sys.version_info[:2], glibc=glibc(), zstd=has_zstd(),
+    )  # fmt: skip
+    with contextlib.closing(Successors(listener, task["secret"])) as successors:
+        reply = _greet(launcher, task, state, reached)
+        for transfer in reply.transfers:
+            _take(store, transfer, task["secret"], successors)
+    if not reply.stop:
+        store.note_objects(task["run"], [source["digest"] for source in sources])
         store.make_run(task["run"], task["working_folder"], sources, task["fetched"])
     return {}
 
@@ -70,43 +86,27 @@ def _prepare(store: Store, sources: list[dict[str, Any]], *, may_remove: bool) -
     return missing
 
 
-def _greet(control: socket.socket, task: Mapping[str, Any], hello: Mapping[str, Any]) -> dict[str, Any]:
-    """Report this host's state to ddlrun; return its reply, which waits for all hosts.
-
-    Where a message was altered on the way, this host reports once more: others wait for it.
-    """
-    try:
-        return _ask(control, task, hello)
-    except (LinkError, ConnectionResetError):
-        return _ask(reach(task["addresses"], task["port"]), task, hello)
-
-
-def _ask(control: socket.socket, task: Mapping[str, Any], hello: Mapping[str, Any]) -> dict[str, Any]:
-    with control:
-        prove(control, task["secret"], hello)
-        control.settimeout(task["seconds"] + GREETING_SECONDS)
-        reply: dict[str, Any] = json.loads(receive_message(control))
-    return reply
+def _greet(
+    launcher: RemoteEnd, task: Mapping[str, Any], state: HostState, reached: socket.socket | None = None
+) -> Transfers:
+    """Report this host's state to ddlrun; return its reply, which waits for all hosts."""
+    seconds = task["seconds"] + HANDSHAKE_SECONDS
+    link, text = launcher.ask(TRANSFERS, message=(STATE, render(state._asdict())), seconds=seconds, reached=reached)
+    link.close()
+    reply = json.loads(text)
+    return Transfers([Transfer(**transfer) for transfer in reply["transfers"]], reply["stop"])
 
 
-def _report_error(task: Mapping[str, Any], error: Exception) -> dict[str, Any]:
-    """Report that this host cannot receive files, so that the others do not wait for it."""
-    text = describe_error(error, task["folder"])
-    _greet(reach(task["addresses"], task["port"]), task, {"host": task["host"], "error": text})
-    return {"error": text}
-
-
-def _take(store: Store, task: Mapping[str, Any], transfer: Mapping[str, Any], successors: Successors) -> None:
+def _take(store: Store, transfer: Transfer, secret: str, successors: Successors) -> None:
     """Receive one archive and pass it on."""
-    digest = transfer["digest"]
-    body = {"digest": digest}
+    digest, compressed = transfer.digest, transfer.compressed
     folder = store.incoming(digest)
     try:
-        with connect(transfer["addresses"], transfer["port"], task["secret"], body) as source:
-            forwarding = Forwarding(successors, digest) if transfer["passes_on"] else None
-            compressed = transfer["compressed"]
+        link, _ = RemoteEnd(transfer.addresses, transfer.port, secret).ask(ARCHIVE, bytes.fromhex(digest))
+        with contextlib.closing(link):
             extraction = Extraction(folder, digest, place=store.object(digest), compressed=compressed)
-            relay(source, None if compressed else transfer["size"], extraction, forwarding)
+            forwarding = Forwarding(successors, digest) if transfer.passes_on else None
+            relay(link.blocks(None if compressed else transfer.size), extraction, forwarding)
         store.put(folder, digest)
     finally:
         if os.path.isdir(folder):
@@ -127,8 +127,11 @@ def _send(task: Mapping[str, Any]) -> dict[str, Any]:
     store = Store(task["folder"])
     folder = store.run(task["run"]) + task["working_folder"]
     results = list_results(folder, task["paths"], store.shipped(task["run"]))
-    hello = {"host": task["host"], "unreadable": shorten(results.unreadable), "left": shorten(results.left)}
-    with connect(task["addresses"], task["port"], task["secret"], hello) as link:
+    offer = Offer(task["host"], shorten(results.unreadable), shorten(results.left))
+    link, _ = RemoteEnd(task["addresses"], task["port"], task["secret"]).ask(
+        READY, message=(OFFER, render(offer._asdict()))
+    )
+    with contextlib.closing(link):
         send_results(link, folder, results.rows)
     return {}
 
@@ -140,13 +143,13 @@ def describe_error(error: Exception, folder: str) -> str:
     return f"{error.filename or folder}: {error.strerror or error}"
 
 
-def glibc() -> list[int]:
+def glibc() -> tuple[int, ...]:
     """Return the version of the C library; empty if it is another one."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except (ValueError, OSError):
-        return []
-    return [int(number) for number in version.split(".")] if name == "glibc" else []
+        return ()
+    return tuple(map(int, version.split("."))) if name == "glibc" else ()
 
 
 ACTIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

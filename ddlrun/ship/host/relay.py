@@ -5,214 +5,159 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import queue
+import shutil
+import subprocess
 import threading
 
-from ddlrun.ship.host.link import GREETING_SECONDS, SILENCE_SECONDS, LinkError, welcome
-from ddlrun.ship.host.unpack import ArchiveError, unpack
-from ddlrun.ship.host.zstd import DECOMPRESS, ZstdStream
-from ddlrun.unauthenticated import UnauthenticatedConnections
+from ddlrun.ship.host.link import LinkError
+from ddlrun.ship.host.protocol import ARCHIVE
+from ddlrun.ship.host.unpack import BLOCK, ArchiveError, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterable
     from typing import Any
 
-BLOCK = 1 << 18
-# The blocks that wait for the disk or for the next host.
+    from ddlrun.ship.host.link import HostLink, Successors
+    from ddlrun.wire.frames import Bytes
+
+# The blocks that wait for the disk.
 DEPTH = 32
-END = b""
 
 
-class Successors:
-    """The connections of the next hosts, by the archive that they ask for."""
-
-    def __init__(self, listener: socket.socket, secret: str) -> None:
-        """Start to accept connections, in a thread."""
-        self._listener, self._secret = listener, secret
-        self._links: dict[str, socket.socket] = {}
-        self._arrived = threading.Condition()
-        self._unauthenticated = UnauthenticatedConnections(GREETING_SECONDS)
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def take(self, digest: str) -> socket.socket:
-        """Return the connection of the host that is to get an archive. Raises LinkError if none comes."""
-        with self._arrived:
-            if not self._arrived.wait_for(lambda: digest in self._links, SILENCE_SECONDS):
-                raise LinkError("the next host does not connect")
-            return self._links.pop(digest)
-
-    def _accept(self) -> None:
-        for link, _ in self._unauthenticated.accept(self._listener):
-            threading.Thread(target=self._greet, args=(link,), daemon=True).start()
-
-    def _greet(self, link: socket.socket) -> None:
-        body = welcome(link, self._secret)
-        self._unauthenticated.remove(link)
-        if body is None:
-            link.close()
-            return
-        with self._arrived:
-            self._links[str(body.get("digest"))] = link
-            self._arrived.notify_all()
+def has_zstd() -> bool:
+    """Return True if the program zstd is installed here, by which archives are compressed on their way."""
+    return shutil.which("zstd") is not None
 
 
-class ArchiveBlocks:
-    """The blocks of an archive on their way to the disk, read like a file, and their SHA-256."""
+class BlockQueue:
+    """The blocks of an archive between two threads; an empty one is the last."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[bytes] = queue.Queue(DEPTH)
+        self._queue: queue.Queue[Bytes] = queue.Queue(DEPTH)
         self._rest = memoryview(b"")
-        self._hash = hashlib.sha256()
         self._ended = False
+        self.put = self._queue.put
 
-    def put(self, block: bytes) -> None:
-        """Add a block; END is the last one."""
-        self._queue.put(block)
+    def end(self) -> None:
+        """Add no more blocks."""
+        self.put(b"")
 
-    def read(self, most: int) -> bytes:
-        """Return the next bytes, at most some."""
+    def read(self, most: int) -> Bytes:
+        """Return the next bytes, at most some; none at the end."""
         if not self._rest and not self._ended:
-            block = self._queue.get()
-            self._hash.update(block)
-            self._rest, self._ended = memoryview(block), block == END
+            self._rest = memoryview(self._queue.get())
+            self._ended = not self._rest
         data, self._rest = self._rest[:most], self._rest[most:]
-        return bytes(data)
+        return data
 
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield all bytes that are left."""
-        while block := self.read(BLOCK):
-            yield block
-
-    def digest(self) -> str:
-        """Take the rest, and return the hash of all."""
-        while self.read(BLOCK):
-            pass
-        return self._hash.hexdigest()
+    def close(self) -> None:
+        """Do nothing more."""
 
 
-class _Worker(threading.Thread):
-    """A thread that consumes blocks; after an error it takes no more of them, but does not block the others."""
+class Decompression:
+    """A zstd process between two threads."""
 
     def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.error: Exception | None = None
+        """Start the process. Raises OSError."""
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        self._process: Any = subprocess.Popen(["zstd", "-q", "-d", "-c"], stdin=pipe, stdout=pipe, stderr=null)  # noqa: S607
 
-    def run(self) -> None:
-        try:
-            self.work()
-        except Exception as error:  # noqa: BLE001 - it is reported by the main thread
-            self.error = error
-            self.drain()
+    def read(self, most: int) -> Bytes:
+        """Return the next bytes, at most some; none at the end."""
+        data: bytes = self._process.stdout.read(most)
+        return data
 
-    def work(self) -> None:
-        """Consume the blocks."""
-        raise NotImplementedError
+    def put(self, block: Bytes) -> None:
+        """Add a block. Where zstd has ended, the hash of the archive will be wrong."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(block)
 
-    def drain(self) -> None:
-        """Take the blocks that are left."""
-        raise NotImplementedError
+    def end(self) -> None:
+        """Add no more blocks."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdout.close()
+        self._process.wait()
 
 
-class Extraction(_Worker):
-    """The extraction of an archive into a new folder, and the check of its hash."""
+class Extraction(threading.Thread):
+    """The extraction of an archive into a new folder, in a thread, and the check of its hash."""
 
     def __init__(self, folder: str, digest: str, *, place: str, compressed: bool = False) -> None:
         """Start; `place` is the path that the folder will have."""
-        super().__init__()
-        self._folder, self._digest, self._place, self._compressed = folder, digest, place, compressed
-        self.blocks = ArchiveBlocks()
+        super().__init__(daemon=True)
+        self._folder, self._digest, self._place = folder, digest, place
+        self._blocks: BlockQueue | Decompression = Decompression() if compressed else BlockQueue()
+        self._hash = hashlib.sha256()
+        self.put, self.end = self._blocks.put, self._blocks.end
+        self.error: Exception | None = None
         self.start()
 
-    def work(self) -> None:
-        """Extract the archive."""
-        if self._compressed:
-            with contextlib.closing(ZstdStream(DECOMPRESS, iter(self.blocks))) as stream:
-                self._unpack(stream)
-        else:
-            self._unpack(self.blocks)
-
-    def _unpack(self, source: ArchiveBlocks | ZstdStream) -> None:
+    def run(self) -> None:
+        """Extract the archive; after an error take the rest, which goes to the next host, too."""
         try:
-            unpack(source, self._folder, self._place)
-        finally:
-            self._check(source)
+            unpack(self, self._folder, self._place)
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
+            self.error = error
+        while self.read(BLOCK):
+            pass
+        self._blocks.close()
+        if self._hash.hexdigest() != self._digest:
+            self.error = ArchiveError("it was altered on the way, or a file changed while it was read")
 
-    def _check(self, source: ArchiveBlocks | ZstdStream) -> None:
-        """Take the rest. Raises ArchiveError for an archive other than the one sent, instead of other errors."""
-        if source.digest() != self._digest:
-            raise ArchiveError("it was altered on the way, or a file changed while it was read")
-
-    def drain(self) -> None:
-        """Take the blocks that are left."""
-        self.blocks.digest()
+    def read(self, most: int) -> Bytes:
+        """Return the next bytes of the archive, at most some; none at the end."""
+        data = self._blocks.read(most)
+        self._hash.update(data)
+        return data
 
 
-class Forwarding(_Worker):
-    """The passage of an archive to the next host."""
+class Forwarding:
+    """The passage of an archive to the next host, which fails alone: that host reports why."""
 
     def __init__(self, successors: Successors, digest: str) -> None:
-        super().__init__()
         self._successors, self._digest = successors, digest
-        self.blocks: queue.Queue[bytes] = queue.Queue(DEPTH)
-        self._ended = False
-        self.start()
+        self._link: HostLink | None = None
+        self._failed = False
 
-    def work(self) -> None:
-        """Send all blocks."""
-        with contextlib.closing(self._successors.take(self._digest)) as link:
-            while block := self._next():
-                link.sendall(block)
+    def put(self, block: Bytes) -> None:
+        """Send a block, the first one when the next host has connected."""
+        try:
+            if self._link is None and not self._failed:
+                self._link = self._successors.take(self._digest)
+                self._link.send(ARCHIVE)
+            if self._link is not None:
+                self._link.socket.sendall(block)
+        except (OSError, LinkError):
+            self._failed = True
+            self.end()
 
-    def drain(self) -> None:
-        """Take the blocks that are left."""
-        while not self._ended:
-            self._next()
-
-    def _next(self) -> bytes:
-        block = self.blocks.get()
-        self._ended = block == END
-        return block
+    def end(self) -> None:
+        """Send no more blocks."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
 
-def relay(source: socket.socket, size: int | None, extraction: Extraction, forwarding: Forwarding | None) -> None:
-    """Pass an archive from a connection on to the disk and to the next host, block by block.
-
-    Args:
-        source: The connection.
-        size: The bytes to receive; None: up to its end, where the archive is compressed.
-        extraction: The way to the disk.
-        forwarding: The way to the next host; None: there is none.
+def relay(blocks: Iterable[Bytes], extraction: Extraction, forwarding: Forwarding | None) -> None:
+    """Pass an archive on to the disk and to the next host, block by block.
 
     Raises:
         ArchiveError, OSError: The archive could not be extracted.
         LinkError: The connection ended early.
     """
-    sinks: list[Any] = [extraction.blocks] if forwarding is None else [extraction.blocks, forwarding.blocks]
-    error: Exception | None = None
+    sinks: list[Any] = [extraction] if forwarding is None else [extraction, forwarding]
     try:
-        for block in _receive(source, size):
+        for block in blocks:
             for sink in sinks:
                 sink.put(block)
-    except (OSError, LinkError) as failure:
-        error = failure
-    for sink in sinks:
-        sink.put(END)
-    for worker in (extraction, forwarding):
-        if worker is not None:
-            worker.join()
-    if error is not None or extraction.error is not None:
-        raise error or extraction.error or LinkError("")
-
-
-def _receive(source: socket.socket, size: int | None) -> Iterator[bytes]:
-    """Yield the blocks of an archive of some size, or up to the end. Raises LinkError where it ends early."""
-    left = size
-    while left != 0:
-        block = source.recv(BLOCK if left is None else min(BLOCK, left))
-        if not block and left is None:
-            return
-        if not block:
-            raise LinkError("the connection from the host before it ended early")
-        left = None if left is None else left - len(block)
-        yield block
+    finally:
+        for sink in sinks:
+            sink.end()
+        extraction.join()
+    if extraction.error is not None:
+        raise extraction.error

@@ -1,9 +1,4 @@
-"""The files that ranks wrote on a host, and their way back to ddlrun.
-
-They travel as a message with their manifest, the contents of all files one after the other, and the SHA-256 of all
-that. The manifest is a list of [path, mode, mtime in ns, size], with paths relative to the working folder. One byte
-follows each file: WHOLE, or BROKEN where it could not be read to its size, which zeros fill up.
-"""
+"""The files that ranks wrote on a host, and their way back to ddlrun."""
 
 from __future__ import annotations
 
@@ -15,20 +10,17 @@ import os
 import stat
 from typing import NamedTuple
 
-from ddlrun.ship.host.link import receive_message, send_message
-from ddlrun.ship.host.unpack import BLOCK
+from ddlrun.ship.host.protocol import END, FILES, RECEIVED, End, Row, render
+from ddlrun.ship.host.unpack import BLOCK, join_small
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    Row = tuple[str, int, int, int]
-    Reason = tuple[str, str]
+    from ddlrun.ship.host.link import HostLink
+    from ddlrun.ship.host.protocol import Reason
 
 CACHE, REPOSITORY = "__pycache__", ".git"
-DIGEST_BYTES = 32
-WHOLE, BROKEN = b"\1", b"\0"
 LARGEST_NUMBER = 1 << 62
 # The most paths that a host names, and the most characters per path.
 MOST_NAMED, LONGEST_NAME = 20, 200
@@ -128,7 +120,7 @@ def _add_file(results: Results, place: str, path: str, shipped: int | None) -> N
         return
     os.close(os.open(place, os.O_RDONLY | os.O_NONBLOCK))
     mtime = min(max(0, status.st_mtime_ns), LARGEST_NUMBER)
-    results.rows.append((path, status.st_mode & 0o777, mtime, status.st_size))
+    results.rows.append(Row(path, status.st_mode & 0o777, mtime, status.st_size))
 
 
 def shorten(reasons: Sequence[Reason]) -> list[Reason]:
@@ -141,30 +133,32 @@ def shorten(reasons: Sequence[Reason]) -> list[Reason]:
     return [*first, ("...", f"{len(reasons) - MOST_NAMED} more")] if len(reasons) > MOST_NAMED else first
 
 
-def send_results(link: socket.socket, folder: str, rows: Sequence[Row]) -> None:
-    """Send files when ddlrun is ready, and wait until it has them. Raises LinkError."""
-    receive_message(link)
-    digest = hashlib.sha256(send_message(link, rows))
-    for block in _blocks(folder, rows):
+def send_results(link: HostLink, folder: str, rows: Sequence[Row]) -> None:
+    """Send files to ddlrun, and wait until it has them. Raises as HostLink.receive."""
+    link.send(FILES, render(rows))
+    broken: list[int] = []
+    digest = hashlib.sha256()
+    for block in join_small(_blocks(folder, rows, broken)):
         digest.update(block)
-        link.sendall(block)
-    link.sendall(digest.digest())
-    receive_message(link)
+        link.socket.sendall(block)
+    link.send(END, render(End(digest.hexdigest(), broken)._asdict()))
+    link.receive(RECEIVED)
 
 
-def _blocks(folder: str, rows: Sequence[Row]) -> Iterator[bytes]:
-    for path, _, _, size in rows:
-        left = size
-        with contextlib.suppress(OSError), open(os.path.join(folder, path), "rb", buffering=0) as file:
+def _blocks(folder: str, rows: Sequence[Row], broken: list[int]) -> Iterator[bytes]:
+    """Yield the contents of files; add the rows to `broken` of those that cannot be read, whose rest is zeros."""
+    for number, row in enumerate(rows):
+        left = row.size
+        with contextlib.suppress(OSError), open(os.path.join(folder, row.path), "rb", buffering=0) as file:
             while left:
                 block = file.read(min(left, BLOCK))
                 if not block:
                     break
                 left -= len(block)
                 yield block
-        state = BROKEN if left else WHOLE
+        if left:
+            broken.append(number)
         while left:
             block = bytes(min(left, BLOCK))
             left -= len(block)
             yield block
-        yield state

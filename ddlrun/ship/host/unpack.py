@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any, Protocol
 
+    from ddlrun.wire.frames import Bytes
+
     class ByteSource(Protocol):
         """The bytes of an archive."""
 
-        def read(self, most: int) -> bytes:
+        def read(self, most: int) -> Bytes:
             """Return the next bytes, at most some; none at the end."""
 
 
@@ -75,14 +77,14 @@ def _make_folders(path: str, made: set[str]) -> None:
         made.add(path)
 
 
-def _write_file(blocks: Iterator[bytes], path: str) -> None:
+def _write_file(blocks: Iterator[Bytes], path: str) -> None:
     with open(path, "xb", buffering=0) as file:
         for block in blocks:
             while block:
                 block = block[file.write(block) :]  # noqa: PLW2901 - the rest of it
 
 
-def _moved(blocks: Iterator[bytes], prefix: tuple[str, int | None], place: str) -> Iterator[bytes]:
+def _moved(blocks: Iterator[Bytes], prefix: tuple[str, int | None], place: str) -> Iterator[bytes]:
     """Yield the content of a file with the path that the conda environment has below a folder."""
     path, longest = prefix
     yield replace_prefix(b"".join(blocks), path, place + path, longest)
@@ -100,7 +102,21 @@ def _inside(folder: str, path: str) -> str:
     return os.path.join(folder, path)
 
 
-def _blocks(source: ByteSource, size: int) -> Iterator[bytes]:
+def join_small(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the bytes of blocks in blocks that are not small, so that few system calls send them."""
+    small: list[bytes] = []
+    waiting = 0
+    for block in blocks:
+        small.append(block)
+        waiting += len(block)
+        if waiting >= BLOCK:
+            yield b"".join(small)
+            small, waiting = [], 0
+    if small:
+        yield b"".join(small)
+
+
+def _blocks(source: ByteSource, size: int) -> Iterator[Bytes]:
     while size:
         block = source.read(min(size, BLOCK))
         if not block:
