@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 
+from ddlrun.errors import PreflightError
 from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.connection import LauncherConnection, LauncherSocket
@@ -109,6 +110,8 @@ class Keeper:
         self._orders.join(self._loop)
         self._program.join(self._loop)
         self._program.streams.begin(self._loop, self._connection, self._on_input_taken)
+        if self._state == State.RUNNING:
+            self._reports.watch_world(self._program.pid, self._program.started_at, self._end_singleton)
 
     # -- states -----------------------------------------------------------------------------------
 
@@ -218,6 +221,11 @@ class Keeper:
         if self._state in BEFORE_THE_END or self._state in UNREPORTED:
             self._reason = f"it called MPI_Abort with code {code}"
             self._program.abort(code)
+
+    def _end_singleton(self, reason: str) -> None:
+        if self._state == State.RUNNING:
+            self._reason = reason
+            self._program.abort(PreflightError.exit_code)
 
     def _on_message(self, kind: bytes, text: bytes) -> None:
         stdin = self._program.streams.input

@@ -12,6 +12,7 @@ from ddlrun.keeper.forks import become
 from ddlrun.keeper.guard import fork_program
 from ddlrun.keeper.processes import count_oom_kills, explain_kill, has_children, send_signal
 from ddlrun.keeper.program_streams import ProgramStreams, open_streams
+from ddlrun.keeper.settings import HOOK as CHOSEN
 from ddlrun.keeper.signals import HANDLED, restore_defaults
 from ddlrun.keeper.task import Task
 from ddlrun.wire.loop import reap_children
@@ -191,7 +192,8 @@ def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Prog
         streams.attach()
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH"))))
+        if os.environ.get(CHOSEN) != "none":
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH"))))
         if settings.container is not None and settings.link is not None:
             settings.container.pass_on(settings.link)
         become(settings.argv, settings.label)

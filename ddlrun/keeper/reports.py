@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.keeper import protocol
+from ddlrun.keeper.settings import HOOK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,12 +13,15 @@ if TYPE_CHECKING:
 
     from ddlrun.keeper.connection import LauncherConnection
     from ddlrun.keeper.settings import KeeperSettings
+    from ddlrun.keeper.singleton import SingletonWatch, WorldFinding
     from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess
     from ddlrun.keeper.usage.host import HostUsageReader
     from ddlrun.keeper.usage.rank import UsageReporter
     from ddlrun.wire.loop import Loop
 
 SNAPSHOT_SECONDS = 15.0
+# The time from the start of a program to the first look for a singleton.
+FIRST_LOOK = 0.1
 
 
 class ProgramReports:
@@ -31,6 +35,7 @@ class ProgramReports:
         self._is_running = is_running
         self._usage: UsageReporter | None = None
         self._snapshot: SnapshotProcess | None = None
+        self._singleton: SingletonWatch | None = None
 
     def take_snapshot(self, program: int) -> None:
         """Report the state of a program's processes, unless that is under way."""
@@ -71,8 +76,34 @@ class ProgramReports:
         ranks = GpuRanks(os.environ, self._settings.rank, self._settings.size)
         return HostUsageReader(GpuUsageReader(ranks, interval))
 
+    def watch_world(self, program: int, started_at: float, end: Callable[[str], None]) -> None:
+        """Look for a singleton after a moment; `end` takes the reason to end the program."""
+        if self._settings.size < 2 or "world" not in os.environ.get(HOOK, "world"):
+            return
+
+        def first_look() -> float:
+            return started_at + FIRST_LOOK
+
+        def begin(_now: float) -> None:
+            from ddlrun.keeper.singleton import SingletonWatch  # noqa: PLC0415 - not for a moment's ranks
+
+            self._loop.forget_deadline(first_look)
+            if self._is_running():
+                self._singleton = SingletonWatch(program, self._settings.size, started_at, report)
+                self._singleton.join(self._loop)
+
+        def report(finding: WorldFinding) -> None:
+            if finding.ends:
+                end(finding.text)
+            else:
+                self._connection.send(protocol.NOTE, f"{self._settings.label}: {finding.text}".encode())
+
+        self._loop.watch_deadline(first_look, begin)
+
     def stop(self) -> None:
         """End all tasks."""
+        if self._singleton is not None:
+            self._singleton.leave()
         for task in (self._usage, self._snapshot):
             if task is not None:
                 task.stop()

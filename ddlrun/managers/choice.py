@@ -131,7 +131,7 @@ def _check_own(request: ManagerRequest, environ: Mapping[str, str]) -> ProcessMa
 def _check_linked(request: ManagerRequest, mpi: ProgramMpi) -> None:
     """Raise PreflightError if a program is linked with Open MPI: each of its processes would be rank 0 of 1.
 
-    In Python programs keeper/hook/ddlrun_world_size.py recognizes that.
+    In Python programs the keeper recognizes that: see keeper/singleton.py.
     """
     if mpi.linked and not request.in_container:
         raise PreflightError(

@@ -19,6 +19,7 @@ LIBRARY_VARIABLES = (*CHOICES, "LD_LIBRARY_PATH")
 _MPICH_FAMILY = r"MPICH|MVAPICH|CRAY MPICH|Intel\(R\) MPI"
 # The values of CHOICES that name one of them.
 _MPICH_CHOICE = r".*libmpi(\.so\.12|_cray)|mpich|impi"
+_OPEN_MPI_CHOICE = r".*libmpi\.so\.40|openmpi"
 # The part of an executable file in which the names of its libraries are searched: they stand near its beginning.
 MOST_BYTES = 1 << 26
 # It prints the packages of its first argument that it has. If it has the second one and none of the third, it loads the
@@ -97,6 +98,18 @@ def find_linked(program: Sequence[str], environ: Mapping[str, str]) -> ProgramMp
 def chooses_mpich(environ: Mapping[str, str]) -> bool:
     """Return True if the user has made mpi4py load MPICH or a library derived from it."""
     return any(re.match(_MPICH_CHOICE, environ.get(name, "")) for name in CHOICES)
+
+
+def find_foreign_choice(environ: Mapping[str, str], pmi: str) -> str:
+    """Return the assignment by which the user makes mpi4py load a library that speaks another PMI; empty: none.
+
+    >>> find_foreign_choice({"MPI4PY_LIBMPI": "/opt/lib/libmpi.so.12"}, "pmix5")
+    'MPI4PY_LIBMPI=/opt/lib/libmpi.so.12'
+    >>> find_foreign_choice({"MPI4PY_MPIABI": "mpich"}, "pmi1")
+    ''
+    """
+    foreign = {"pmix": _MPICH_CHOICE, "pmi1": _OPEN_MPI_CHOICE}.get(pmi.rstrip("35"), "$.")
+    return next((f"{name}={environ[name]}" for name in CHOICES if re.match(foreign, environ.get(name, ""))), "")
 
 
 def mpi4py_variables(library: str | None, environ: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ KEYS = (
     "placement.threads_per_core", "placement.gpu_order", "placement.share_gpus",
     "placement.core_kinds", "placement.membind", "placement.visible_gpus", "placement.bind_threads",
     "placement.strict_binding",
-    "export", "profile", "run_dir", "ship", "ship_dir", "fetch", "keep_runs", "on_event", "web",
+    "export", "hook", "profile", "run_dir", "ship", "ship_dir", "fetch", "keep_runs", "on_event", "web",
     "output.style", "output.ranks", "output.sample_interval",
     "termination.grace", "termination.timeout", "termination.heartbeat", "termination.stall_timeout",
     "termination.stall_action", "termination.forward_signals",
@@ -50,7 +50,7 @@ SWITCHES = (
     "placement.strict_binding",
 )
 LISTS = (
-    "hosts", "framework", "export", "ship", "fetch", "placement.gpu_order", "network.name", "output.style",
+    "hosts", "framework", "export", "hook", "ship", "fetch", "placement.gpu_order", "network.name", "output.style",
     "output.ranks",
     "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip

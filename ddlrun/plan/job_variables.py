@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from ddlrun.environment.placement_variables import has_all_cpus, render_rank_variables
 from ddlrun.errors import InputError, PreflightError, spell_options
-from ddlrun.keeper.settings import CONTAINER, OPEN_MPI, SHIPPED
+from ddlrun.keeper.settings import CONTAINER, DUTIES, HOOK, OPEN_MPI, SHIPPED
 from ddlrun.machine.pci import CHOOSING, OF_CONTAINER
+from ddlrun.managers import AUTO
+from ddlrun.managers.program_mpi import find_foreign_choice
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.wrappers import render_wrappers
 from ddlrun.topology import JobTopology, UnequalTopology, ddl_topology, parse_topology
@@ -36,7 +38,7 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     variables |= BIND_THREADS[settings.placement.bind_threads]
     variables["DDLRUN_RUN_DIR"] = settings.run.run_dir.path
     variables["DDLRUN_RESTART"] = str(_restarts(job))
-    variables |= {"DDLRUN_STARTED_BY": str(job.manager), "DDLRUN_PMI": job.manager.pmi}  # for keeper/hook
+    variables |= {"DDLRUN_STARTED_BY": str(job.manager), "DDLRUN_PMI": job.manager.pmi}  # for keepers
     if not job.manager.keeps_path and "PATH" in job.environ:
         variables["DDLRUN_PATH"] = job.environ["PATH"]
     bind_themselves = not job.manager.binds_ranks(spawns=settings.mpi.spawn_slots > 0)
@@ -45,6 +47,8 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     names = " ".join(job.manager.rank_variables)
     if names != OPEN_MPI:
         variables["DDLRUN_RANK_VARIABLES"] = names
+    if settings.environment.duties != DUTIES:
+        variables[HOOK] = ",".join(settings.environment.duties) or "none"
     if settings.ship is not None:
         variables[SHIPPED] = settings.ship.variable(settings.run.run_id)
     if settings.container is not None:
@@ -61,6 +65,7 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     warnings = [
         *_replaced_options(job, variables),
         *_many_threads(job),
+        *_foreign_mpi(job),
         *(_unbound(job, variables) if bind_themselves else ()),
     ]
     return Contribution(variables, tuple(notes), tuple(warnings))
@@ -131,6 +136,21 @@ def _many_threads(job: PlacedJob) -> Iterator[str]:
         number = set_threads(job.environ.get(name, ""))
         if number is not None and number > fewest:
             yield f"{name}={number}, as you set it: ranks have cores for {counted(fewest, 'thread')}"
+
+
+def _foreign_mpi(job: PlacedJob) -> Iterator[str]:
+    """Yield a warning if the user makes mpi4py load an MPI whose ranks the process manager cannot connect.
+
+    ddlrun takes its own process manager for programs without mpi4py, too.
+    """
+    own = job.manager.pmi == "pmi1"
+    choice = find_foreign_choice(job.environ, job.manager.pmi)
+    if choice and not (own and job.settings.mpi.process_manager == AUTO):
+        mpi, remedy = ("Open MPI", "openmpi") if own else ("MPICH or Intel MPI", "ddlrun")
+        yield spell_options(
+            f"{choice}: ranks that import mpi4py end, as {job.manager.title} cannot connect those of {mpi}; unset it, "
+            f"or take `--process-manager` {remedy}"
+        )
 
 
 def thread_note(job: PlacedJob) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ddlrun.environment.exports import ExportPolicy
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
+from ddlrun.keeper.settings import DUTIES
 from ddlrun.managers import AUTO
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.slots import divides_equally
@@ -24,6 +25,7 @@ from ddlrun.schedulers import Allocation
 from ddlrun.ship.request import ShipRequest
 from ddlrun.topology import RankOrder, Topology
 from ddlrun.units import parse_bytes
+from ddlrun.wording import did_you_mean
 
 
 class JobRequest(NamedTuple):
@@ -105,6 +107,8 @@ class EnvironmentOptions(NamedTuple):
     """Names that are passed on from ddlrun's own environment (--env NAME)."""
     export: ExportPolicy = ExportPolicy()
     """Which other variables of ddlrun's own environment are passed on."""
+    duties: tuple[str, ...] = DUTIES
+    """What the start-up hook of Python ranks does (--hook)."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -135,6 +139,22 @@ class CheckOptions(NamedTuple):
     interfaces: tuple[str, ...]
     seconds: float
     """Time within which hosts must answer."""
+
+
+def parse_duties(text: str) -> tuple[str, ...]:
+    """Parse a list of duties of the start-up hook, `all` or `none`. Raises InputError on an unknown name.
+
+    >>> parse_duties("stacks, exit"), parse_duties("none"), parse_duties("all") == DUTIES
+    (('exit', 'stacks'), (), True)
+    """
+    names = [word.strip().lower() for word in text.split(",")]
+    if names in (["all"], ["none"]):
+        return DUTIES if names == ["all"] else ()
+    wrong = next((name for name in names if name not in DUTIES), None)
+    if wrong is not None:
+        hint = did_you_mean(wrong, (*DUTIES, "all", "none"))
+        raise InputError(f"`--hook` {text!r}: {wrong!r} is none of {', '.join(DUTIES)}{hint}; or write all, or none")
+    return tuple(name for name in DUTIES if name in names)
 
 
 # The ended runs that are kept by default.

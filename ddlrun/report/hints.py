@@ -123,7 +123,11 @@ HINTS = (
         r"required: .*--local[-_]rank",
         "no launcher but the old torch.distributed.launch passes --local-rank: read LOCAL_RANK from os.environ",
     ),
-    (r"Unknown backend type ddl", "the script has to import ddlrun.ddl.torch first"),
+    (r"Unknown backend type ddl", "the script has to import ddlrun.ddl.torch first, as DDLRUN_HOOK excludes backend"),
+    (
+        r"Runtime environment uses unsupported PMI version PMIx",
+        "the rank uses MPICH, and Open MPI's mpirun started it: use --process-manager ddlrun",
+    ),
     (
         r"Permission denied",
         "this user may not read, write or execute a file there; --fetch makes its files of --ship code writable",

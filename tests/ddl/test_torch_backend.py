@@ -221,6 +221,26 @@ def test_a_call_in_a_forked_process_is_an_error() -> None:
     assert (done.returncode, done.stdout) == (0, owner + "\n"), done.stderr
 
 
+BY_NAME = """
+import sys
+import torch
+import torch.distributed as dist
+print([name for name in sys.modules if name.partition(".")[0] == "ddlrun"])
+dist.init_process_group("ddl", store=dist.HashStore(), rank=0, world_size=1)
+value = torch.ones(3)
+dist.all_reduce(value)
+dist.distributed_c10d._set_pg_timeout(__import__("datetime").timedelta(seconds=9))
+print(dist.get_backend(), value.tolist())
+import ddlrun.ddl.torch
+"""
+
+
+def test_a_rank_knows_the_backend_by_its_name() -> None:
+    environ = {**os.environ, "PYTHONPATH": f"{HOOK}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", BY_NAME], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\nddl [1.0, 1.0, 1.0]\n"), done.stderr
+
+
 ALONE = """
 import torch
 import torch.distributed as dist

@@ -59,6 +59,28 @@ def test_ranks_find_each_other_and_their_hosts(environ: dict[str, str], tmp_path
     assert {line[5] for line in lines} == {"1"}
 
 
+# Each rank trains until it is ended.
+TRAIN = "from mpi4py import MPI; import time; print(MPI.COMM_WORLD.Get_size(), flush=True); time.sleep(10000)"
+
+
+@pytest.mark.parametrize("environ", ["impi-rt"], indirect=True)  # MPICH ends by itself
+def test_a_rank_that_would_train_by_itself_is_ended(environ: dict[str, str], tmp_path: Path) -> None:
+    script = [sys.executable, "-c", TRAIN]
+    code, _, errors = launch(environ, tmp_path, "-np", "2", *script, manager="openmpi")
+    assert code == 5, errors
+    library = environ["MPI4PY_LIBMPI"]
+    assert f"note: MPI4PY_LIBMPI={library}: ranks that import mpi4py end" in errors
+    assert f"because: mpi4py uses MPICH or Intel MPI ({library}), but Open MPI " in errors
+    assert "it would see 1 process, the job has 2; unset MPI4PY_LIBMPI, or use --process-manager ddlrun" in errors
+
+
+def test_open_mpi_without_its_mpirun(tmp_path: Path) -> None:
+    code, _, errors = launch({}, tmp_path, "-np", "2", "sh", "-c", f'"{sys.executable}" -c "{TRAIN}"; true')
+    assert code == 5, errors
+    assert "because: mpi4py uses Open MPI (" in errors
+    assert "it would see 1 process, the job has 2; use --process-manager openmpi" in errors
+
+
 def test_an_abort_ends_the_job_with_its_code(environ: dict[str, str], tmp_path: Path) -> None:
     code, _, errors = launch(environ, tmp_path, "-np", "2", RANKS, "abort", manager="auto")
     assert code == 7, errors

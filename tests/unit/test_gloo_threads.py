@@ -16,8 +16,8 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def hook() -> ModuleType:
-    """Return the start-up hook of Python ranks, which installs itself in a rank alone."""
-    spec = importlib.util.spec_from_file_location("rank_hook", Path(ddlrun.keeper.program.HOOK, "sitecustomize.py"))
+    """Return the duty "exit" of the start-up hook, which has not begun here."""
+    spec = importlib.util.spec_from_file_location("rank_hook", Path(ddlrun.keeper.program.HOOK, "ddlrun_exit.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

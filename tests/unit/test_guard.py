@@ -76,10 +76,9 @@ archive = os.memfd_create("ddlrun")
 os.write(archive, bytes.fromhex(sys.stdin.read()))
 sys.path.insert(0, f"/proc/self/fd/{archive}")
 """
-# The hook imports the sitecustomize of the system, if it has one, under its own name.
 SHOW_HOOK = """
-import sys
-[folder] = [finder.folder for finder in sys.meta_path if hasattr(finder, "folder")]
+import os, sys
+folder = os.path.dirname(sys.modules["ddlrun_exit"].__file__)
 open(sys.argv[1], "w").write(" ".join([folder, *sys.path]))
 """
 

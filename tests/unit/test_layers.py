@@ -84,7 +84,7 @@ ALLOWED = {
 VERSION = {"ddlrun", "ddlrun.__version__"}
 
 # Modules of the start-up hook, which are found on a path of their own.
-HOOKS = ("sitecustomize", "ddlrun_world_size", "ddlrun_flight_recorder")
+HOOKS = ("sitecustomize",)
 # Modules that import a package for --encrypt alone.
 ENCRYPTION = {PACKAGE / "keeper/encryption.py", PACKAGE / "wire/authentication.py"}
 

@@ -29,6 +29,7 @@ from ddlrun.plan.settings import (
     RunOptions,
     Settings,
     UserRankfile,
+    parse_duties,
     parse_retention,
 )
 from ddlrun.plan.tuning_profile import Profiles
@@ -108,7 +109,8 @@ def _read_environment(options: Options) -> EnvironmentOptions:
     variables: dict[str, str] = {}
     for source in USER_VARIABLES:
         variables |= sources[source]
-    return EnvironmentOptions(variables=variables, passed=passed, export=parse_exports(options["export"]))
+    export, duties = parse_exports(options["export"]), parse_duties(options["hook"])
+    return EnvironmentOptions(variables=variables, passed=passed, export=export, duties=duties)
 
 
 def _parse_assignments(words: Iterable[str]) -> dict[str, str]:

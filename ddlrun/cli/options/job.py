@@ -90,6 +90,10 @@ job_options = option_group(
         help="Variables that are passed on to the ranks. ALL: all but those that describe this host, such as HOSTNAME. "
         "NONE: only PATH and the like. NAME: only these, such as SEED,NCCL_*.",
     ),
+    option(
+        "Environment", "--hook", default="all", metavar="NAME,...", hidden=True,
+        help="Duties of the start-up hook of Python ranks: exit, backend, stacks, world; all, or none.",
+    ),
     option("Placement", "--rankfile", metavar="FILE", help="Place ranks by this rank file, which is checked first."),
     placement_options,
     option("Placement", "--share-gpus", is_flag=True, help="Allow several ranks per GPU; GPUs are assigned in turn."),

@@ -1,12 +1,11 @@
 """The backend "ddl" of torch.distributed: `torch.distributed.init_process_group("ddl")`.
 
-Import `ddlrun.ddl.torch` first, which registers it.
+The start-up hook of `ddlrun launch` registers it. Under another launcher, import `ddlrun.ddl.torch` first.
 """
 
 from __future__ import annotations
 
 import os
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
@@ -30,15 +29,15 @@ distributed: Any = torch_distributed  # its stubs lack the methods that are call
 def register() -> None:
     """Register the backend for tensors on the CPU. A second call does nothing."""
     if not hasattr(distributed.Backend, NAME.upper()):
-        distributed.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
-        _accept_timeouts(distributed.distributed_c10d)
+        distributed.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
 
 
 def _accept_timeouts(c10d: Any) -> None:  # noqa: ANN401 - torch's module
-    """Extend torch's _set_pg_timeout, which supports gloo and NCCL only, to this backend."""
+    """Extend torch's _set_pg_timeout, which supports gloo and NCCL only, to this backend, unless that has been done."""
     set_of_others = c10d._set_pg_timeout  # noqa: SLF001 - it has no public name
+    if set_of_others.__module__ == __name__:
+        return
 
-    @wraps(set_of_others)
     def set_timeout(timeout: timedelta, group: Any = None) -> None:  # noqa: ANN401 - a ProcessGroup
         group = c10d._get_default_group() if group is None else group  # noqa: SLF001
         if isinstance(group, DdlProcessGroup):
@@ -49,7 +48,9 @@ def _accept_timeouts(c10d: Any) -> None:  # noqa: ANN401 - torch's module
     c10d._set_pg_timeout = set_timeout  # noqa: SLF001
 
 
-def _make_group(options: Any, backend_options: Any) -> DdlProcessGroup:  # noqa: ANN401 - DistributedBackendOptions
+def make_group(options: Any, backend_options: Any) -> DdlProcessGroup:  # noqa: ANN401 - DistributedBackendOptions
+    """Return a process group of the backend: torch calls this for each group."""
+    _accept_timeouts(distributed.distributed_c10d)
     return DdlProcessGroup(*join(options), backend_options=backend_options)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# As in hook/ddlrun_flight_recorder.py. The descriptor of the pipe for requests follows.
+# As in hook/ddlrun_recorder.py. The descriptor of the pipe for requests follows.
 RECORDER_FILE = "/memfd:ddlrun-flight-recorder-"
 DEFAULT_GROUP = "default_pg"
 POLL_SECONDS = 0.01

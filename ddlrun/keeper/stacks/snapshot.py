@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddlrun.keeper.process_stat import ProcessStat
 
 MOST_SECONDS = 15.0
-RECORDER_MODULE = "/ddlrun_flight_recorder.py"
+RECORDER_MODULE = "/ddlrun_recorder.py"
 STOPPED = ("T", "t")
 MOST_PROCESSES = 16
 MOST_THREADS = 24

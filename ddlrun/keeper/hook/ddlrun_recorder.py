@@ -1,7 +1,7 @@
-"""The flight recorder of torch.distributed, for examinations: a thread writes it to a file in memory on request.
+"""The flight recorder of torch.distributed, for the duty "stacks": a thread writes it to a file in memory on request.
 
-The main thread of a rank that waits in a collective operation runs no Python code, so that a signal does not suffice.
-A request is a word in a pipe, whose descriptor is a part of the file's name. See keeper/stacks/flight_recorder.py.
+A main thread that waits in a collective operation runs no Python code, so that a signal does not suffice. A request is
+a word in a pipe, whose descriptor is a part of the file's name. See keeper/stacks/flight_recorder.py.
 """
 
 # ruff: noqa: PLC0415, INP001 - it imports as little as possible, and nothing from the package
@@ -16,15 +16,14 @@ LEAST_DESCRIPTOR = 200
 # Functions of torch that return a recorder as JSON, that of gloo and that of NCCL. There are no public ones.
 DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MOST_REQUEST = 64
-_own_pid = os.getpid()
-_offered: "list[int]" = []  # the descriptor of the pipe
+_pipe: "list[int]" = []
 
 
-def offer() -> None:
-    """Start the thread, once in the rank's own process; do nothing with a torch that records nothing."""
+def on_group() -> None:
+    """Start the recorder's thread, unless it runs; do nothing with a torch that records nothing."""
     import _thread
 
-    if _offered or os.getpid() != _own_pid:
+    if _pipe:
         return
     try:
         torch = sys.modules["torch._C._distributed_c10d"]
@@ -33,7 +32,7 @@ def offer() -> None:
         _thread.start_new_thread(_serve, (reader, file, torch))
     except (KeyError, OSError, RuntimeError):  # another torch, or low limits
         return
-    _offered.append(writer)
+    _pipe.append(writer)
 
 
 def _raise(descriptor: int) -> int:
