@@ -17,6 +17,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 import ddlrun.agent.protocol as agents
+import ddlrun.ship.host.protocol as ship
 from ddlrun.wire.authentication import (
     CODE_BYTES,
     HandshakeError,
@@ -38,6 +39,7 @@ TEXT, EMPTY, SHORTER, FILE, FIXED, LONGER = b"p", b"q", b"r", b"t", b"x", b"0"
 TABLES: dict[str, Limits] = {
     "all sorts": {TEXT: 1 << 16, EMPTY: 0, SHORTER: 3, FILE: Fixed(4), FIXED: Fixed(20), LONGER: Fixed(6000)},
     "to agents": agents.TO_AGENT, "from agents": agents.FROM_AGENT,
+    "ship, to ddlrun": ship.TO_DDLRUN, "ship, to hosts": ship.TO_HOST,
 }  # fmt: skip
 # Longer texts are not made here.
 MOST_BYTES = 1 << 20
