@@ -67,23 +67,6 @@ class InterruptionGuard:
             self._abandon(LostRankError(self.problem))
 
 
-class ExceptionHook:
-    """A context manager that calls a function with the exception that leaves it, and then raises the exception."""
-
-    def __init__(self, call: Callable[[BaseException], None]) -> None:
-        self._call = call
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        """Call the function if there is an exception."""
-        if error is not None:
-            self._call(error)
-
-
 def explain_interruption(name: str, error: BaseException) -> str:
     """Return the text of the error that all calls of a rank raise after an interruption.
 

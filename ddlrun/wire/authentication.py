@@ -223,7 +223,7 @@ class Authentication:
         """Return the next text and its code."""
         return text, self._next(head, text)
 
-    def reveal(self, head: bytes, protected: memoryview) -> bytes:
+    def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
         """Return the next text. Raises FrameError if this is another one."""
         text = bytes(protected[:-CODE_BYTES])
         if not equal(protected[-CODE_BYTES:], self._next(head, text)):
@@ -257,7 +257,7 @@ class Encryption:
         """Return the next text, encrypted, with its code."""
         return (self._cipher.encrypt(self._next(), text, head),)
 
-    def reveal(self, head: bytes, protected: memoryview) -> bytes:
+    def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
         """Return the next text. Raises FrameError if this is another one."""
         try:
             return self._cipher.decrypt(self._next(), protected, head)

@@ -203,8 +203,8 @@ class Connection:
     def read_into(self, buffer: memoryview, ahead: int = 0) -> int:
         """Read the payload of a frame into a buffer; return the number of bytes, 0 if none has arrived (see read).
 
-        Up to `ahead` bytes of what follows are read in the same call of the kernel. Once the payload is complete,
-        `decoder.feed(b"")` yields the frames among these.
+        Up to `ahead` bytes of what follows are read in the same call of the kernel, and counted. If there are any, the
+        payload is complete, and `decoder.feed(b"")` yields the frames among them.
         """
         taken = self.decoder.take(len(buffer))
         if taken:
@@ -219,10 +219,9 @@ class Connection:
         self.is_drained = size < len(buffer) + ahead
         if not size:
             raise self._error or ClosedError
-        if size <= len(buffer):
-            return size
-        self.decoder.add(following[: size - len(buffer)])
-        return len(buffer)
+        if size > len(buffer):
+            self.decoder.add(following[: size - len(buffer)])
+        return size
 
     # -- in a loop --------------------------------------------------------------------------------
 

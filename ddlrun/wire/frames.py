@@ -27,13 +27,14 @@ if TYPE_CHECKING:
         def protect(self, head: bytes, text: Bytes) -> tuple[Bytes, ...]:
             """Return the next text and its code, as they are sent; they are `code_bytes` longer than the text."""
 
-        def reveal(self, head: bytes, protected: memoryview) -> bytes:
+        def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
             """Return the next text, given what `protect` returned. Raises FrameError if this is another one."""
 
 
 HEAD_BYTES = 5
 # Shorter texts are joined with their heads and codes: a copy takes less time than several buffers.
 SHORT = 4096
+NOTHING = memoryview(b"")
 
 
 class FrameError(Exception):
@@ -63,14 +64,14 @@ class Checksums:
         """Return the next text and its checksum."""
         return text, self._next(head, text)
 
-    def reveal(self, head: bytes, protected: memoryview) -> bytes:
+    def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
         """Return the next text. Raises FrameError if this is another one."""
         text = protected[:-4]
         if protected[-4:] != self._next(head, text):
             raise FrameError("a message was altered on the way")
         return bytes(text)
 
-    def _next(self, head: bytes, text: Bytes) -> bytes:
+    def _next(self, head: bytes, text: Bytes | bytearray) -> bytes:
         self._number += 1
         return crc32(text, crc32(head, self._number & 0xFFFFFFFF)).to_bytes(4, "big")
 
@@ -118,14 +119,17 @@ class Decoder:
             kind = b"" if self._head else bytes(self._data[self._at : self._at + 1])
             limit = self._limits.get(kind)
             if limit.__class__ is Fixed:
-                self._wanted = 1 + limit + self._code_bytes
-                if len(self._data) - self._at < self._wanted:
+                end = self._at + 1 + limit + self._code_bytes
+                if end > len(self._data):
+                    self._wanted = end - self._at
                     return
+                text = self._reveal(kind, self._data[self._at + 1 : end])
+                self._at, self._wanted = end, HEAD_BYTES + self._code_bytes
+                yield kind, text
+                continue
             protected = memoryview(self._data)[self._at : self._at + self._wanted]
             self._at += self._wanted
-            if limit.__class__ is Fixed:
-                head, text = kind, self._reveal(kind, protected[1:])
-            elif self._head:
+            if self._head:
                 head, self._head = self._head, b""
                 text = self._reveal(head, protected)
             else:
@@ -143,6 +147,8 @@ class Decoder:
 
         They are its payload. If some are missing, no byte is left here, and they are the next that arrive.
         """
+        if self._at == len(self._data):
+            return NOTHING
         taken = memoryview(self._data)[self._at : self._at + most]
         self._at += len(taken)
         return taken

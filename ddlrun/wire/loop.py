@@ -77,13 +77,15 @@ class Loop:
             seconds = 0
         elif self._deadlines:
             seconds = min(seconds, min(deadline() for deadline in self._deadlines) - time.monotonic())
-        events = self._epoll.poll(max(min(seconds, LONGEST), 0))
-        for fd, mask, on_ready in [(fd, mask, self._handlers.get(fd)) for fd, mask in events]:
-            if on_ready is not None and self._handlers.get(fd) == on_ready:
-                on_ready(mask)
-        for fd in tuple(self._always):
-            if fd in self._always:
-                self._handlers[fd](READ | WRITE)
+        events = self._epoll.poll(LONGEST if seconds > LONGEST else max(seconds, 0))
+        if len(events) == 1:
+            self._handlers[events[0][0]](events[0][1])
+        else:
+            for fd, mask, on_ready in [(fd, mask, self._handlers[fd]) for fd, mask in events]:
+                if self._handlers.get(fd) == on_ready:
+                    on_ready(mask)
+        if self._always:
+            self._call_always()
         if self._deadlines:
             self._call_due(time.monotonic())
         return bool(events)
@@ -110,6 +112,11 @@ class Loop:
             os.close(self._wake_at)
             wake_fd, self.wake_fd = self.wake_fd, -1
             os.close(wake_fd)
+
+    def _call_always(self) -> None:
+        for fd in tuple(self._always):
+            if fd in self._always:
+                self._handlers[fd](READ | WRITE)
 
     def _call_due(self, now: float) -> None:
         for deadline, on_due in tuple(self._deadlines.items()):

@@ -66,7 +66,7 @@ def reduce_in_secret() -> None:
     for value in (1.0, 2.0):
         array = np.full(2**20, value)
         ddl.all_reduce(array, "sum" if value > 1 else "avg", in_place=True)
-        print(array[-1], "copied" if connection.can_lend else "sent")
+        print(array[-1], "copied" if connection.loans.can_lend else "sent")
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
         if not os.geteuid():
             os.setuid(NOBODY)  # root may read all memory
@@ -97,7 +97,7 @@ def await_connection_to(peer: int) -> None:
 def await_message_of(peer: int) -> None:
     """Return when a message of a rank is here, before this rank has a buffer for it."""
     endpoint = tcp_world(os.environ).endpoint
-    while not endpoint._connections[peer, 0]._early:  # noqa: SLF001 - which only a late receiver has
+    while not endpoint._connections[peer, 0].mailbox.early:  # noqa: SLF001 - which only a late receiver has
         endpoint.poll(300)
 
 

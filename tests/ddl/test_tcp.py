@@ -3,7 +3,6 @@
 import mmap
 import os
 import re
-import select
 import socket
 import struct
 import subprocess
@@ -24,21 +23,27 @@ from ddlrun.ddl.operation import Chunk, Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
-from ddlrun.ddl.tcp.connection import HEAD_BYTES, Connection, pack_head
-from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
-from ddlrun.ddl.tcp.handshake import KNOCK, Greeting
-from ddlrun.ddl.tcp.message import Completion
+from ddlrun.ddl.tcp.connection import PeerConnection
+from ddlrun.ddl.tcp.connector import RankAddress
+from ddlrun.ddl.tcp.endpoint import Endpoint
+from ddlrun.ddl.tcp.message import Completion, Mailbox
 from ddlrun.ddl.tcp.own_host import listen
-from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, RevokedMemoryError, address_of, make_digest
-from ddlrun.ddl.tcp.poller import MOST_UNAUTHENTICATED, READ, Poller
+from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, RevokedMemoryError, address_of
+from ddlrun.ddl.tcp.protocol import ENVELOPE, KINDS, KNOCK, MESSAGE, Claim, make_secret
 from ddlrun.ddl.tcp.world import read_job
 from ddlrun.ddl.transport import LANE
 from ddlrun.errors import InputError, LostRankError
+from ddlrun.wire.authentication import connect_as
+from ddlrun.wire.connection import ClosedError
+from ddlrun.wire.frames import Checksums, Encoder
+from ddlrun.wire.listening import MOST_UNAUTHENTICATED
+from ddlrun.wire.loop import Loop
 from tests.conftest import launch_line
 from tests.ddl.test_mpi import started
 from tests.support.altering_proxy import Place, altering
 from tests.support.ports import reserved_port
 
+SECRET = "secret"  # noqa: S105 - of these tests
 TCP = "DDLRUN_DDL_TRANSPORT=tcp"
 ROOT = Path(__file__).parents[2]
 RANKS = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
@@ -199,7 +204,7 @@ def test_ranks_that_do_not_arrive_are_named() -> None:
 
 def test_what_a_job_without_mpi_needs() -> None:
     right = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
-    assert read_job(right) == Membership(rank=1, size=2, address="h1", port=29500, secret=b"", seconds=300)
+    assert read_job(right) == Membership(rank=1, size=2, address="h1", port=29500, secret="", seconds=300)
     with pytest.raises(InputError, match="MASTER_ADDR, MASTER_PORT is not set"):
         read_job({"RANK": "1", "WORLD_SIZE": "2"})
     with pytest.raises(InputError, match="RANK 2: WORLD_SIZE is 2"):
@@ -209,13 +214,13 @@ def test_what_a_job_without_mpi_needs() -> None:
 
 
 def member(rank: int, size: int) -> Membership:
-    return Membership(rank=rank, size=size, address="127.0.0.1", port=0, secret=b"", seconds=0)
+    return Membership(rank=rank, size=size, address="127.0.0.1", port=0, secret="", seconds=0)
 
 
 @contextmanager
 def endpoints(
     size: int,
-    secrets: list[bytes] | None = None,
+    secrets: list[str] | None = None,
     hosts: str = "hhhhh",
     reach: Callable[[int, int], int] = lambda _rank, port: port,
 ) -> Iterator[list[Endpoint]]:
@@ -229,7 +234,7 @@ def endpoints(
         for rank, (listener, host) in enumerate(zip(listeners, hosts, strict=False))
     ]
     made = [
-        Endpoint(member(rank, size), listener, (secrets or [b"secret"] * size)[rank], addresses.__getitem__)
+        Endpoint(member(rank, size), listener, make_secret((secrets or [SECRET] * size)[rank]), addresses.__getitem__)
         for rank, listener in enumerate(listeners)
     ]
     try:
@@ -371,7 +376,7 @@ def test_an_end_without_the_secret_is_not_heard() -> None:
             refused.set()
         return None
 
-    with endpoints(2, [b"one", b"another"]) as made:
+    with endpoints(2, ["one", "another"]) as made:
         assert together(made, call)[0] == "rank 0 of 2: rank 1 is lost: it does not know the secret of the job"
 
 
@@ -379,12 +384,12 @@ def test_an_end_without_the_secret_is_not_heard() -> None:
     ("to_server", "byte", "error"),
     [
         pytest.param(True, 3, "", id="greeting"),
-        pytest.param(True, 40, "rank 1 is lost: it has ended", id="proof"),
-        pytest.param(False, 20, "rank 1 is lost: it does not know the secret of the job", id="reply"),
-        pytest.param(True, 62, "rank 0 is lost: its message was altered on the way", id="group"),
-        pytest.param(False, 57, "rank 1 is lost: its message was altered on the way", id="tag"),
-        pytest.param(False, 66, "rank 1 is lost: its message was altered on the way", id="length"),
-        pytest.param(False, 80, "rank 1 is lost: its message was altered on the way", id="object"),
+        pytest.param(True, 45, "rank 1 is lost: it has ended", id="confirmation"),
+        pytest.param(False, 20, "rank 1 is lost: it does not know the secret of the job", id="welcome"),
+        pytest.param(True, 60, "rank 0 is lost: a message was altered on the way", id="group"),
+        pytest.param(False, 42, "rank 1 is lost: a message was altered on the way", id="tag"),
+        pytest.param(False, 46, "rank 1 is lost: a message was altered on the way", id="length"),
+        pytest.param(False, 60, "rank 1 is lost: a message was altered on the way", id="object"),
     ],
 )
 def test_an_altered_byte_is_an_error_that_names_the_peer(*, to_server: bool, byte: int, error: str) -> None:
@@ -417,20 +422,21 @@ def is_closed(file: socket.socket) -> bool:
         return False
 
 
-@pytest.mark.parametrize("knocks", [False, True])
-def test_unauthenticated_connections_are_limited_and_displace_no_rank(*, knocks: bool) -> None:
-    """The connection of rank 0 is the oldest one: it is closed, too, and the rank connects again."""
+@pytest.mark.parametrize("forges", [False, True])
+def test_unauthenticated_connections_are_limited_and_displace_no_rank(*, forges: bool) -> None:
+    """The connection of rank 0 is the oldest one: it may be closed, too, and the rank connects again."""
+    greeting, _ = next(connect_as(make_secret("another"), Claim(KNOCK, 0, 1).pack()))
     most, more = MOST_UNAUTHENTICATED + 2, 20
     with endpoints(2) as made:
         messages, buffer = Messages(TcpCommunicator(made[0], range(2), 1)), bytearray(1)
         messages.send(b"x", 1, 0)
         address = made[0].address_of(1)
         clients = [socket.create_connection((address.address, address.port)) for _ in range(most + more)]
-        for client in clients if knocks else ():
-            client.send(Greeting(KNOCK, 0, 1, b"").pack())
+        for client in clients if forges else ():
+            client.send(greeting)
         while made[1].poll(0.1):
             pass
-        assert [is_closed(client) for client in clients] == [True] * more + [False] * most
+        assert [is_closed(client) for client in clients] == [True] * more + [forges] * most
         arrival = Messages(TcpCommunicator(made[1], range(2), 1))
         arrival.receive(buffer, 0, 0)
         while arrival.open or messages.open:
@@ -439,19 +445,6 @@ def test_unauthenticated_connections_are_limited_and_displace_no_rank(*, knocks:
         assert buffer == b"x"
         for client in clients:
             client.close()
-
-
-def test_a_silent_connection_is_closed() -> None:
-    poller, (silent, client), (trusted, rank) = Poller(0), socket.socketpair(), socket.socketpair()
-    for file in (silent, trusted):
-        poller.watch(file, READ, lambda _mask: None)
-        poller.limit(file, 9)
-    poller.trust(trusted)
-    poller.poll(0.01)
-    assert [is_closed(client), is_closed(rank)] == [True, False]
-    poller.close()
-    for file in (client, rank):
-        file.close()
 
 
 def test_a_rank_that_has_ended_is_named() -> None:
@@ -587,7 +580,7 @@ def test_a_rank_that_has_sent_all_may_end_while_its_messages_arrive() -> None:
         else:
             ended.wait(300)
             transport.post_receive(data.data, 0, 2 * LANE, owner)
-            endpoint._end(endpoint._connections[0, 1], None)  # noqa: SLF001 - as if its end came first
+            endpoint._end(endpoint._connections[0, 1], ClosedError())  # noqa: SLF001 - as if its end came first
             wait_for_owner(transport, owner)
         return set(data.tolist())
 
@@ -603,7 +596,7 @@ def test_a_connection_that_broke_before_a_message_was_awaited_is_a_failure(waiti
         exchange_over_connections(comm)
         transport, owner, endpoint = TcpTransport[Owner](comm.Dup()), Owner(), comm.endpoint
         if comm.rank != waiting:
-            file: Any = endpoint._connections[waiting, 2].socket  # noqa: SLF001
+            file: Any = endpoint._connections[waiting, 2].wire.link  # type: ignore[union-attr]  # noqa: SLF001
             file.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
             file.close()
             broken.set()
@@ -643,17 +636,18 @@ def test_what_is_still_to_be_sent_is_kept_once_messages_are_given_up() -> None:
 
 
 def test_memory_is_read_only_where_the_digest_of_the_rank_is() -> None:
-    own = OwnMemory(b"secret", 3)
-    assert PeerMemory(own.offer).is_readable(make_digest(b"secret", 3))
-    assert not PeerMemory(own.offer).is_readable(make_digest(b"secret", 2))
-    assert not PeerMemory(own.offer + 1).is_readable(make_digest(b"secret", 3))
-    assert not PeerMemory(own.offer | 1 << 63).is_readable(make_digest(b"secret", 3))  # there is no such process
+    own = OwnMemory(make_secret(SECRET), 3)
+    assert PeerMemory(own.offer).is_readable(own.digest(3))
+    assert not PeerMemory(own.offer).is_readable(own.digest(2))
+    assert not PeerMemory(own.offer).is_readable(OwnMemory(make_secret("another"), 3).digest(3))
+    assert not PeerMemory(own.offer + 1).is_readable(own.digest(3))
+    assert not PeerMemory(own.offer | 1 << 63).is_readable(own.digest(3))  # there is no such process
     own.revoke()
-    assert not PeerMemory(own.offer).is_readable(make_digest(b"secret", 3))
+    assert not PeerMemory(own.offer).is_readable(own.digest(3))
 
 
 def test_memory_that_a_peer_revoked_and_freed_is_no_fault_of_the_peer() -> None:
-    own, pages, target = OwnMemory(b"secret", 3), mmap.mmap(-1, 1 << 20), memoryview(bytearray(1 << 20))
+    own, pages, target = OwnMemory(make_secret(SECRET), 3), mmap.mmap(-1, 1 << 20), memoryview(bytearray(1 << 20))
     peer, address = PeerMemory(own.offer), address_of(pages)
     peer.copy(address, target)
     pages.close()
@@ -705,29 +699,23 @@ def test_a_lost_rank_is_named_over_a_further_connection(first: int) -> None:
 
 def test_a_rank_is_woken_up_once_a_long_message_is_complete() -> None:
     size, early = 60_000, 10_000
-    buffer, complete = bytearray(size), list[Any]()
-    owner = Chunk.__new__(Chunk)
-    owner.open = 0
+    buffer, complete, owner, loop = bytearray(size), list[Any](), Owner(), Loop()
+    connection = PeerConnection(1, Mailbox(1), OwnMemory(make_secret(SECRET), 0), {})
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
-        connection = Connection(1)
-        connection.socket, _ = server.accept()
-    connection.socket.setblocking(False)
+        connection.use(server.accept()[0], loop, connection.read)
     connection.post_receive(1, 1, Completion(owner, complete, memoryview(buffer)))
-    waiter = select.poll()
-    waiter.register(connection.socket, select.POLLIN)
-    data = pack_head(1, 1, size) + bytes(range(250)) * (size // 250)
-    sender.sendall(data[: HEAD_BYTES + early])
+    encoder, data = Encoder(Checksums(), KINDS), bytes(range(250)) * (size // 250)
+    sender.sendall(b"".join([*encoder.encode(MESSAGE, ENVELOPE.pack(1, 1, size)), data[:early]]))
     while not connection._incoming or connection._incoming.at < early:  # noqa: SLF001
-        assert waiter.poll(300_000)
-        assert connection.read()
-    sender.sendall(data[HEAD_BYTES + early : -1])
-    assert not waiter.poll(50)
+        assert loop.wait(300)
+    sender.sendall(data[early:-1])
+    assert not loop.wait(0.05)
     sender.sendall(data[-1:])
-    assert waiter.poll(300_000)
-    assert connection.read()
-    assert (complete, bytes(buffer)) == ([owner], data[HEAD_BYTES:])
-    sender.sendall(pack_head(1, 2, 0))
-    assert waiter.poll(300_000)
+    assert loop.wait(300)
+    assert (complete, bytes(buffer)) == ([owner], data)
+    sender.sendall(encoder.encode(MESSAGE, ENVELOPE.pack(1, 2, 0))[0])
+    assert loop.wait(300)
     sender.close()
     connection.close()
+    loop.close()

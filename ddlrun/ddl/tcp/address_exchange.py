@@ -1,33 +1,33 @@
 """The exchange of addresses at the start of a job: each rank sends its own to rank 0, which sends all of them back.
 
-Messages are JSON after their length, each with a CRC. Rank 0 listens only until the exchange is complete.
+Rank 0 listens only until the exchange is complete.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-import struct
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddlrun.ddl.tcp.handshake import EXCHANGE, HandshakeError, accept_at, connect_as
-from ddlrun.ddl.tcp.message import CODE, AlteredBytesError, seal, unseal
-from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept
-from ddlrun.ddl.tcp.poller import MOST_UNAUTHENTICATED, READ, Introduction, Poller
+from ddlrun.ddl.tcp.own_host import TooManyFilesError, raise_file_limit
+from ddlrun.ddl.tcp.protocol import CLAIM, EXCHANGE, RECORD, RECORDS, REPLIES, Claim, make_secret
 from ddlrun.errors import LostRankError
 from ddlrun.ranges import name_numbers
+from ddlrun.wire.authentication import HandshakeError, connect_as
+from ddlrun.wire.connection import Connection
+from ddlrun.wire.frames import FrameError
+from ddlrun.wire.listening import MOST_UNAUTHENTICATED, Acceptor, AcceptorEvents, run_handshake
+from ddlrun.wire.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    import _socket
+    from collections.abc import Sequence
 
-    from ddlrun.ddl.tcp.handshake import Greeting
+    from ddlrun.wire.frames import Agreement
 
     Record = dict[str, Any]
 
-LENGTH = struct.Struct("<I")
-HEAD_BYTES = LENGTH.size + CODE.size
-LONGEST_RECORD = 1 << 16
 # Seconds between two attempts to connect to rank 0, which may start later.
 PAUSE = 0.05
 
@@ -42,7 +42,7 @@ class Membership(NamedTuple):
     size: int
     address: str
     port: int
-    secret: bytes
+    secret: str
     seconds: float
     group: str = ""
     ranks: Sequence[int] = ()
@@ -57,84 +57,87 @@ class Membership(NamedTuple):
         return self.ranks[rank] if self.ranks else rank
 
 
-class AddressExchange:
+class AddressExchange(AcceptorEvents):
     """Rank 0's part: it collects the records of the other ranks, and replies to all of them at once."""
 
     def __init__(self, job: Membership, listener: socket.socket) -> None:
-        self._job, self._listener = job, listener
-        self._poller = Poller()
-        self._members: dict[int, tuple[socket.socket, Record]] = {}
+        self._job, self._loop = job, Loop()
+        self._records: dict[int, Record] = {}
+        self._connections: dict[int, Connection] = {}
         self._problems: list[str] = []
-        listener.setblocking(False)
-        self._poller.watch(listener, READ, self._accept)
+        most = MOST_UNAUTHENTICATED + job.size
+        self._acceptor = Acceptor(self._loop, [listener], make_secret(job.secret), self, CLAIM.size, most=most)
 
     def collect(self) -> dict[int, Record]:
         """Return the record of each other rank. Raises LostRankError, on all ranks, if one does not arrive in time."""
         until = time.monotonic() + self._job.seconds
-        while len(self._members) < self._job.size - 1 and not self._problems:
+        while len(self._records) < self._job.size - 1 and not self._problems:
             left = until - time.monotonic()
             if left <= 0:
-                missing = {*range(1, self._job.size)} - self._members.keys()
+                missing = {*range(1, self._job.size)} - self._records.keys()
                 self._problems.append(
                     f"{name_numbers('rank', missing)} did not arrive within {self._job.seconds:.0f} s"
                 )
                 break
-            self._poller.poll(left)
+            self._loop.wait(left)
         if self._problems:
             self.reply({"problem": self._problems[0]})
             raise LostRankError(f"{self._job}: {self._problems[0]}")
-        return {rank: record for rank, (_, record) in self._members.items()}
+        return self._records
 
     def reply(self, record: Record) -> None:
-        """Send a record to all ranks that have arrived, and end."""
-        data = pack(record)
-        for file, _ in self._members.values():
-            file.settimeout(self._job.seconds)
-            try:
-                file.sendall(data)
-            except OSError as error:
-                self._problems.append(str(error))  # the rank has ended, which its peers will see
-        self._poller.close()
+        """Send a record to all ranks that have arrived, and end. Their peers will see that one has ended."""
+        until = time.monotonic() + self._job.seconds
+        self._acceptor.close()
+        for connection in self._connections.values():
+            connection.pause(reading=False)
+            connection.send(RECORD, json.dumps(record).encode())
+        while any(connection.unsent for connection in self._connections.values()) and time.monotonic() < until:
+            self._loop.wait(until - time.monotonic())
+        for connection in self._connections.values():
+            connection.close()
+        self._loop.close()
 
-    def _accept(self, _mask: int) -> None:
-        try:
-            file = accept(self._listener)
-        except TooManyFilesError as error:
-            if not self._poller.drop_unauthenticated():
-                self._problems.append(str(error.strerror))
-            return
-        if file is not None:
-            self._poller.limit(file, MOST_UNAUTHENTICATED + self._job.size)
-            Introduction(self._poller, file, self._talk(file), self._arrived, lambda _error: None)
+    def check(self, claim: bytes) -> None:
+        """Refuse a claim of a rank that is not of this job."""
+        purpose, sender, receiver = Claim.parse(claim)
+        if purpose != EXCHANGE or receiver or not 0 < sender < self._job.size:
+            raise HandshakeError("it looks for another rank")
 
-    def _talk(self, file: socket.socket) -> Generator[tuple[bytes, int], bytes, Greeting]:
-        """Run the handshake, and receive the record of a rank."""
-        greeting = yield from accept_at(0, self._job.size, self._job.secret)
+    def on_connection(self, link: _socket.socket, agreement: Agreement) -> None:
+        """Receive the record of a rank."""
+        rank, connection = Claim.parse(agreement.claim).sender, Connection(link)
+        connection.begin(agreement, sent=REPLIES, received=RECORDS)
+        connection.join(self._loop, lambda: self._receive(rank, connection))
+
+    def on_full(self, error: OSError) -> None:
+        """Raise the limit of open files, or give up."""
         try:
-            (size,) = LENGTH.unpack(unseal((yield b"", HEAD_BYTES)))
-            if greeting.purpose != EXCHANGE or size > LONGEST_RECORD:
-                raise HandshakeError
-            record = json.loads(bytes(unseal((yield b"", size))))
-        except AlteredBytesError as error:
-            raise HandshakeError from error
-        if greeting.sender in self._members:
-            self._problems.append(f"two processes are rank {greeting.sender}")
+            raise_file_limit(error)
+        except TooManyFilesError as problem:
+            self._problems.append(str(problem.strerror))
+
+    def _receive(self, rank: int, connection: Connection) -> None:
+        try:
+            for _, text in connection.receive():
+                self._take(rank, connection, json.loads(text))
+        except (OSError, FrameError):
+            connection.close()
+
+    def _take(self, rank: int, connection: Connection, record: Record) -> None:
+        if rank in self._records:
+            self._problems.append(f"two processes are rank {rank}")
         elif record["size"] != self._job.size:
-            self._problems.append(f"rank {greeting.sender} is one of {record['size']}, rank 0 one of {self._job.size}")
-        self._members[greeting.sender] = file, record
-        return greeting
-
-    def _arrived(self, file: socket.socket, _greeting: Greeting) -> None:
-        self._poller.trust(file)
-        self._poller.watch(file, 0, lambda _mask: None)
+            self._problems.append(f"rank {rank} is one of {record['size']}, rank 0 one of {self._job.size}")
+        self._records[rank], self._connections[rank] = record, connection
 
 
-def connect_to_rank_0(job: Membership) -> socket.socket:
-    """Return a connection to rank 0, which may not listen yet, after the handshake. Raises LostRankError."""
+def connect_to_rank_0(job: Membership) -> tuple[str, Connection]:
+    """Connect to rank 0, which may not listen yet; return the own address there too. Raises LostRankError."""
     until = time.monotonic() + job.seconds
     while True:
         try:
-            file = socket.create_connection((job.address, job.port), timeout=job.seconds)
+            link = socket.create_connection((job.address, job.port), timeout=job.seconds)
             break
         except OSError as error:
             if time.monotonic() > until:
@@ -143,56 +146,35 @@ def connect_to_rank_0(job: Membership) -> socket.socket:
                     f"{job}: rank 0 cannot be reached at {place} (MASTER_ADDR, MASTER_PORT): {error.strerror or error}"
                 ) from error
             time.sleep(PAUSE)
-    steps = connect_as(EXCHANGE, job.rank, 0, job.secret)
     try:
-        _run(file, steps)
+        steps = connect_as(make_secret(job.secret), Claim(EXCHANGE, job.rank, 0).pack())
+        agreement = run_handshake(link, steps, time.monotonic() + job.seconds)
     except (OSError, HandshakeError) as error:
-        file.close()
+        link.close()
         raise LostRankError(
             f"{job}: {job.address} port {job.port} refuses this rank: another program, or another job, has this port"
         ) from error
-    return file
+    connection = Connection(link)
+    connection.begin(agreement, sent=RECORDS, received=REPLIES)
+    return link.getsockname()[0], connection
 
 
-def exchange(job: Membership, file: socket.socket, record: Record) -> Record:
+def exchange(job: Membership, connection: Connection, record: Record) -> Record:
     """Send this rank's record to rank 0; return its reply. Raises LostRankError."""
+    until, replies, loop = time.monotonic() + job.seconds + PAUSE, list[bytes](), Loop()
+    connection.join(loop, lambda: replies.extend(text for _, text in connection.receive()))
+    connection.send(RECORD, json.dumps(record).encode())
     try:
-        with file:
-            file.sendall(pack(record))
-            file.settimeout(job.seconds + PAUSE)
-            (size,) = LENGTH.unpack(unseal(_receive(file, HEAD_BYTES)))
-            reply: Record = json.loads(bytes(unseal(_receive(file, size))))
-    except OSError as error:
-        raise LostRankError(f"{job}: rank 0 is lost: {error.strerror or error}") from error
+        while not replies:
+            if time.monotonic() >= until:
+                raise LostRankError(f"{job}: rank 0 is lost: timed out")
+            loop.wait(until - time.monotonic())
+    except (OSError, FrameError) as error:
+        raise LostRankError(f"{job}: rank 0 is lost: {getattr(error, 'strerror', '') or error}") from error
+    finally:
+        loop.close()
+        connection.close()
+    reply: Record = json.loads(replies[0])
     if "problem" in reply:
         raise LostRankError(f"{job}: {reply['problem']}")
     return reply
-
-
-def pack(record: Record) -> bytes:
-    """Return a record as it is sent."""
-    data = seal(json.dumps(record).encode())
-    return seal(LENGTH.pack(len(data))) + data
-
-
-def _run(file: socket.socket, steps: Generator[tuple[bytes, int], bytes, Greeting]) -> None:
-    """Run a handshake over a socket that blocks."""
-    received = b""
-    data, wanted = next(steps)
-    while True:
-        file.sendall(data)
-        received = _receive(file, wanted)
-        try:
-            data, wanted = steps.send(received)
-        except StopIteration:
-            return
-
-
-def _receive(file: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = file.recv(size - len(data))
-        if not part:
-            raise ConnectionResetError(0, "it has closed the connection")
-        data += part
-    return data

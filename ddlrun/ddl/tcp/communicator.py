@@ -8,9 +8,11 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, Generic
 
-from ddlrun.ddl.tcp.message import AlteredBytesError, Completion, seal, unseal
+from ddlrun.ddl.tcp.message import Completion
+from ddlrun.ddl.tcp.protocol import seal, unseal
 from ddlrun.ddl.transport import LANE, Owner
 from ddlrun.errors import LostRankError
+from ddlrun.wire.frames import FrameError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,9 +188,9 @@ class TcpCommunicator:
             self.wait()
         try:
             return unseal(inbox.data)
-        except AlteredBytesError as error:
+        except FrameError as error:
             job = self.endpoint.job
-            lost = LostRankError(f"{job}: rank {job.number(self.ranks[peer])} is lost: {error.strerror}")
+            lost = LostRankError(f"{job}: rank {job.number(self.ranks[peer])} is lost: {error}")
             self.endpoint.stop(lost)
             raise lost from error
 

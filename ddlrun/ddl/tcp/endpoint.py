@@ -1,55 +1,48 @@
-"""The endpoint of a rank: its listening socket, its connections, and one loop that moves their messages.
+"""The endpoint of a rank: its connections to the others, and one loop that moves their messages.
 
-A connection is made when it is first needed: of two ranks the lower one connects. If the higher one needs it first, it
-knocks: it connects for no other purpose than to let the lower one connect, and to learn if that has ended. Further
-connections to the same rank, for networks that limit the rate of each, are made in the same way; the higher rank
-requests them over the first one.
+A connection is made when it is first needed. There are further connections to the same rank on another host, for
+networks that limit the rate of each; the higher rank requests them over the first one.
 """
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import select
-import socket
 import threading
 import time
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ddlrun.ddl.interruption import ExceptionHook, explain_interruption
-from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Connection
-from ddlrun.ddl.tcp.handshake import EXCHANGE, KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
-from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept, is_of_system, open_socket, set_options
-from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
-from ddlrun.ddl.tcp.poller import EDGE, MOST_UNAUTHENTICATED, READ, WRITE, Introduction, Poller
+from ddlrun.ddl.interruption import explain_interruption
+from ddlrun.ddl.tcp.connection import PeerConnection
+from ddlrun.ddl.tcp.connector import Connector
+from ddlrun.ddl.tcp.message import Mailbox
+from ddlrun.ddl.tcp.own_host import is_of_system
+from ddlrun.ddl.tcp.peer_memory import OwnMemory
 from ddlrun.ddl.tcp.progress_reports import ProgressReports
+from ddlrun.ddl.tcp.protocol import CONNECT, LOST, QUESTION, REPLY
 from ddlrun.ddl.transport import WrongLengthError
 from ddlrun.errors import DdlrunError, LostRankError
+from ddlrun.wire.authentication import HandshakeError
+from ddlrun.wire.connection import ClosedError
+from ddlrun.wire.frames import FrameError
+from ddlrun.wire.loop import Loop
 
 if TYPE_CHECKING:
+    import _socket
+    import socket
     from collections.abc import Callable, Iterable
 
     from ddlrun.ddl.tcp.address_exchange import Membership
-    from ddlrun.ddl.tcp.handshake import Greeting
+    from ddlrun.ddl.tcp.connector import RankAddress
     from ddlrun.ddl.tcp.message import Completion
+    from ddlrun.ddl.tcp.own_host import TooManyFilesError
+    from ddlrun.wire.authentication import Secret
 
-ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 # Seconds for the last messages to others, which report a lost rank.
 LINGER = 2.0
-# Attempts to connect to a peer that closes the connection during the handshake.
-MOST_ATTEMPTS = 5
-
-
-class RankAddress(NamedTuple):
-    """The address at which a rank listens, and the name of its host, which all ranks of the host have in common."""
-
-    address: str
-    port: int
-    host: str
 
 
 class Endpoint:
@@ -59,34 +52,34 @@ class Endpoint:
     """
 
     def __init__(
-        self, job: Membership, listener: socket.socket, secret: bytes, address_of: Callable[[int], RankAddress]
+        self, job: Membership, listener: socket.socket, secret: Secret, address_of: Callable[[int], RankAddress]
     ) -> None:
         self.rank, self.size, self.address_of = job.rank, job.size, address_of
         self.job = job
         self.progress = ProgressReports()
         self.until = math.inf
         """The time (time.monotonic) from which on `poll` raises TimeoutError."""
-        self._listener, self._secret = listener, secret
-        self._poller = Poller()
-        self.wake = self._poller.wake
-        self._connections: dict[tuple[int, int], Connection] = {}
+        self._loop = Loop()
+        self.wake = self._loop.wake
+        self._connector = Connector(self._loop, job, listener, secret, address_of, self)
+        self._connections: dict[tuple[int, int], PeerConnection] = {}
         """The connections by peer and number, from 0."""
-        self._knocks: dict[int, socket.socket] = {}
-        self._hook = ExceptionHook(self._break_off)
+        self._handlers = {
+            LOST: self._on_lost,
+            CONNECT: self._on_request,
+            QUESTION: self.progress.reply,
+            REPLY: self.progress.note,
+        }
         self._failure: Exception | None = None
-        self._gave_up = False
         self._lost: int | None = None
         """The lost rank that is reported to the others."""
         self._host = address_of(self.rank).host
-        self._memory: OwnMemory | None = None
-        """The memory of this rank, once it is offered to a peer."""
-        listener.setblocking(False)
-        self._poller.watch(listener, READ, self._accept)
+        self._memory = OwnMemory(secret, self.rank)
         os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
 
     def post_receive(self, peer: int, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a peer with this group and tag; it counts as open unless it is here already."""
-        with self._hook:
+        try:
             connection = self._connection(peer)
             try:
                 connection.post_receive(group, tag, completion)
@@ -94,6 +87,9 @@ class Endpoint:
                 self._end(connection, error)
             if connection.ended:
                 self._check(connection)
+        except BaseException as error:
+            self._break_off(error)
+            raise
 
     def post_send(
         self, peer: int, group: int, tag: int, data: memoryview, completion: Completion | None, lane: int | None = None
@@ -104,16 +100,15 @@ class Endpoint:
         a long message from this rank's memory; it then stays open until the peer has posted its buffer. Without a lane,
         it goes over the first connection, and is not copied from memory.
         """
-        with self._hook:
+        try:
             is_local = bool(lane) and self.address_of(peer).host == self._host
             connection = self._connection(peer, 0 if lane is None or is_local else lane)
-            try:
-                connection.send(group, tag, data, completion, lend=lane is not None)
-            except OSError as error:
-                connection.send_later(group, tag, data, completion)
-                self._end(connection, error)
+            connection.send(group, tag, data, completion, lend=lane is not None)
             if connection.ended:
                 self._check(connection)
+        except BaseException as error:
+            self._break_off(error)
+            raise
 
     def poll(self, seconds: float) -> bool:
         """Move messages; wait up to `seconds` for the first. Return False if nothing has happened in that time.
@@ -123,9 +118,13 @@ class Endpoint:
             WrongLengthError: A message has another length than the buffer for it.
             TimeoutError: It is later than `until`.
         """
-        left = self.until if self.until == math.inf else self.until - time.monotonic()
-        with self._hook:
-            moved = self._failure is not None or self._poller.poll(max(min(seconds, left), 0))
+        if self.until < math.inf:
+            seconds = min(seconds, self.until - time.monotonic())
+        try:
+            moved = self._failure is not None or self._wait(seconds)
+        except BaseException as error:
+            self._break_off(error)
+            raise
         self._raise_failure()
         if self.until < math.inf and self.until <= time.monotonic():
             raise TimeoutError
@@ -138,26 +137,21 @@ class Endpoint:
     def ask_progress(self, peers: Iterable[int]) -> None:
         """Request the progress of peers, whose replies `poll` receives."""
         for peer in peers:
-            with suppress(OSError):  # which `poll` finds, too
-                self.progress.ask(self._connection(peer))
+            self._connection(peer).send_number(QUESTION, self.progress.own)
 
     def serve(self, seconds: float) -> None:
         """Reply to peers for up to some seconds, also after a failure."""
-        self._poller.poll(seconds)
+        self._wait(seconds)
 
     def find_sources(self, group: int, tag: int) -> list[int]:
         """Return the ranks whose next message with a group and tag arrives, or is here, without a buffer."""
-        return sorted({item.peer for item in self._connections.values() if item.has_early(group, tag)})
+        return sorted({item.peer for item in self._connections.values() if (group, tag) in item.mailbox.early})
 
     def give_up(self) -> None:
-        """Let the memory of open messages change from now on. A second call does nothing."""
-        if self._gave_up:
-            return
-        self._gave_up = True
+        """Let the memory of open messages change from now on."""
         for connection in self._connections.values():
             connection.keep_unsent()
-        if self._memory is not None:
-            self._memory.revoke()
+        self._memory.revoke()
 
     def stop(self, error: Exception) -> None:
         """Raise this error from every later `poll`; the other ranks report this one as lost."""
@@ -171,15 +165,15 @@ class Endpoint:
         From now on all calls raise this error, or the one that they raised before. If it is interrupted itself, a
         second call does the rest.
         """
-        self._connections.clear()
         self._failure = self._failure or error
+        self.close_files()
+        self._connections.clear()
         self.give_up()
-        self._poller.close()
 
     @property
     def closed(self) -> bool:
         """True after `close`."""
-        return self._poller.closed
+        return self._loop.closed
 
     def close(self) -> None:
         """Close all connections. A second call does nothing."""
@@ -187,157 +181,104 @@ class Endpoint:
             return
         until = time.monotonic() + LINGER
         self.give_up()
-        if self._lost is not None:
-            self._await_handshakes(until)
+        while any(map(self._lingers, self._connections.values())) and (left := until - time.monotonic()) > 0:
+            self._loop.wait(left)
         for connection in self._connections.values():
-            with suppress(OSError, WrongLengthError):
-                connection.flush_all(until - time.monotonic())
-                connection.read()  # unread bytes would let the kernel discard what is still to be sent
-        self._poller.close()
+            if connection.is_open:
+                with suppress(OSError, FrameError, WrongLengthError):
+                    connection.read()  # unread bytes would let the kernel discard what is still to be sent
+        self.close_files()
 
-    def _await_handshakes(self, until: float) -> None:
-        """Wait, but not for long, until peers whose connections are being made can receive the report of a loss."""
-        while any(connection.in_handshake for connection in self._connections.values()):
-            left = until - time.monotonic()
-            if left <= 0 or not self._poller.poll(left):
-                return
+    def _lingers(self, connection: PeerConnection) -> bool:
+        """Return True if the peer has still to receive messages, such as the report of a loss."""
+        if connection.wire is None:
+            return self._lost is not None and not connection.ended
+        return connection.wire.unsent > 0
 
     def close_files(self) -> None:
-        """Close all sockets in a child process, whose parent goes on to use them."""
-        self._poller.close()
+        """Close all sockets; in a child process, the parent goes on to use them: so the loop is closed first."""
+        self._loop.close()
+        self._connector.close()
+        for connection in self._connections.values():
+            connection.close()
 
-    def _connection(self, peer: int, lane: int = 0) -> Connection:
+    def _wait(self, seconds: float) -> bool:
+        """Handle events; return False if there were none in that time."""
+        until = time.monotonic() + seconds
+        while not self._loop.wait(seconds):
+            seconds = until - time.monotonic()
+            if seconds <= 0:
+                return False
+        return True
+
+    def _connection(self, peer: int, lane: int = 0) -> PeerConnection:
         connection = self._connections.get((peer, lane))
         if connection is None:
             if self.closed:
                 self._raise_failure()
             connection = self._add_connection(peer, lane)
-            if self.rank < peer:
-                self._connect(connection, EXCHANGE + lane if lane else MESSAGES)
-            elif lane:
-                with suppress(OSError):  # which ends the first connection, and with it this one
-                    self._connections[peer, 0].send_control(CONNECT, lane)
+            if lane and self.rank > peer:
+                self._connections[peer, 0].send_number(CONNECT, lane)
             else:
-                self._connect(connection, KNOCK)
+                self._connector.connect(peer, lane)
         return connection
 
-    def _add_connection(self, peer: int, lane: int) -> Connection:
+    def _add_connection(self, peer: int, lane: int) -> PeerConnection:
         first = self._connection(peer) if lane else None
-        connection = self._connections[peer, lane] = Connection(peer, first)
-        connection.number = self.job.number(peer)
+        mailbox = Mailbox(self.job.number(peer)) if first is None else first.mailbox
+        connection = self._connections[peer, lane] = PeerConnection(peer, mailbox, self._memory, self._handlers)
         if first is not None:
             connection.ended = first.ended
         elif self._lost is not None:
-            connection.send_control(LOST, self._lost)
+            connection.send_number(LOST, self._lost)
         return connection
 
-    def _connect(self, connection: Connection, purpose: int) -> None:
-        peer = connection.peer
-        address = self.address_of(peer)
-        try:
-            file = open_socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET)
-        except TooManyFilesError as error:
-            self.stop(LostRankError(f"{self.job}: {error.strerror}"))
-            return
-        except OSError as error:
-            self._end(connection, error)
-            return
-        file.setblocking(False)
-        code = file.connect_ex((address.address, address.port))
-        if code not in {0, errno.EINPROGRESS}:
-            file.close()
-            self._end(connection, OSError(code, os.strerror(code)))
-            return
-        if purpose == KNOCK:
-            self._knocks[peer] = file
-        steps = connect_as(purpose, self.rank, peer, self._secret)
-        Introduction(self._poller, file, steps, self._use, partial(self._not_connected, connection, purpose))
+    # -- of the connector --------------------------------------------------------------------------
 
-    def _accept(self, _mask: int) -> None:
-        try:
-            file = accept(self._listener)
-        except TooManyFilesError as error:
-            if not self._poller.drop_unauthenticated():
-                self._poller.forget(self._listener)  # or it would report the same connection indefinitely
-                self.stop(LostRankError(f"{self.job}: {error.strerror}"))
-            return
-        if file is not None:
-            self._poller.limit(file, MOST_UNAUTHENTICATED + self.size)
-            steps = accept_at(self.rank, self.size, self._secret)
-            Introduction(self._poller, file, steps, self._use, lambda _error: None)
-
-    def _use(self, file: socket.socket, greeting: Greeting) -> None:
-        """Use a connection after its handshake."""
-        peer = greeting.receiver if greeting.sender == self.rank else greeting.sender
-        if greeting.purpose == KNOCK:
-            self._poller.watch(file, READ, lambda _mask: self._poller.forget(file))
-            if self.rank < peer:
-                self._connection(peer)
-            return
-        self._poller.trust(file)
-        lane = max(greeting.purpose - EXCHANGE, 0)
+    def on_link(self, peer: int, lane: int, link: _socket.socket) -> None:
+        """Use a connection whose ends have authenticated each other."""
         connection = self._connections.get((peer, lane)) or self._add_connection(peer, lane)
-        set_options(file)
-        connection.socket = file
-        if not lane and (knock := self._knocks.pop(peer, None)) is not None:
-            self._poller.forget(knock)
-        connection.watch = partial(self._poller.watch, file, handler=partial(self._move, connection))
-        connection.watch(READ | EDGE)
+        connection.use(link, self._loop, partial(self._read, connection))
         if self.rank < peer and not lane and self.address_of(peer).host == self._host:
-            self._offer_memory(connection)
-        self._move(connection, READ | WRITE | ENDED)
+            connection.loans.offer()
 
-    def _offer_memory(self, connection: Connection) -> None:
-        if self._memory is None:
-            self._memory = OwnMemory(self._secret, self.rank)
-        with suppress(OSError):  # which the next call finds, too
-            connection.send_control(OFFER, self._memory.offer)
+    def on_knock(self, peer: int) -> None:
+        """Connect to a higher rank."""
+        self._connection(peer)
 
-    def _take_offer(self, connection: Connection) -> None:
-        """Use the memory of a peer, if it can be read, and offer this rank's in return. Raises OSError."""
-        memory = PeerMemory(connection.offer)
-        connection.offer = 0
-        if memory.is_readable(make_digest(self._secret, connection.peer)):
-            connection.memory = memory
-            connection.send_control(READABLE, 0)
-        if self.rank > connection.peer:
-            self._offer_memory(connection)
+    def on_failure(self, peer: int, lane: int, error: OSError | HandshakeError) -> None:
+        """End a connection that cannot be made."""
+        self._end(self._connections[peer, lane], error)
 
-    def _not_connected(self, connection: Connection, purpose: int, error: OSError | HandshakeError) -> None:
-        """Handle the failure of a connection that this rank began, or the end of a knock.
+    def on_too_many_files(self, error: TooManyFilesError) -> None:
+        """End the job on this rank."""
+        self.stop(LostRankError(f"{self.job}: {error.strerror}"))
 
-        A live peer may have dropped the connection before it was authenticated; the port of an ended one is closed.
-        """
-        if connection.socket is not None:
-            return
-        connection.attempts += 1
-        if isinstance(error, ConnectionResetError) and connection.attempts < MOST_ATTEMPTS:
-            self._connect(connection, purpose)
-        else:
-            self._end(connection, error)
+    # -- of connections ----------------------------------------------------------------------------
 
-    def _move(self, connection: Connection, mask: int) -> None:
-        """Send and receive what is possible."""
+    def _read(self, connection: PeerConnection) -> None:
+        """Receive what has come."""
         try:
-            if mask & WRITE:
-                connection.flush()
-            if mask & ~WRITE and not connection.read(to_end=mask & ENDED != 0):
-                self._end(connection, None)
-                return
-            if connection.offer:
-                self._take_offer(connection)
-            while connection.requested:
-                self._connection(connection.peer, connection.requested.popleft())
-            if connection.reports:
-                self.progress.handle(connection)
-        except OSError as error:
+            if not connection.is_readable:
+                raise ClosedError
+            connection.read()
+        except (OSError, FrameError) as error:
             self._end(connection, error)
         except WrongLengthError as error:
-            connection.is_readable = False
+            connection.stop_reading()
             self.stop(error)
-        self._take_report(connection)
 
-    def _end(self, connection: Connection, error: OSError | HandshakeError | None) -> None:
+    def _on_request(self, connection: PeerConnection, lane: int) -> None:
+        self._connection(connection.peer, lane)
+
+    def _on_lost(self, connection: PeerConnection, lost: int) -> None:
+        """Fail, as the peer reports a rank as lost, which is the peer itself after an error of its own."""
+        reporter = self.job.number(connection.peer)
+        self._fail(lost, "it reports an error of its own" if lost == connection.peer else f"as rank {reporter} reports")
+
+    # -- failures ----------------------------------------------------------------------------------
+
+    def _end(self, connection: PeerConnection, error: OSError | FrameError) -> None:
         """Close a connection that has ended; after an error, close all connections to the peer.
 
         Once all of them have ended, that is a failure if a message is awaited, now or later.
@@ -345,38 +286,24 @@ class Endpoint:
         if isinstance(error, OSError) and not is_of_system(error):
             raise error
         connections = self._connections_to(connection.peer)
-        for item in (connection,) if error is None else connections:
-            self._close(item)
+        for item in (connection,) if isinstance(error, ClosedError) else connections:
+            if item.is_open:
+                with suppress(OSError, FrameError, WrongLengthError):
+                    item.read()  # its last message may report a lost rank
+                item.close()
         connection.ended = _explain(error)
-        if not any(item.socket is not None for item in connections):
+        if not any(item.is_open for item in connections):
             for item in connections:
                 item.ended = item.ended or connection.ended
         self._check(connection)
 
-    def _close(self, connection: Connection) -> None:
-        if connection.socket is not None:
-            with suppress(OSError, WrongLengthError):
-                connection.read()  # its last message may report a lost rank
-            self._poller.forget(connection.socket)
-            connection.socket = None
-        self._take_report(connection)
-
-    def _take_report(self, connection: Connection) -> None:
-        """Fail if the peer reports a rank as lost, which is the peer itself after an error of its own."""
-        if connection.lost is not None:
-            own = "it reports an error of its own"
-            self._fail(
-                connection.lost, own if connection.lost == connection.peer else f"as rank {connection.number} reports"
-            )
-
-    def _check(self, connection: Connection) -> None:
+    def _check(self, connection: PeerConnection) -> None:
         """Fail if a message is awaited and all connections to the peer have ended."""
         connections = self._connections_to(connection.peer)
-        is_open = any(item.socket is not None for item in connections)
-        if not is_open and any(item.awaited for item in connections):
+        if not any(item.is_open for item in connections) and any(item.awaited for item in connections):
             self._fail(connection.peer, connection.ended)
 
-    def _connections_to(self, peer: int) -> list[Connection]:
+    def _connections_to(self, peer: int) -> list[PeerConnection]:
         return [connection for connection in self._connections.values() if connection.peer == peer]
 
     def _fail(self, lost: int, reason: str) -> None:
@@ -384,6 +311,12 @@ class Endpoint:
         if self._failure is None:
             self._failure = LostRankError(f"{self.job}: rank {self.job.number(lost)} is lost: {reason}")
             self._report_lost(lost)
+
+    def _report_lost(self, lost: int) -> None:
+        self._lost = lost
+        self.give_up()
+        for connection in self._connections.values():
+            connection.send_number(LOST, lost)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -396,21 +329,14 @@ class Endpoint:
         elif not isinstance(error, DdlrunError) and threading.current_thread() is threading.main_thread():
             self.abandon(LostRankError(explain_interruption(str(self.job), error)))
 
-    def _report_lost(self, lost: int) -> None:
-        self._lost = lost
-        self.give_up()
-        for connection in self._connections.values():
-            with suppress(OSError):
-                connection.send_control(LOST, lost)
 
-
-def _explain(error: OSError | HandshakeError | None) -> str:
+def _explain(error: OSError | FrameError) -> str:
     """Return the reason for which a connection has ended."""
     if isinstance(error, HandshakeError):
         return "it does not know the secret of the job"
-    if error is None or isinstance(error, ConnectionError | ProcessLookupError):
+    if isinstance(error, ConnectionError | ProcessLookupError):
         return "it has ended"
-    return error.strerror or str(error)
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _close_in_child(ref: weakref.ref[Endpoint]) -> None:

@@ -1,32 +1,18 @@
-"""Messages of a connection: what to do once one is complete, and those that arrive or wait in the peer's memory."""
+"""Messages of a peer: what to do once one is complete, and those that arrive before a buffer is posted for them."""
 
 from __future__ import annotations
 
-import errno
-import struct
-import zlib
-from typing import Any, NamedTuple
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-CODE = struct.Struct("<I")
+from ddlrun.ddl.transport import WrongLengthError
 
+if TYPE_CHECKING:
+    from ddlrun.ddl.tcp.protocol import Loan
 
-class AlteredBytesError(OSError):
-    """Bytes are others than were sent."""
-
-
-def seal(data: bytes | memoryview) -> bytes:
-    """Return bytes and their CRC, by which the receiver notices that they were altered on the way."""
-    return b"".join((data, CODE.pack(zlib.crc32(data))))
-
-
-def unseal(data: bytes | memoryview) -> bytes | memoryview:
-    """Return bytes without their CRC. Raises AlteredBytesError."""
-    content = data[: -CODE.size]
-    if zlib.crc32(content) != CODE.unpack_from(data, len(content))[0]:
-        raise AlteredBytesError(errno.EBADMSG, "its message was altered on the way")
-    return content
+Key = tuple[int, int]
 
 
 class Completion(NamedTuple):
@@ -83,9 +69,48 @@ class Incoming:
             self.view, self.is_posted = completion.buffer, True
 
 
-class Loan(NamedTuple):
-    """A message in the memory of the peer."""
+class Mailbox:
+    """The posted buffers for messages of a peer, and its messages without one, by group and tag, the oldest first."""
 
-    address: int
-    size: int
-    number: int
+    def __init__(self, peer: int) -> None:
+        """Take the number of the peer in the job."""
+        self._peer = peer
+        self.posted: defaultdict[Key, deque[Completion]] = defaultdict(deque)
+        self.early: defaultdict[Key, deque[Incoming | Loan]] = defaultdict(deque)
+
+    def begin(self, group: int, tag: int, size: int) -> Incoming:
+        """Return a message that arrives from now on. Raises WrongLengthError."""
+        completion = self.take_posted((group, tag))
+        incoming = Incoming(completion, size)
+        if completion is None:
+            self.early[group, tag].append(incoming)
+        elif len(incoming.view) != size:
+            self.check_length(size, completion)
+        return incoming
+
+    def take_posted(self, key: Key) -> Completion | None:
+        """Return the buffer for the next message with a group and tag; None if none is posted."""
+        posted = self.posted.get(key)
+        if posted is None:
+            return None
+        completion = posted.popleft()
+        if not posted:
+            del self.posted[key]
+        return completion
+
+    def take_early(self, key: Key) -> Incoming | Loan | None:
+        """Return the next message with a group and tag that has no buffer; None: there is none."""
+        early = self.early.get(key)
+        if early is None:
+            return None
+        message = early.popleft()
+        if not early:
+            del self.early[key]
+        return message
+
+    def check_length(self, size: int, completion: Completion) -> None:
+        """Raise WrongLengthError if a message has another length than its buffer."""
+        if completion.buffer is not None and len(completion.buffer) != size:
+            raise WrongLengthError(
+                f"a message of rank {self._peer} has {size} bytes instead of {len(completion.buffer)}"
+            )

@@ -6,12 +6,11 @@ import errno
 import os
 import resource
 import socket
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import _socket
 
-T = TypeVar("T")
 BACKLOG = 4096
 # A host that does not reply counts as lost after 90 s: the first probe, the pause between probes, their number.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
@@ -33,46 +32,52 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
-def open_socket(family: int) -> socket.socket:
-    """Return a TCP socket. Raises TooManyFilesError."""
-    return _with_more_files(lambda: socket.socket(family, socket.SOCK_STREAM))
-
-
-def accept(listener: socket.socket) -> socket.socket | None:
-    """Return a new non-blocking connection, or None if the peer has closed it. Raises TooManyFilesError."""
+def begin_to_connect(address: str, port: int) -> socket.socket:
+    """Return a non-blocking socket that connects to an address. Raises OSError; TooManyFilesError."""
+    link = _open_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    link.setblocking(False)
     try:
-        file, _ = _with_more_files(listener.accept)
-    except TooManyFilesError:
+        link.connect((address, port))
+    except BlockingIOError:
+        return link
+    except OSError:
+        link.close()
         raise
-    except OSError as error:
-        if not is_of_system(error):
-            raise
-        return None
-    file.setblocking(False)
-    return file
+    return link
+
+
+def raise_error_of(link: _socket.socket) -> None:
+    """Raise the OSError of a socket that has failed to connect."""
+    code = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def _open_socket(family: int) -> socket.socket:
+    while True:
+        try:
+            return socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise
+            raise_file_limit(error)
+
+
+def raise_file_limit(error: OSError) -> None:
+    """Raise this process's limit of open files after an error that names it. Raises TooManyFilesError."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * soft if most == resource.RLIM_INFINITY else min(2 * soft, most)
+    if error.errno == errno.ENFILE:
+        raise TooManyFilesError(error.errno, "too many open files on this host: raise fs.file-max") from error
+    if wanted <= soft:
+        text = f"too many open files: raise this process's limit of {most} (ulimit -Hn)"
+        raise TooManyFilesError(error.errno, text) from error
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def is_of_system(error: OSError) -> bool:
     """Return False for an error without a number, such as the TimeoutError of a signal handler."""
     return error.errno is not None
-
-
-def _with_more_files(call: Callable[[], T]) -> T:
-    """Return the result of a call, after raising this process's limit of open files if it is reached."""
-    while True:
-        try:
-            return call()
-        except OSError as error:
-            if error.errno not in {errno.EMFILE, errno.ENFILE}:
-                raise
-            soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            wanted = 2 * soft if most == resource.RLIM_INFINITY else min(2 * soft, most)
-            if error.errno == errno.ENFILE:
-                raise TooManyFilesError(error.errno, "too many open files on this host: raise fs.file-max") from error
-            if wanted <= soft:
-                text = f"too many open files: raise this process's limit of {most} (ulimit -Hn)"
-                raise TooManyFilesError(error.errno, text) from error
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def find_own_address(master: str) -> str:
@@ -83,7 +88,7 @@ def find_own_address(master: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def set_options(file: socket.socket) -> None:
+def set_options(file: _socket.socket) -> None:
     """Let a socket send messages at once, and notice a lost host."""
     file.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     file.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

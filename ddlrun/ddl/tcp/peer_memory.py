@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import hmac
 import mmap
 import os
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlrun.wire.authentication import CODE_BYTES, equal
+
+if TYPE_CHECKING:
+    from ddlrun.wire.authentication import Secret
+
 # An offer is a process number, which has at most 22 bits, and the number of a page.
 PAGE_BITS, PAGE_NUMBER_BITS = 12, 42
-DIGEST, WORD = 32, 8
+DIGEST, WORD = CODE_BYTES, 8
 VALID, REVOKED = (1).to_bytes(WORD, "little"), bytes(WORD)
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 UNRESTRICTED = "0"
@@ -46,18 +50,28 @@ class RevokedMemoryError(Exception):
 class OwnMemory:
     """The memory of this rank, which peers recognise by a page: a digest, and a word that is valid until `revoke`."""
 
-    def __init__(self, secret: bytes, rank: int) -> None:
-        # A child process must not change the page.
-        self._page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._page[: DIGEST + WORD] = make_digest(secret, rank) + VALID
-        address = address_of(self._page)
-        self.offer = os.getpid() << PAGE_NUMBER_BITS | address >> PAGE_BITS
+    def __init__(self, secret: Secret, rank: int) -> None:
+        self._secret, self.rank = secret, rank
+        self._page: mmap.mmap | None = None
+
+    @property
+    def offer(self) -> int:
         """The number that is sent to peers."""
-        _let_peers_read()
+        if self._page is None:
+            # A child process must not change the page.
+            self._page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._page[: DIGEST + WORD] = self.digest(self.rank) + VALID
+            _let_peers_read()
+        return os.getpid() << PAGE_NUMBER_BITS | address_of(self._page) >> PAGE_BITS
+
+    def digest(self, rank: int) -> bytes:
+        """Return the digest by which a rank's memory is recognised."""
+        return self._secret.code(b"memory", rank.to_bytes(8, "little"))
 
     def revoke(self) -> None:
         """Let peers know, before messages change, that they may not use what they copy from now on."""
-        self._page[DIGEST : DIGEST + WORD] = REVOKED
+        if self._page is not None:
+            self._page[DIGEST : DIGEST + WORD] = REVOKED
 
 
 class PeerMemory:
@@ -80,7 +94,7 @@ class PeerMemory:
             self.copy(self._page, memoryview(content))
         except (OSError, RevokedMemoryError):
             return False
-        return hmac.compare_digest(content, digest)
+        return equal(content, digest)
 
     def copy(self, address: int, target: memoryview) -> None:
         """Copy bytes of the peer to `target`.
@@ -104,11 +118,6 @@ class PeerMemory:
     def _is_valid(self) -> bool:
         copied = _read_memory(self._process, ctypes.byref(self._here[1]), 1, ctypes.byref(self._there[1]), 1, 0)
         return bool(copied == WORD) and self._word.raw == VALID
-
-
-def make_digest(secret: bytes, rank: int) -> bytes:
-    """Return the digest by which a rank's memory is recognised."""
-    return hmac.digest(secret, b"memory" + rank.to_bytes(8, "little"), "sha256")
 
 
 def address_of(data: Any) -> int:  # noqa: ANN401 - an object with the buffer protocol

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ddlrun.ddl.tcp.connection import Connection
+from ddlrun.ddl.tcp.protocol import REPLY
 
-# The tags of messages between endpoints. Each carries the progress of its sender.
-QUESTION, REPLY = 2, 3
+if TYPE_CHECKING:
+    from ddlrun.ddl.tcp.connection import PeerConnection
 
 
 class ProgressReports:
@@ -24,14 +23,11 @@ class ProgressReports:
         """Forget the reports of ranks that had begun fewer collectives, which may be outdated."""
         self.of = {peer: begun for peer, begun in self.of.items() if begun >= number}
 
-    def ask(self, connection: Connection) -> None:
-        """Report the progress to a peer, and request its own. Raises OSError if the connection is broken."""
-        connection.send_control(QUESTION, self.own)
+    def reply(self, connection: PeerConnection, number: int) -> None:
+        """Take the report of a peer, and reply to it."""
+        self.note(connection, number)
+        connection.send_number(REPLY, self.own)
 
-    def handle(self, connection: Connection) -> None:
-        """Take the reports of a peer, and reply to its questions. Raises OSError if the connection is broken."""
-        while connection.reports:
-            tag, value = connection.reports.popleft()
-            self.of[connection.peer] = value
-            if tag == QUESTION:
-                connection.send_control(REPLY, self.own)
+    def note(self, connection: PeerConnection, number: int) -> None:
+        """Take the report of a peer."""
+        self.of[connection.peer] = number

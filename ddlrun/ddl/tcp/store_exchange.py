@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
 
-from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
+from ddlrun.ddl.tcp.connector import RankAddress
+from ddlrun.ddl.tcp.endpoint import Endpoint
 from ddlrun.ddl.tcp.own_host import find_own_address, listen, name_host
+from ddlrun.ddl.tcp.protocol import make_secret
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -55,8 +57,7 @@ def join_by_store(job: Membership, store: Any) -> Endpoint:  # noqa: ANN401 - a 
     def address_of(rank: int) -> RankAddress:
         return RankAddress(*json.loads(read(address_key(rank), rank)))
 
-    secret = job.secret or bytes.fromhex(read("secret", 0))
-    return Endpoint(job, listener, secret, address_of)
+    return Endpoint(job, listener, make_secret(job.secret or read("secret", 0)), address_of)
 
 
 def address_key(rank: int) -> str:

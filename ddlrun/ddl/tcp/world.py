@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership, connect_to_rank_0, exchange
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
-from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
+from ddlrun.ddl.tcp.connector import RankAddress
+from ddlrun.ddl.tcp.endpoint import Endpoint
 from ddlrun.ddl.tcp.own_host import listen, name_host
+from ddlrun.ddl.tcp.protocol import make_secret
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def read_job(environ: Mapping[str, str]) -> Membership:
         size=size,
         address=environ["MASTER_ADDR"],
         port=port,
-        secret=environ.get("DDLRUN_DDL_SECRET", "").encode(),
+        secret=environ.get("DDLRUN_DDL_SECRET", ""),
         seconds=float(_read_number(environ, "DDLRUN_DDL_START_TIMEOUT", START_TIMEOUT)),
     )
 
@@ -84,26 +86,26 @@ def _lead(job: Membership) -> Endpoint:
         raise InputError(
             f"{job}: MASTER_ADDR {job.address}, MASTER_PORT {job.port}: rank 0 cannot listen there: {error.strerror}"
         ) from error
-    listener, secret = listen(address), job.secret or secrets.token_bytes()
+    listener, secret = listen(address), job.secret or secrets.token_hex()
     meet = AddressExchange(job, meeting)
     records = meet.collect()
     mine = [*listener.getsockname()[:2], name_host()]
     addresses = [mine, *(records[rank]["address"] for rank in range(1, job.size))]
-    meet.reply({"addresses": addresses, "secret": "" if job.secret else secret.hex()})
+    meet.reply({"addresses": addresses, "secret": "" if job.secret else secret})
     return _make_endpoint(job, listener, secret, addresses)
 
 
 def _follow(job: Membership) -> Endpoint:
     """Send rank 0 the address at which this rank listens: in the network in which it reaches rank 0."""
-    file = connect_to_rank_0(job)
-    listener = listen(file.getsockname()[0])
-    reply = exchange(job, file, {"size": job.size, "address": [*listener.getsockname()[:2], name_host()]})
-    return _make_endpoint(job, listener, job.secret or bytes.fromhex(reply["secret"]), reply["addresses"])
+    address, connection = connect_to_rank_0(job)
+    listener = listen(address)
+    reply = exchange(job, connection, {"size": job.size, "address": [*listener.getsockname()[:2], name_host()]})
+    return _make_endpoint(job, listener, job.secret or reply["secret"], reply["addresses"])
 
 
-def _make_endpoint(job: Membership, listener: socket.socket, secret: bytes, addresses: list[Any]) -> Endpoint:
+def _make_endpoint(job: Membership, listener: socket.socket, secret: str, addresses: list[Any]) -> Endpoint:
     table = [RankAddress(*fields) for fields in addresses]
-    return Endpoint(job, listener, secret, table.__getitem__)
+    return Endpoint(job, listener, make_secret(secret), table.__getitem__)
 
 
 def _own_address(job: Membership) -> str:

@@ -63,7 +63,7 @@ def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], GroupSet
         size=options.group_size,
         address=os.environ.get("MASTER_ADDR") or find_rendezvous_address({}, one_host=False),
         port=0,
-        secret=os.environ.get("DDLRUN_DDL_SECRET", "").encode(),
+        secret=os.environ.get("DDLRUN_DDL_SECRET", ""),
         seconds=timeout.total_seconds(),
         group=f"group {options.group_id}" if ranks else "default group",
         ranks=ranks,
