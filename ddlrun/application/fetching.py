@@ -9,6 +9,7 @@ from ddlrun.application.reporter import Reporter, try_line
 from ddlrun.application.shipping import reach_privately
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
+from ddlrun.listening import own_addresses
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan
 from ddlrun.plan.settings import Settings
@@ -19,7 +20,6 @@ from ddlrun.ship.host.results import is_wanted
 from ddlrun.ship.placing import PlacedFile, Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, Received, receive_results
-from ddlrun.supervise.launch import own_addresses
 from ddlrun.units import render_memory
 from ddlrun.wording import counted, printable_line
 

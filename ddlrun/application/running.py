@@ -33,8 +33,8 @@ from ddlrun.runs.store import (
     write_report,
     write_run_dir,
 )
-from ddlrun.schedulers import read_job_end
-from ddlrun.supervise.launch import FinishedJob, apply_job_end, run_plan
+from ddlrun.schedulers import JobEnd, read_job_end
+from ddlrun.supervise.launch import FinishedJob, run_plan
 from ddlrun.supervise.listener import check_files
 from ddlrun.supervise.signals import Signals
 
@@ -150,12 +150,12 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
         forget_run(state_folder(os.environ), plan.run_id)
     unchecked = _end_leftovers(done, planned, signals)
     outcome = _judge_by_scheduler(done.outcome, settings, signals)
-    write_end(plan, done.bound, outcome)
+    write_end(plan, tuple(done.ranks.bindings.values()), outcome)
     attempt.reporter.ended(settings.run, outcome)
     events.end(outcome)
     with suppress(KeyboardInterrupt), signals.interruptible():
         events.finish()
-    return Finished(attempt, plan, outcome, unchecked, done.taken_port, done.cause_in_view)
+    return Finished(attempt, plan, outcome, unchecked, done.ranks.taken_port, done.cause_in_view)
 
 
 def _supervision(settings: Settings, plan: Plan) -> SupervisionOptions:
@@ -183,10 +183,10 @@ def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Map
     Returns the replies of hosts that failed.
     """
     plan, settings = planned.plan, planned.attempt.settings
-    unwatched = done.unwatched.difference(plan.local_hosts)
-    orphaned = done.unswept | unwatched if plan.manager.marks_daemons else done.unswept
-    folder = done.session_folder
-    daemons = {host: done.daemon_folders.get(host, "") for host in sorted(unwatched) if folder is not None}
+    unwatched, unswept = done.ranks.unwatched_hosts().difference(plan.local_hosts), done.ranks.unswept_hosts()
+    orphaned = unswept | unwatched if plan.manager.marks_daemons else unswept
+    folder, known = done.session_folder, done.ranks.daemon_folders()
+    daemons = {host: known.get(host, "") for host in sorted(unwatched) if folder is not None}
     try:
         with signals.interruptible(at_once=True):
             unchecked = _end_orphans(sorted(orphaned), settings) if orphaned else {}
@@ -215,8 +215,16 @@ def _judge_by_scheduler(outcome: Outcome, settings: Settings, signals: Signals) 
         return outcome
     with suppress(KeyboardInterrupt), signals.interruptible():
         end = read_job_end(scheduler_context(), allocation)
-        return outcome if end is None else apply_job_end(outcome, end)
+        return outcome if end is None else _apply_job_end(outcome, end)
     return outcome
+
+
+def _apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:
+    """Return the outcome of a job that its scheduler ended: it signals all processes at once."""
+    ends = tuple(rank.replace(ordered=True) if rank.signal else rank for rank in outcome.ends)
+    return outcome._replace(
+        exit_code=end.exit_code, signal=None, reason=end.reason, root=None, ends=ends, lost_ranks=(), requested=True
+    )
 
 
 def report_outcome(finished: Finished, signals: Signals) -> Finished:

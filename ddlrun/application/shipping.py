@@ -14,6 +14,7 @@ from ddlrun.application.options.ship import read_folder, read_ship, use_locked_e
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
+from ddlrun.listening import own_addresses
 from ddlrun.plan.plan import Plan
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.agent import AgentLauncher
@@ -29,7 +30,6 @@ from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
 from ddlrun.ship.script import run_tasks
 from ddlrun.ship.server import TransferPlan
 from ddlrun.ship.transfer import ShippedRun, TransferResult, transfer
-from ddlrun.supervise.launch import own_addresses
 from ddlrun.topology import Topology
 from ddlrun.units import parse_bytes, render_memory
 from ddlrun.wording import counted

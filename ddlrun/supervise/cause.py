@@ -26,15 +26,10 @@ class EndReason(NamedTuple):
     cause: "EndCause"
     exit_code: int
     """ddlrun's exit code."""
-    text: str | None = None
+    text: str | None
     """None: the ranks' ends, or the signal, say it."""
-    signal: int | None = None
-    """The signal that did it."""
-    rank: int | None = None
-    """The rank whose connection ended; the process manager may know the cause."""
-    label: str = ""
-    """That rank and its host, in words."""
-    host: str = ""
+    details: Fields
+    """The fields of its text, such as the rank and its label where a connection ended."""
 
     @property
     def requested(self) -> bool:
@@ -42,9 +37,14 @@ class EndReason(NamedTuple):
         return self.cause.value.requested
 
     @property
+    def signal(self) -> int | None:
+        """The signal that did it."""
+        return self.details.get("signal")
+
+    @property
     def lost_host(self) -> str | None:
         """The host that the process manager lost."""
-        return self.host if self.cause is EndCause.LOST_HOST else None
+        return self.details["host"] if self.cause is EndCause.LOST_HOST else None
 
     @property
     def by_rank(self) -> bool:
@@ -135,7 +135,7 @@ def _killed_keeper(evidence: Evidence) -> Fields | None:
     first = evidence.first
     if first is None or not evidence.closed or evidence.cancelled:
         return None
-    return evidence.find(EndCode.KILLED_RANK, lambda it: it.rank == first.rank) and {"label": first.label}
+    return evidence.find(EndCode.KILLED_RANK, lambda it: it.rank == first.details["rank"]) and first.details
 
 
 def _abort_call(evidence: Evidence) -> Fields | None:
@@ -285,8 +285,7 @@ class EndCause(enum.Enum):
         """Return the reason with this cause, and with the fields that its row names."""
         row = self.value
         code = fields["exit_code"] if isinstance(row.exit_code, str) else row.exit_code
-        known = {name: fields[name] for name in ("signal", "rank", "label", "host") if name in fields}
-        return EndReason(self, code, row.text.format(**fields) or None, **known)
+        return EndReason(self, code, row.text.format(**fields) or None, fields)
 
 
 def explain(evidence: Evidence) -> EndReason:

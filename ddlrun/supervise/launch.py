@@ -3,19 +3,20 @@
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.program_input import VARIABLE
+from ddlrun.listening import own_addresses
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import STDIN, Plan
-from ddlrun.plan.supervision import LOOPBACK, InputMode, RankInput, SupervisedJob, SupervisionOptions
+from ddlrun.plan.supervision import InputMode, RankInput, SupervisedJob, SupervisionOptions
 from ddlrun.remote.manager_session import copy_stdin, end_session, guard_session, start_manager
-from ddlrun.schedulers import JobEnd
 from ddlrun.supervise.ending import SLACK_SECONDS
 from ddlrun.supervise.listener import Listener, allow_files
+from ddlrun.supervise.ranks import Ranks
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.supervision import Supervision
@@ -27,18 +28,9 @@ class FinishedJob(NamedTuple):
     outcome: Outcome
     cause_in_view: bool
     """Whether the last lines of the rank that failed first are the last on the console."""
-    taken_port: int | None
-    """A port of a failed rank that another process has taken."""
-    bound: tuple[str, ...]
-    """The reports of the ranks' bindings."""
-    unswept: frozenset[str]
-    """Hosts on which processes of the job may be left."""
-    unwatched: frozenset[str]
-    """Hosts on which the process manager's daemon, or our agent, may be left, as no keeper sees to its end."""
+    ranks: Ranks
     session_folder: str | None
     """The folder of the process manager's session files, if it had one of its own."""
-    daemon_folders: Mapping[str, str]
-    """Host -> the folder of the session files of the process manager's daemon, where a keeper has reported it."""
 
 
 def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str], signals: Signals) -> FinishedJob:
@@ -74,30 +66,17 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
             finally:
                 if process.poll() is None or process.returncode:
                     end_session(process.pid)
-        return _finished_job(supervision, outcome, folder)
+        return FinishedJob(outcome, supervision.cause_in_view, supervision.ranks, folder)
 
 
 def _supervised_job(plan: Plan) -> SupervisedJob:
+    others = [name for name in plan.placement.hosts.names if name not in plan.local_hosts]
     return SupervisedJob(
         topology=plan.placement.topology,
         order=plan.placement.order,
         host_names=plan.placement.hosts.names,
-        addresses=_own_addresses(plan),
+        addresses=own_addresses(others, plan.own_address),
         manager=plan.manager,
-    )
-
-
-def _finished_job(supervision: Supervision, outcome: Outcome, session_folder: str | None) -> FinishedJob:
-    ranks = supervision.ranks
-    return FinishedJob(
-        outcome=outcome,
-        cause_in_view=supervision.cause_in_view,
-        taken_port=ranks.taken_port,
-        bound=tuple(ranks.bindings.values()),
-        unswept=ranks.unswept_hosts(),
-        unwatched=ranks.unwatched_hosts(),
-        session_folder=session_folder,
-        daemon_folders=ranks.daemon_folders(),
     )
 
 
@@ -112,42 +91,6 @@ def _environment(plan: Plan, options: SupervisionOptions, environ: Mapping[str, 
     }
     variables = {**keepalive, **environ, **dict(plan.variables), **own, **_stdin_variables(plan, options)}
     return {name: value for name, value in variables.items() if name not in plan.removed}
-
-
-def apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:
-    """Return the outcome of a job that its scheduler ended: it signals all processes at once."""
-    ends = tuple(rank.replace(ordered=True) if rank.signal else rank for rank in outcome.ends)
-    return outcome._replace(
-        exit_code=end.exit_code, signal=None, reason=end.reason, root=None, ends=ends, lost_ranks=(), requested=True
-    )
-
-
-def _own_addresses(plan: Plan) -> tuple[str, ...]:
-    others = [name for name in plan.placement.hosts.names if name not in plan.local_hosts]
-    return own_addresses(others, plan.own_address)
-
-
-def own_addresses(others: Sequence[str], preferred: str | None) -> tuple[str, ...]:
-    """Return this machine's addresses that other hosts reach, the one on the job's network first if it has one."""
-    routed = _routed_addresses(others[:8]) if others else LOOPBACK
-    return tuple(dict.fromkeys((*(() if preferred is None else (preferred,)), *routed)))
-
-
-def _routed_addresses(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses from which this machine talks to hosts; its name where no host's name resolves."""
-    import socket  # noqa: PLC0415 - 1 ms, for jobs over several hosts alone
-
-    addresses: dict[str, None] = {}
-    for name in hosts:
-        try:
-            candidates = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
-        except OSError:
-            continue
-        for family, kind, _, _, address in candidates:
-            with suppress(OSError), socket.socket(family, kind) as probe_socket:
-                probe_socket.connect(address)  # only looks up a route: UDP sends nothing here
-                addresses[str(probe_socket.getsockname()[0])] = None
-    return tuple(addresses) or (os.uname().nodename,)
 
 
 @contextmanager

@@ -61,12 +61,12 @@ ALLOWED = {
     "page": {"errors", "hosts", "metrics", "plan", "ranges", "report", "runs", "units", "wording"},
     "supervise": {
         "agent", "hangs", "errors", "hosts", "listening", "managers", "metrics", "plan", "keeper", "remote",
-        "runs", "schedulers", "units", "wire", "wording",
+        "runs", "units", "wire", "wording",
     },
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology", "units", "wire"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "application": {
-        "block_sizing", "hangs", "environment", "errors", "hosts", "machine", "managers", "mapping",
+        "block_sizing", "hangs", "environment", "errors", "hosts", "listening", "machine", "managers", "mapping",
         "network", "page", "plan", "preflight", "ranges", "remote", "report", "runs", "schedulers", "ship", "supervise",
         "topology", "units", "wording",
     },
