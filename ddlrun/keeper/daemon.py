@@ -16,10 +16,11 @@ from ddlrun.wire.loop import NEVER, READ, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Container
     from typing import NoReturn
 
     from ddlrun.keeper.connection import LauncherConnection
+    from ddlrun.keeper.settings import KeeperSettings
 
 # The names of mpirun where ddlrun does not run, and of ddlrun's own agents there.
 DAEMONS = frozenset(("orted", "prted", "ddlrun-agent"))
@@ -69,12 +70,6 @@ def find_session_folder() -> str:
 
 def _first_word(path: str) -> str:
     return os.path.basename(path).partition(".")[0]
-
-
-def is_daemon(pid: int) -> bool:
-    """Return True if the parent of this process is a manager's daemon on a host where ddlrun does not run."""
-    stat = read_stat(pid)
-    return os.getppid() == pid and stat is not None and plain_name(stat.name) in DAEMONS
 
 
 def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> None:
@@ -151,23 +146,54 @@ class Daemon:
     name: str
 
 
-class DaemonResumer(Task):
-    """Continues a daemon or agent that stays stopped: MPI waits for it without a limit, in MPI_Init for example."""
+class HostDuties(Task):
+    """The duties of the keeper of local rank 0 towards the process manager's daemon, or agent, on its host."""
 
-    def __init__(self, pid: int, report: Callable[[], None]) -> None:
-        """Take the process id, and what reports that the daemon was continued."""
-        self._pid, self._report = pid, report
-        self._detector = StopDetector(pid)
+    def __init__(self, settings: KeeperSettings, connection: LauncherConnection) -> None:
+        """Take the settings of a keeper, of any local rank, and its connection."""
+        self._settings, self._connection = settings, connection
+        self._detector = StopDetector(settings.parent)
+
+    @property
+    def has_daemon(self) -> bool:
+        """Whether the parent of this process is a daemon, on a host where ddlrun does not run."""
+        stat = read_stat(self._settings.parent) if self._settings.local_rank == 0 else None
+        return stat is not None and plain_name(stat.name) in DAEMONS and os.getppid() == self._settings.parent
+
+    def begin(self, loop: Loop) -> None:
+        """Report the daemon's session folder, and check the daemon from now on."""
+        if self.has_daemon:
+            if find_session_folder():
+                self._connection.send(protocol.SESSION_FOLDER, os.fsencode(find_session_folder()))
+            self.join(loop)
 
     def deadline(self) -> float:
         """Return the time of the next check."""
         return self._detector.next_check
 
     def on_time(self, now: float) -> None:
-        """Check the daemon."""
+        """Continue a daemon that stays stopped: MPI waits for it without a limit, in MPI_Init for example."""
         if self._detector.stays_stopped(now):
-            self._report()
-            send_signal(self._pid, signal.SIGCONT)
+            daemon = "a daemon of the process manager" if self._settings.orders is None else "ddlrun's agent"
+            text = f"{daemon} on {os.uname().nodename} was stopped, and was continued"
+            self._connection.send(protocol.NOTE, text.encode(errors="replace"))
+            send_signal(self._settings.parent, signal.SIGCONT)
+
+    def leave_host(self, *, watch: bool, over: bool) -> None:
+        """See to the end of the daemon, or of the process manager.
+
+        Args:
+            watch: Let a process do that when the job is over.
+            over: The job is over already.
+        """
+        parent, connection = self._settings.parent, self._connection
+        if self._settings.local_rank == 0:
+            if os.getppid() != parent:
+                remove_session_folder()
+            elif watch or connection.timed_out:
+                watch_daemon(parent, connection, over=over)
+        if connection.timed_out:
+            end_daemon(parent)  # which may kill this process in turn
 
 
 class DaemonWatcher:

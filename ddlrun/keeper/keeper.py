@@ -17,20 +17,11 @@ from ddlrun.errors import PreflightError
 from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.connection import LauncherConnection, LauncherSocket
-from ddlrun.keeper.daemon import (
-    DaemonResumer,
-    end_daemon,
-    find_session_folder,
-    is_daemon,
-    remove_session_folder,
-    watch_daemon,
-)
+from ddlrun.keeper.daemon import HostDuties
 from ddlrun.keeper.escalation import Escalation
-from ddlrun.keeper.framework_environment import in_use
 from ddlrun.keeper.keeper_state import BEFORE_THE_END, FINAL, UNREPORTED, Event, State, next_state
 from ddlrun.keeper.leftovers import remove_leftovers
 from ddlrun.keeper.processes import has_children, is_exiting, kill_run, list_descendants, signal_program
-from ddlrun.keeper.program import AbortOrders
 from ddlrun.keeper.reports import ProgramReports
 from ddlrun.keeper.signals import WARNINGS, ReceivedWarnings
 
@@ -44,8 +35,6 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 5.0
 # The interval at which an ended program's children and pipes are checked.
 DRAIN_INTERVAL = 0.05
-# The time in which the agent reports a call of MPI_Abort by a program that has ended since.
-ORDER_SECONDS = 1.0
 # The messages of ddlrun that are events.
 EVENTS = {protocol.LEAVE: Event.LEAVE, protocol.HANDED_OVER: Event.HANDED_OVER, protocol.OVER: Event.OVER}
 
@@ -71,7 +60,7 @@ class Keeper:
         self._warnings = ReceivedWarnings()
         self._connection = LauncherConnection(connected, settings.heartbeat, self._on_loss)
         self._escalation = Escalation()
-        self._orders = AbortOrders(-1 if settings.orders is None else settings.orders, self._on_abort)
+        self._host = HostDuties(settings, self._connection)
         self._reports = ProgramReports(loop, self._connection, settings, self._is_running)
 
     def send(self, kind: bytes, text: str) -> None:
@@ -80,38 +69,22 @@ class Keeper:
 
     def run(self) -> None:
         """Stay with the program to its end, and exit with its exit code."""
-        parent, local_rank = self._settings.parent, self._settings.local_rank
-        self._begin()
-        if os.getppid() != parent:  # it ended before the kernel was told to report that
+        self._host.begin(self._loop)
+        self._connection.join(self._loop, self._on_message)
+        self._escalation.join(self._loop)
+        self._program.begin(self._loop, self._connection, self._on_input_taken)
+        if os.getppid() != self._settings.parent:  # it ended before the kernel was told to report that
             self._on_signal(signal.SIGTERM)
+        if self._state == State.RUNNING:
+            self._reports.watch_world(self._program.pid, self._program.started_at, self._end_singleton)
         self._look()
         while self._state not in FINAL:
             if not self._loop.wait(DRAIN_INTERVAL if self._state in UNREPORTED else LONGEST_WAIT):
                 self._program.resume()
             self._take_signals()
             self._look()
-        if local_rank == 0 and os.getppid() != parent:
-            remove_session_folder()
-        elif local_rank == 0 and (self._state != State.GONE or self._connection.timed_out):
-            watch_daemon(parent, self._connection, over=self._state == State.OVER)
-        if self._connection.timed_out:
-            end_daemon(parent)  # which may kill this process in turn
+        self._host.leave_host(watch=self._state != State.GONE, over=self._state == State.OVER)
         os._exit(0 if self._state == State.ALONE else self._program.exit_code)
-
-    def _begin(self) -> None:
-        """Let the loop drive the tasks."""
-        settings = self._settings
-        if settings.local_rank == 0 and is_daemon(settings.parent):
-            if find_session_folder():
-                self.send(protocol.SESSION_FOLDER, find_session_folder())
-            DaemonResumer(settings.parent, self._report_resumed).join(self._loop)
-        self._connection.join(self._loop, self._on_message)
-        self._escalation.join(self._loop)
-        self._orders.join(self._loop)
-        self._program.join(self._loop)
-        self._program.streams.begin(self._loop, self._connection, self._on_input_taken)
-        if self._state == State.RUNNING:
-            self._reports.watch_world(self._program.pid, self._program.started_at, self._end_singleton)
 
     # -- states -----------------------------------------------------------------------------------
 
@@ -124,7 +97,7 @@ class Keeper:
     def _enter(self, before: str) -> None:
         """Do what a new state begins with."""
         if self._state in (State.TERMINATING, State.EXITING):
-            self._escalation.terminate(self._program.pid, hang_up=self._program.streams.terminal)
+            self._escalation.terminate(self._program.pid, hang_up=self._program.terminal)
         elif self._state in UNREPORTED:
             self._clear(ordered=self._state == State.CLEARING)
         elif self._state == State.REPORTING:
@@ -146,10 +119,8 @@ class Keeper:
             self._escalation.hold(self._settings.container.remove())
 
     def _report_end(self, *, ordered: bool) -> None:
-        """Report the end, and whether another process has a port that a failed program was to have."""
-        end = self._program.report_end(ordered=ordered, reason=self._reason)
-        end.taken_port = next(filter(in_use, self._settings.ports if end.exit_code else ()), 0)
-        self._connection.send(protocol.ENDED, end.pack())
+        """Report the end, and remove the shared memory that the program may have left."""
+        self._connection.send(protocol.ENDED, self._program.report_end(ordered=ordered, reason=self._reason).pack())
         if self._program.status != 0 or ordered or os.getppid() != self._settings.parent:
             self._connection.flush()  # ddlrun need not wait for this
             remove_leftovers()  # after a success, MPI has done so, or the agent does
@@ -165,16 +136,15 @@ class Keeper:
         if self._state in UNREPORTED and self._is_drained():
             self._go(Event.DRAINED)
         if self._state == State.SENDING and not self._connection.unsent:
-            has_daemon = self._settings.local_rank == 0 and is_daemon(self._settings.parent)
-            self._go(Event.SENT_BESIDE_DAEMON if has_daemon else Event.SENT)
-        self._program.streams.go_on()
+            self._go(Event.SENT_BESIDE_DAEMON if self._host.has_daemon else Event.SENT)
+        for output in self._program.outputs:
+            output.go_on()
 
     def _is_drained(self) -> bool:
         if not has_children():
-            self._program.streams.drain()
-            # The agent may still report that the program, which has failed, has called MPI_Abort.
-            awaits_orders = self._orders.fd >= 0 and self._program.status != 0
-            return not awaits_orders or time.monotonic() >= self._program.ended_at + ORDER_SECONDS
+            for output in self._program.outputs:
+                output.drain()
+            return not self._program.awaits_orders
         if time.monotonic() <= self._escalation.overdue(self._program.ended_at):
             return False
         self.send(protocol.NOTE, f"{self._settings.label}: cannot end processes {list_descendants()}")
@@ -216,19 +186,12 @@ class Keeper:
             self._go(Event.LATE_ORDER if is_exiting(self._program.pid) else Event.ORDER)
         self._escalation.kill_by(time.monotonic() + grace)
 
-    def _on_abort(self, code: int) -> None:
-        """Kill the program, which has called MPI_Abort: some MPI libraries go on after that, and end on their own."""
-        if self._state in BEFORE_THE_END or self._state in UNREPORTED:
-            self._reason = f"it called MPI_Abort with code {code}"
-            self._program.abort(code)
-
     def _end_singleton(self, reason: str) -> None:
         if self._state == State.RUNNING:
-            self._reason = reason
-            self._program.abort(PreflightError.exit_code)
+            self._program.abort(PreflightError.exit_code, reason)
 
     def _on_message(self, kind: bytes, text: bytes) -> None:
-        stdin = self._program.streams.input
+        stdin = self._program.input
         if kind in EVENTS:
             self._go(EVENTS[kind])
         elif kind == protocol.TERMINATE:
@@ -253,7 +216,3 @@ class Keeper:
     def _on_input_taken(self) -> None:
         if self._state in BEFORE_THE_END:
             self.send(protocol.INPUT_WANTED, "")
-
-    def _report_resumed(self) -> None:
-        daemon = "a daemon of the process manager" if self._settings.orders is None else "ddlrun's agent"
-        self.send(protocol.NOTE, f"{daemon} on {os.uname().nodename} was stopped, and was continued")

@@ -9,6 +9,7 @@ from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import become
+from ddlrun.keeper.framework_environment import in_use
 from ddlrun.keeper.guard import fork_program
 from ddlrun.keeper.processes import count_oom_kills, explain_kill, has_children, send_signal
 from ddlrun.keeper.program_streams import ProgramStreams, open_streams
@@ -21,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddlrun.keeper.connection import LauncherConnection
     from ddlrun.keeper.guard import Guard
     from ddlrun.keeper.settings import KeeperSettings
     from ddlrun.wire.loop import Loop
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 # The exit codes of a shell or a container's runtime whose program was ended by a signal.
 SIGNAL_CODES = range(129, 160)
 LONGEST_ORDER = 16
+# The time in which the agent reports a call of MPI_Abort by a program that has ended since.
+ORDER_SECONDS = 1.0
 HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 
 
@@ -52,21 +56,36 @@ class Program:
             oom_kills: The value of `count_oom_kills` before the start.
             refusal: The reason why it was not started, if that is known.
         """
-        self._guard, self.streams = guard, streams
-        self.pid = 0 if guard is None else guard.program
+        self._guard = guard
+        self.outputs, self.input, self.terminal = streams.outputs, streams.input, streams.terminal
+        self.pid, self.guard_pid = (0, 0) if guard is None else (guard.program, guard.pid)
         self.status = EXIT_PREFLIGHT << 8 if guard is None else None
         """The wait status, once the program has ended."""
         self.started_at = self.ended_at = time.monotonic()
         """The times of the start and of the end, as time.monotonic() has them."""
         self._oom_kills_before = oom_kills
-        self._refusal = refusal
+        self._reason, self._ports = refusal, settings.ports
         self._max_rss_kib = 0
         self._cpu_seconds = 0.0
         self._abort_code = 0
+        self._orders = AbortOrders(-1 if settings.orders is None else settings.orders, self.abort)
         # A container's runtime exits with 128 + the program's signal.
         self._in_container = settings.container is not None
         if settings.places is not None:
-            streams.show_own_paths(settings.places.cache)
+            from ddlrun.keeper.shipped import OwnPaths  # noqa: PLC0415 - for such jobs alone
+
+            for output in self.outputs:
+                output.own_paths = OwnPaths(settings.places.cache)
+
+    def begin(self, loop: Loop, connection: LauncherConnection, on_taken: Callable[[], None]) -> None:
+        """Let a loop pass output on; `on_taken` is called whenever the program has taken its input."""
+        self._orders.join(loop)
+        for output in self.outputs:
+            output.begin(loop, connection)
+        if self._guard is not None:
+            self._guard.join(loop)
+        if self.input is not None:
+            self.input.begin(loop, on_taken)
 
     @property
     def signal(self) -> int:
@@ -80,23 +99,18 @@ class Program:
             return 0
         return 128 + self.signal if self.signal else os.WEXITSTATUS(self.status)
 
-    def abort(self, code: int) -> None:
-        """Kill the program unless it has ended; it counts as ended with an exit code."""
-        self._abort_code = code
+    @property
+    def awaits_orders(self) -> bool:
+        """Whether the agent may still report that the program, which has failed, has called MPI_Abort."""
+        return self._orders.fd >= 0 and self.status != 0 and time.monotonic() < self.ended_at + ORDER_SECONDS
+
+    def abort(self, code: int, reason: str) -> None:
+        """Kill the program; it counts as ended with an exit code, for a reason."""
+        self._reason, self._abort_code = reason, code
         if self.status is None:
             send_signal(self.pid, signal.SIGKILL)
         else:
             self.status = code << 8
-
-    @property
-    def guard_pid(self) -> int:
-        """The process above the program, 0 if there is none."""
-        return 0 if self._guard is None else self._guard.pid
-
-    def join(self, loop: Loop) -> None:
-        """Let the reports of the guard wake a loop up."""
-        if self._guard is not None:
-            self._guard.join(loop)
 
     def resume(self) -> None:
         """Continue the guard if it was stopped."""
@@ -136,39 +150,42 @@ class Program:
             self.ended_at = time.monotonic()
 
     def report_end(self, *, ordered: bool, reason: str) -> protocol.RankEnd:
-        """Return the report of the program's end.
+        """Return the report of the program's end, and whether another process has a port that it was to have.
 
         Args:
             ordered: The program ended because the keeper had sent it SIGTERM.
             reason: The explanation, if there is one; the kernel's of a SIGKILL comes first.
         """
+        self._orders.leave()
         oom_kills = count_oom_kills() - self._oom_kills_before
-        reason = self._refusal or reason
+        reason = self._reason or reason
         if self.signal == signal.SIGKILL and not ordered:
             reason = explain_kill(self.pid, oom_kills, self._cpu_seconds) or reason
-        output, errors = (self.streams.tail_of(kind).decode(errors="replace") for kind in protocol.OUTPUT)
+        tails = {output.kind: output.tail.decode(errors="replace") for output in self.outputs} if self.status else {}
         return protocol.RankEnd(
             exit_code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self.started_at, 3),
             max_rss_kib=self._max_rss_kib, ordered=ordered, reason=reason,
-            tail=errors if self.status else "", output_tail=output if self.status else "",
+            taken_port=next(filter(in_use, self._ports if self.exit_code else ()), 0),
+            tail=tails.get(protocol.ERR, ""), output_tail=tails.get(protocol.OUT, ""),
         )  # fmt: skip
 
 
 class AbortOrders(Task):
-    """The pipe from which an exit code comes if the program calls MPI_Abort."""
+    """The pipe from which an exit code comes if the program calls MPI_Abort.
 
-    def __init__(self, fd: int, on_abort: Callable[[int], None]) -> None:
-        """Take over the pipe, and what reacts to the code."""
+    Some MPI libraries go on after that, and end on their own.
+    """
+
+    def __init__(self, fd: int, on_abort: Callable[[int, str], None]) -> None:
+        """Take over the pipe, and what takes the code and the reason."""
         self.fd, self._on_abort = fd, on_abort
 
     def on_ready(self, _events: int) -> None:
         """Read the code, after which none follows."""
         code = os.read(self.fd, LONGEST_ORDER)
-        self.leave()
-        os.close(self.fd)
-        self.fd = -1
+        self.close()
         if code:
-            self._on_abort(int(code))
+            self._on_abort(int(code), f"it called MPI_Abort with code {int(code)}")
 
 
 def refuse(settings: KeeperSettings, reason: str = "") -> Program:

@@ -107,14 +107,6 @@ class ProgramInput(Task):
         if self.terminal and self.fd >= 0:
             set_size(self.fd, rows, columns)
 
-    def close(self) -> None:
-        """Close the descriptor. A second call does nothing."""
-        self._waiting = b""
-        if self.fd >= 0:
-            self.leave()
-            os.close(self.fd)
-            self.fd = -1
-
     def _write(self) -> None:
         """Write as much as the program takes now, and wait until it takes the rest."""
         try:
@@ -125,6 +117,7 @@ class ProgramInput(Task):
                 self.join(self.loop)
             return
         except OSError:  # the program has closed its standard input
+            self._waiting = b""
             self.close()
             return
         if self.loop is not None:

@@ -10,7 +10,7 @@ from ddlrun.keeper.task import Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ddlrun.keeper.connection import LauncherConnection
     from ddlrun.keeper.program_input import InputRequest
@@ -27,25 +27,30 @@ class OutputPipe(Task):
     """The pipe or terminal from which a keeper reads output."""
 
     _connection: LauncherConnection
-    _on_output: Callable[[], None]
 
-    def __init__(self, fd: int, kind: bytes) -> None:
-        """Take over a descriptor; `kind` is that of the messages with the output."""
+    def __init__(self, fd: int, kind: bytes, stdin: ProgramInput | None = None) -> None:
+        """Take over a descriptor.
+
+        Args:
+            fd: The descriptor.
+            kind: The kind of the messages with the output.
+            stdin: The input of the same terminal; None: it is a pipe.
+        """
         os.set_blocking(fd, False)
-        self.fd, self.kind = fd, kind
+        self.fd, self.kind, self._stdin = fd, kind, stdin
         self.tail = b""
         """The last output."""
         self.own_paths: OwnPaths | None = None
         """Replaces the paths of shipped files by those that the user knows; None: there are none."""
         self._paused = False
 
-    def begin(self, loop: Loop, connection: LauncherConnection, on_output: Callable[[], None]) -> None:
-        """Pass output on over a connection, and call a function after that."""
-        self._connection, self._on_output = connection, on_output
+    def begin(self, loop: Loop, connection: LauncherConnection) -> None:
+        """Pass output on over a connection."""
+        self._connection = connection
         self.join(loop)
 
     def on_ready(self, _events: int) -> None:
-        """Pass on what the pipe holds, or pause."""
+        """Pass on what the pipe holds, or pause while too much waits to be sent."""
         if self._connection.unsent < MOST_UNSENT:
             self._pass_on()
         elif self.loop is not None:
@@ -64,19 +69,13 @@ class OutputPipe(Task):
             pass
         self.close()
 
-    def close(self) -> None:
-        """Close the pipe. A second call does nothing."""
-        if self.fd >= 0:
-            self.leave()
-            os.close(self.fd)
-            self.fd = -1
-
     def _pass_on(self) -> bool:
         """Send on what the pipe holds; return False if that is nothing."""
         data = self._read() if self.fd >= 0 else b""
         if data:
             self._connection.send(self.kind, data)
-            self._on_output()
+            if self._stdin is not None:
+                self._stdin.end_again()
         return data != b""
 
     def _read(self) -> bytes:
@@ -89,7 +88,7 @@ class OutputPipe(Task):
             data = b""
         ended = not data
         if self.own_paths is not None:
-            data = self.own_paths.restore(self.fd, data)
+            data = self.own_paths.restore(data)
         if ended:
             self.close()
         elif not data:  # all of it was held back
@@ -112,43 +111,8 @@ class ProgramStreams:
             stdin: The keeper's end of the program's standard input; None: that is the keeper's.
         """
         self.outputs, self.ends, self.input = outputs, ends, stdin
-
-    @property
-    def terminal(self) -> bool:
+        self.terminal = stdin is not None and stdin.terminal
         """Whether the streams are a pseudo terminal."""
-        return self.input is not None and self.input.terminal
-
-    def begin(self, loop: Loop, connection: LauncherConnection, on_taken: Callable[[], None]) -> None:
-        """Pass output on; `on_taken` is called whenever the program has taken its input."""
-        for output in self.outputs:
-            output.begin(loop, connection, self._on_output)
-        if self.input is not None:
-            self.input.begin(loop, on_taken)
-
-    def _on_output(self) -> None:
-        if self.input is not None:
-            self.input.end_again()
-
-    def go_on(self) -> None:
-        """Read output again if little enough waits to be sent."""
-        for output in self.outputs:
-            output.go_on()
-
-    def drain(self) -> None:
-        """Pass on all output, as no process is left that could write more."""
-        for output in self.outputs:
-            output.drain()
-
-    def tail_of(self, kind: bytes) -> bytes:
-        """Return the last output of a kind."""
-        return next((output.tail for output in self.outputs if output.kind == kind), b"")
-
-    def show_own_paths(self, cache: str) -> None:
-        """Replace the paths of shipped files, which are in the cache, in the output by those that the user knows."""
-        from ddlrun.keeper.shipped import OwnPaths  # noqa: PLC0415 - for such jobs alone
-
-        for output in self.outputs:
-            output.own_paths = OwnPaths(cache)
 
     def attach(self) -> None:
         """Make the streams those of this process, a new child of the keeper."""
@@ -182,4 +146,5 @@ def _open_terminal(request: InputRequest) -> ProgramStreams:
     keeper_end, program_end = os.openpty()
     set_size(keeper_end, request.rows, request.columns)
     stdin = ProgramInput(os.dup(keeper_end), terminal=True)
-    return ProgramStreams((OutputPipe(keeper_end, protocol.OUT),), (program_end, program_end, program_end), stdin)
+    output = OutputPipe(keeper_end, protocol.OUT, stdin)
+    return ProgramStreams((output,), (program_end, program_end, program_end), stdin)

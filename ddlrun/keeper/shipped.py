@@ -8,6 +8,8 @@ import os
 LISTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 # An end of output of at most this length, such as /tmp/, is not held back.
 LEAST_HELD = 5
+# The scripts that activate a conda environment; their output is no output of the program.
+RUN_SCRIPTS = 'for ddlrun_script; do . "$ddlrun_script" >&2; done; unset ddlrun_script; exec /usr/bin/env -0'
 
 
 class Places:
@@ -48,13 +50,41 @@ def activate(prefix: str) -> None:
     if not os.path.isdir(f"{prefix}/conda-meta"):
         os.environ["VIRTUAL_ENV"] = prefix
         return
-    from ddlrun.keeper.conda import activate_conda  # noqa: PLC0415 - for such jobs alone
+    _activate_conda(prefix)
 
-    activate_conda(prefix)
+
+def _activate_conda(prefix: str) -> None:
+    """Set the variables of an environment, also those that its scripts in activate.d set. Raises OSError."""
+    os.environ["CONDA_PREFIX"] = prefix
+    own = f"{prefix}/bin"
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join([own, *(folder for folder in folders if folder != own)])
+    folder = f"{prefix}/etc/conda/activate.d"
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    scripts = [f"{folder}/{name}" for name in names if name.endswith(".sh")]
+    if scripts:
+        _run_scripts(scripts)
+
+
+def _run_scripts(scripts: list[str]) -> None:
+    """Take over the variables that scripts set and unset. Raises OSError where they fail."""
+    import shutil  # noqa: PLC0415 - for such environments alone
+    import subprocess  # noqa: PLC0415 - the same
+
+    shell = shutil.which("bash") or "sh"  # scripts of packages are often written for bash
+    argv = [shell, "-c", RUN_SCRIPTS, "activate", *scripts]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)  # noqa: S603
+    variables = dict(word.split(b"=", 1) for word in done.stdout.split(b"\0") if b"=" in word)
+    if done.returncode or not variables:
+        raise OSError(0, f"a script ended with exit code {done.returncode}", os.path.dirname(scripts[0]))
+    for name in set(os.environ) - set(map(os.fsdecode, variables)):
+        if name.isidentifier():  # a shell does not pass on others
+            del os.environ[name]
+    os.environb.update(variables)
 
 
 class OwnPaths:
-    """The output of a program with the user's own paths in place of those on this host."""
+    """An output stream of a program with the user's own paths in place of those on this host."""
 
     def __init__(self, cache: str) -> None:
         """Take the folder of all shipped files."""
@@ -64,18 +94,17 @@ class OwnPaths:
         start = re.escape(self._cache)
         self._place = re.compile(start + rb"/(?:objects|runs)/[A-Za-z0-9._-]+(?=/)")
         self._unfinished = re.compile(start + rb"(?:/[a-z]*(?:/[A-Za-z0-9._-]*)?)?\Z")
-        self._held: dict[int, bytes] = {}
+        self._held = b""
 
-    def restore(self, stream: int, data: bytes) -> bytes:
-        """Return output of a stream with the user's paths; what may be the beginning of a path is held back.
+    def restore(self, data: bytes) -> bytes:
+        """Return output of the stream with the user's paths; what may be the beginning of a path is held back.
 
         At the end of the stream, `data` is empty, and nothing is held back.
         """
-        text = self._place.sub(b"", self._held.pop(stream, b"") + data)
-        held = self._count_unfinished(text) if data else 0
-        if held:
-            self._held[stream] = text[-held:]
-        return text[: len(text) - held]
+        text = self._place.sub(b"", self._held + data)
+        length = len(text) - (self._count_unfinished(text) if data else 0)
+        self._held = text[length:]
+        return text[:length]
 
     def _count_unfinished(self, text: bytes) -> int:
         """Return the number of bytes at the end of a text with which a path on this host may begin."""

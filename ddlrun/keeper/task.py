@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ddlrun.wire.loop import NEVER, READ
 
 TYPE_CHECKING = False
@@ -43,3 +45,10 @@ class Task:
             self.loop.forget(self.fd)
             self.loop.forget_deadline(self.deadline)
             self.loop = None
+
+    def close(self) -> None:
+        """End, and close the descriptor. A second call does nothing."""
+        self.leave()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

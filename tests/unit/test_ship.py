@@ -627,14 +627,14 @@ def test_output_names_the_users_own_paths_wherever_it_is_split(cuts: list[int]) 
     bounds = [0, *sorted(cuts), len(OUTPUT)]
     paths = OwnPaths(CACHE)
     parts = [OUTPUT[start:end] for start, end in zip(bounds[:-1], bounds[1:], strict=True) if start < end]
-    restored = b"".join([*(paths.restore(1, part) for part in parts), paths.restore(1, b"")])
+    restored = b"".join([*(paths.restore(part) for part in parts), paths.restore(b"")])
     short = any(OUTPUT[:cut].endswith((b"/", b"/t", b"/tm", b"/tmp", b"/tmp/")) for cut in cuts)
     assert restored == RESTORED or short
 
 
 def test_a_prompt_is_not_held_back() -> None:
-    assert OwnPaths(CACHE).restore(1, b"folder [/tmp/]: ") == b"folder [/tmp/]: "
-    assert OwnPaths(CACHE).restore(1, b"/tmp/") == b"/tmp/"
+    assert OwnPaths(CACHE).restore(b"folder [/tmp/]: ") == b"folder [/tmp/]: "
+    assert OwnPaths(CACHE).restore(b"/tmp/") == b"/tmp/"
 
 
 # -- chains and checks ----------------------------------------------------------------------------
