@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from tests.hosts.random_faults_scenario import ORDERLY, Fault, Kind, Moment, Sce
 from tests.hosts.test_faults import Job, children, cmdline, is_keeper, programs_of
 
 RANK = Path(__file__).with_name("random_faults_rank.py")
+STRANGER = Path(__file__).with_name("stranger.py")
 MPIRUNS = ("mpirun", "prterun", "orterun", "orterun_wrapper")
 DAEMONS = ("orted", "prted")
 INTERVAL = 0.02
@@ -28,6 +30,7 @@ MOMENTARY_SECONDS = 0.7
 DISK = "size=256k"
 # The time beyond the bound, for a busy machine.
 SPARE_SECONDS = 60.0
+LISTENING = "0A"
 # ddlrun itself and its guard.
 MOST_OF_DDLRUN = 2
 # After two faults of which one is a signal to ddlrun, the end may be hurried.
@@ -149,6 +152,8 @@ class Run:
         elif fault.kind is Kind.BLINK:
             with self._cluster.cut(fault.host):
                 time.sleep(MOMENTARY_SECONDS)
+        elif fault.kind is Kind.FLOOD:
+            return self._flood(fault.host)
         else:
             return self._signal(fault)
         return True
@@ -181,6 +186,15 @@ class Run:
                 return False
             time.sleep(INTERVAL)
         return True
+
+    def _flood(self, host: str) -> bool:
+        """Let a stranger on a host flood ddlrun's ports; return False if there are none."""
+        local = host == "h1"
+        found = [f"{address}:{port}" for address, port in listening(self._job.process.pid)]
+        ports = [port for port in found if local or not port.startswith("127.")]
+        if ports:
+            self._cluster.run(host, [sys.executable, str(STRANGER), f"{MOMENTARY_SECONDS:g}", *ports], check=True)
+        return bool(ports)
 
     def _signal(self, fault: Fault) -> bool:
         """Send the signal of a fault to its victims; return False if there is none."""
@@ -308,6 +322,14 @@ class Run:
 def shown_bytes(output: bytes, tag: bytes) -> bytes:
     """Return what a rank's lines show, without tags and newlines."""
     return b"".join(row.removeprefix(tag) for row in output.splitlines() if row.startswith(tag))
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """Return the IPv4 addresses and ports at which a process listens."""
+    open_files = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
+    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    found = [row[1].split(":") for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in open_files]
+    return [(socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)) for address, port in found]
 
 
 def is_left(pid: int) -> bool:

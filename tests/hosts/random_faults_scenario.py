@@ -46,6 +46,7 @@ class Kind(enum.Enum):
     SIGINT = "SIGINT to ddlrun"
     SIGTERM = "SIGTERM to ddlrun"
     SIGHUP = "SIGHUP to ddlrun"
+    FLOOD = "a stranger that floods ddlrun's ports"
 
 
 # The moments before any rank runs, and those at which some ranks may not have started.
@@ -54,7 +55,7 @@ STARTING_MOMENTS = (*EARLY_MOMENTS, Moment.LINE, Moment.END)
 # Faults for which only silence is evidence, so that a short heartbeat is needed.
 SILENT = frozenset((Kind.STOP_KEEPER, Kind.STOP_DDLRUN, Kind.CUT))
 # Faults that a job survives.
-HARMLESS = frozenset((Kind.KILL_GUARD, Kind.STOP_DAEMON, Kind.STOP_MPIRUN, Kind.PAUSE_DDLRUN, Kind.BLINK))
+HARMLESS = frozenset((Kind.KILL_GUARD, Kind.STOP_DAEMON, Kind.STOP_MPIRUN, Kind.PAUSE_DDLRUN, Kind.BLINK, Kind.FLOOD))
 # Faults that end a job while ddlrun and all keepers live and reach each other: what was written is shown.
 ORDERLY = frozenset((Kind.KILL_RANK, Kind.STOP_RANK, Kind.SIGINT, Kind.SIGTERM, Kind.SIGHUP, *HARMLESS))
 REQUESTS = frozenset((Kind.SIGINT, Kind.SIGTERM, Kind.SIGHUP))
@@ -63,7 +64,9 @@ FATAL = (Kind.KILL_RANK, Kind.KILL_KEEPER, Kind.KILL_DAEMON, *sorted(REQUESTS, k
 # Faults of which h1 is never the victim: it runs ddlrun and mpirun.
 ELSEWHERE = frozenset((Kind.KILL_DAEMON, Kind.STOP_DAEMON, Kind.CUT, Kind.BLINK, Kind.KILL_SSHD))
 # Victims that exist before the ranks do.
-EARLY = (Kind.KILL_MPIRUN, Kind.KILL_DDLRUN, Kind.CUT, Kind.KILL_SSHD, *sorted(REQUESTS, key=str))
+EARLY = (Kind.KILL_MPIRUN, Kind.KILL_DDLRUN, Kind.CUT, Kind.KILL_SSHD, Kind.FLOOD, *sorted(REQUESTS, key=str))
+# Once all ranks have started, ddlrun listens no more.
+LATE = tuple(kind for kind in Kind if kind is not Kind.FLOOD)
 IN_THE_CHECK = (Kind.KILL_DDLRUN, Kind.CUT, *sorted(REQUESTS, key=str))
 HOWS = ("7", "exception", "SIGSEGV", "SIGKILL", "SIGABRT")
 NUMBERS = {"SIGKILL": 9, "SIGSEGV": 11, "SIGABRT": 6}
@@ -223,7 +226,7 @@ def _draw_faults(random_: random.Random, hosts: tuple[str, ...]) -> tuple[Fault,
 
 
 def _draw_fault(random_: random.Random, hosts: tuple[str, ...], moment: Moment) -> Fault:
-    kinds = {Moment.CHECK: IN_THE_CHECK, Moment.START: EARLY}.get(moment, tuple(Kind))
+    kinds = {Moment.CHECK: IN_THE_CHECK, Moment.START: EARLY}.get(moment, LATE)
     kind = random_.choice(kinds)
     others = [host for host in hosts if host != "h1"]
     host = random_.choice(others if kind in ELSEWHERE else hosts)

@@ -17,6 +17,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 import ddlrun.agent.protocol as agents
+import ddlrun.ddl.tcp.protocol as ddl
 import ddlrun.ship.host.protocol as ship
 from ddlrun.wire.authentication import (
     CODE_BYTES,
@@ -40,6 +41,7 @@ TABLES: dict[str, Limits] = {
     "all sorts": {TEXT: 1 << 16, EMPTY: 0, SHORTER: 3, FILE: Fixed(4), FIXED: Fixed(20), LONGER: Fixed(6000)},
     "to agents": agents.TO_AGENT, "from agents": agents.FROM_AGENT,
     "ship, to ddlrun": ship.TO_DDLRUN, "ship, to hosts": ship.TO_HOST,
+    "ddl": ddl.KINDS, "ddl, addresses": ddl.RECORDS,
 }  # fmt: skip
 # Longer texts are not made here.
 MOST_BYTES = 1 << 20
