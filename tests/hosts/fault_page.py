@@ -28,13 +28,13 @@ def render_page() -> str:
     faults: dict[str, list[str]] = {}
     for fault, row in read_results().items():
         faults.setdefault(render_results(row), []).append(fault)
-    return HEAD + "".join(f"{results}{'<br>'.join(names)} |\n" for results, names in faults.items())
+    return HEAD + "".join(f"{results}{'<br>'.join(names)}|\n" for results, names in faults.items())
 
 
 def render_results(row: dict[str, Result]) -> str:
     """Return the first two cells of a line of the table."""
     openmpi, own = (render_result(row.get(manager)) for manager in ("openmpi", "own"))
-    return f"| {openmpi} | {'' if own == openmpi else own} | "
+    return f"|{openmpi}|{'' if own == openmpi else own}|"
 
 
 def render_result(result: Result | None) -> str:
