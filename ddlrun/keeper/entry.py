@@ -9,9 +9,8 @@ from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.binding import bind_rank
 from ddlrun.keeper.command_line import add_arguments, wrap
-from ddlrun.keeper.forks import become, complain
+from ddlrun.keeper.forks import PR_SET_PDEATHSIG, become, complain, load_prctl
 from ddlrun.keeper.framework_environment import in_use, set_framework_variables
-from ddlrun.keeper.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.keeper.program_input import read_request
 from ddlrun.keeper.settings import CONTAINER, MPIRUN, OPEN_MPI, OTHER_MANAGER, SHIPPED, KeeperSettings
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import _ctypes  # once per host, before keepers are forked; ctypes itself takes 3 ms
 import os
 import sys
 
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.keeper.signals import restore_defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# The settings of a Linux process that tie its life to its parent's (prctl(2)).
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PTRACER = 0x59616D61
+
+
+def load_prctl() -> Callable[[int, int], object]:
+    """Return prctl as a function of an option and its argument; without effect if the system has none."""
+    try:
+        address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+    except OSError:
+        return lambda _option, _argument: None
+    return lambda option, argument: _ctypes.call_function(address, (option, int(argument), 0, 0, 0))
 
 
 def close_files(*needed: int) -> None:

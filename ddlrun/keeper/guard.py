@@ -17,9 +17,8 @@ import time
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.daemon import inherit_daemon, open_daemon
 from ddlrun.keeper.escalation import UNKILLABLE_SECONDS, Escalation
-from ddlrun.keeper.forks import close_files
+from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER, close_files
 from ddlrun.keeper.leftovers import remove_leftovers
-from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER
 from ddlrun.keeper.process_stat import STOPPED, read_stat
 from ddlrun.keeper.processes import has_children, send_signal
 from ddlrun.keeper.signals import SignalQueue

@@ -12,10 +12,9 @@ from ddlrun.errors import UnreachableError
 from ddlrun.keeper import program, protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.connection import LauncherSocket, connect
-from ddlrun.keeper.forks import complain
+from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, complain
 from ddlrun.keeper.keeper import Keeper
-from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
-from ddlrun.keeper.run_mark import mark_process
+from ddlrun.keeper.processes import mark_process
 from ddlrun.keeper.signals import SignalQueue
 from ddlrun.ranges import render_ranges
 from ddlrun.wire.loop import Loop

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from binascii import crc32
 
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.proc_files import read_lines, read_link
 from ddlrun.keeper.process_stat import ProcessStat, read_stat
-from ddlrun.keeper.run_mark import LIMIT, mark_of
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))
 BUBBLEWRAP = "bwrap"
@@ -16,6 +16,13 @@ LAUNCHERS = frozenset(
 )
 # Packages of Open MPI may put this before the name of its daemon.
 PREFIX = "ompi-"
+# The mark of a run's processes: a limit of the CPU time of real-time processes (RLIMIT_RTTIME). Children inherit it and
+# keep it through exec(3), in another environment and session too. It is a checksum of the run's name plus 73,000 years,
+# so that no program reaches it.
+FIRST_MARK = 1 << 61
+"""All marks have its first eight digits."""
+MARK_LIMIT = "Max realtime timeout"
+"""The name of the limit in /proc/PID/limits."""
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 
 
@@ -110,6 +117,23 @@ def send_signal(pid: int, number: int) -> None:
         return
 
 
+def mark_of(run: str) -> int:
+    """Return the mark of a run, given its name."""
+    return FIRST_MARK + crc32(run.encode(errors="surrogateescape"))
+
+
+def mark_process(run: str) -> None:
+    """Mark this process and its future children, unless they have such a limit already."""
+    import resource  # noqa: PLC0415 - for kept ranks alone
+
+    try:
+        limits = resource.getrlimit(resource.RLIMIT_RTTIME)
+        if limits == (resource.RLIM_INFINITY, resource.RLIM_INFINITY):
+            resource.setrlimit(resource.RLIMIT_RTTIME, (mark_of(run), resource.RLIM_INFINITY))
+    except (OSError, ValueError):  # a system without this limit
+        return
+
+
 def kill_run(run_id: str) -> None:
     """Kill every process on this host with the run's id or its mark, except keepers, the manager and its daemons."""
     variable = f"DDLRUN_RUN={run_id}".encode()
@@ -126,7 +150,7 @@ def kill_run(run_id: str) -> None:
 
 def _has_mark(pid: int, run_id: str) -> bool:
     lines = read_lines(f"/proc/{pid}/limits")
-    return any(line.startswith(LIMIT) and str(mark_of(run_id)) in line.split() for line in lines)
+    return any(line.startswith(MARK_LIMIT) and str(mark_of(run_id)) in line.split() for line in lines)
 
 
 def read_command(pid: int) -> list[str]:

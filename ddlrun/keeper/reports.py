@@ -69,8 +69,7 @@ class ProgramReports:
             self._connection.send(protocol.NOTE, problem.encode(errors="replace"))
 
     def _open_host(self, interval: float) -> HostUsageReader:
-        from ddlrun.keeper.usage.gpu_ranks import GpuRanks  # noqa: PLC0415 - once per host
-        from ddlrun.keeper.usage.gpus import GpuUsageReader  # noqa: PLC0415 - once per host
+        from ddlrun.keeper.usage.gpus import GpuRanks, GpuUsageReader  # noqa: PLC0415 - once per host
         from ddlrun.keeper.usage.host import HostUsageReader  # noqa: PLC0415 - once per host
 
         ranks = GpuRanks(os.environ, self._settings.rank, self._settings.size)

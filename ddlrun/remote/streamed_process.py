@@ -9,7 +9,7 @@ from functools import partial
 from typing import IO
 
 from ddlrun.errors import EXIT_TERMINATED
-from ddlrun.keeper.prctl import PR_SET_PDEATHSIG, load_prctl
+from ddlrun.keeper.forks import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.wire.loop import READ, Loop
 
 CHUNK = 1 << 16

@@ -8,7 +8,7 @@ from ddlrun.environment.open_mpi import RANK_VARIABLES
 from ddlrun.errors import InputError
 from ddlrun.keeper.leftovers import SCRIPT
 from ddlrun.keeper.process_stat import STOPPED
-from ddlrun.keeper.run_mark import FIRST, LIMIT, mark_of
+from ddlrun.keeper.processes import FIRST_MARK, MARK_LIMIT, mark_of
 from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.names import NAME
@@ -41,8 +41,8 @@ status() {
   echo "@process $pid ${parent:-0} ${state:--} ${run:-${mark:--}} ${rank:--} ${ddlrun:--} $command"
 done
 echo @end
-""".replace("LIMIT", LIMIT)
-    .replace("FIRST", str(FIRST)[:8])
+""".replace("LIMIT", MARK_LIMIT)
+    .replace("FIRST", str(FIRST_MARK)[:8])
     .replace("OPEN_MPI", RANK_VARIABLES[0])
 )
 END = (
@@ -78,7 +78,7 @@ LEFTOVERS
 echo @end
 """.replace("LEFTOVERS", SCRIPT)
     .replace("EXIT_TENTHS", "20")
-    .replace("LIMIT", LIMIT)
+    .replace("LIMIT", MARK_LIMIT)
 )
 
 

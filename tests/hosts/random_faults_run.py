@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.keeper.stacks.sockets import list_unacknowledged
+from ddlrun.keeper.stacks.process_facts import list_unacknowledged
 from ddlrun.managers.own import START as OWN_START
 from tests.cluster.cluster import Cluster
 from tests.hosts.random_faults_rank import line

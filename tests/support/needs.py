@@ -40,7 +40,7 @@ def root(*, module: bool = False) -> None:
 
 def memory_policy() -> None:
     """Skip the test where a process may not choose the NUMA nodes of its memory."""
-    code = "import sys; from ddlrun.keeper.memory import set_memory_policy; sys.exit(set_memory_policy('bind=0'))"
+    code = "import sys; from ddlrun.keeper.binding import set_memory_policy; sys.exit(set_memory_policy('bind=0'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         skip(f"memory cannot be bound to NUMA node 0: {done.stderr.strip()}", "a container with --cap-add SYS_NICE")

@@ -14,8 +14,7 @@ import pytest
 
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.keeper.usage.amd_gpus import AmdGpu, list_gpus
-from ddlrun.keeper.usage.gpu_ranks import GpuRanks
-from ddlrun.keeper.usage.gpus import GPU_FIELDS, REASONS, GpuUsageReader
+from ddlrun.keeper.usage.gpus import GPU_FIELDS, REASONS, GpuRanks, GpuUsageReader
 from ddlrun.metrics.gpu_samples import ClockLimit, GpuSample, parse_gpu_sample, parse_limits
 from tests.support.nvidia_smi import HOT_AND_BRAKED, StandIn, busy, install
 from tests.support.processes import wait_for
@@ -281,7 +280,7 @@ def test_the_throttling_of_amd_gpus_that_count_its_time_is_its_increase(
 
 KEEPER = """
 import time
-from ddlrun.keeper.usage.gpu_ranks import GpuRanks
+from ddlrun.keeper.usage.gpus import GpuRanks
 from ddlrun.keeper.usage.gpus import GpuUsageReader
 reader = GpuUsageReader(GpuRanks({}, 0, 1), 1.0)
 while True:

@@ -17,7 +17,7 @@ from tests.support.processes import Started, running, started, wait_for
 KEEPER = """
 import os, sys, time
 from ddlrun.keeper import program
-from ddlrun.keeper.prctl import PR_SET_CHILD_SUBREAPER, load_prctl
+from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, load_prctl
 from ddlrun.keeper.settings import KeeperSettings
 prctl = load_prctl()
 prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -96,7 +96,7 @@ def test_the_hook_of_python_is_in_the_archive_of_an_agent(tmp_path: Path) -> Non
 LIMITED = """
 import os, resource, sys
 from ddlrun.keeper import program
-from ddlrun.keeper.prctl import load_prctl
+from ddlrun.keeper.forks import load_prctl
 from ddlrun.keeper.settings import KeeperSettings
 prctl = load_prctl()
 settings = KeeperSettings(

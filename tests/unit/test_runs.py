@@ -25,8 +25,7 @@ from ddlrun.cli.options.arguments import merge_arguments, parse_changes, strip_s
 from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.errors import InputError
 from ddlrun.keeper import leftovers
-from ddlrun.keeper.processes import kill_run
-from ddlrun.keeper.run_mark import mark_of
+from ddlrun.keeper.processes import kill_run, mark_of
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention, parse_retention
 from ddlrun.remote.agent import AgentLauncher
@@ -351,7 +350,7 @@ def test_a_process_without_the_name_of_its_run_has_the_mark_of_it(tmp_path: Path
 
 HIDDEN = """
 import os, sys
-from ddlrun.keeper.run_mark import mark_process
+from ddlrun.keeper.processes import mark_process
 mark_process(sys.argv[1])
 print(os.getpid(), flush=True)
 os.execvpe("setsid", ["setsid", "sleep", "300"], {})

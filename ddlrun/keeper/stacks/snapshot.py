@@ -11,11 +11,16 @@ import time
 from ddlrun.keeper.proc_files import read_lines
 from ddlrun.keeper.processes import children_of, list_processes, read_command
 from ddlrun.keeper.protocol import MOST_TEXT
-from ddlrun.keeper.stacks.busy_time import read_busy_time, read_transferred, uses_gpu
 from ddlrun.keeper.stacks.flight_recorder import read_recorder
+from ddlrun.keeper.stacks.process_facts import (
+    describe_call,
+    list_unacknowledged,
+    read_busy_time,
+    read_call,
+    read_transferred,
+    uses_gpu,
+)
 from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_stacks
-from ddlrun.keeper.stacks.sockets import list_unacknowledged
-from ddlrun.keeper.stacks.system_call import describe_call, read_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,0 +1,140 @@
+"""Facts about a process from /proc: its system call, busy time and GPUs, and connections that wait for a reply."""
+
+from __future__ import annotations
+
+import os
+
+from ddlrun.keeper.proc_files import list_folder, read_file, read_lines, read_link
+from ddlrun.keeper.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+NANOSECONDS = 1e-9
+GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
+# The same data was sent so many times again, which takes more than a second.
+LEAST_RETRANSMISSIONS = 3
+ESTABLISHED = "01"
+MOST_CONNECTIONS = 64
+# Names of the calls that block on files, by their numbers; the numbers of aarch64 are those of all newer architectures.
+_X86_64 = {0: "read", 1: "write", 2: "open", 45: "recvfrom", 44: "sendto", 42: "connect", 257: "openat", 202: "futex",
+           230: "sleep", 35: "sleep", 7: "poll", 271: "poll", 232: "poll", 281: "poll", 23: "poll", 270: "poll",
+           61: "wait", 247: "wait", 19: "read", 17: "read", 20: "write", 18: "write", 47: "recvfrom", 46: "sendto",
+           288: "accept", 43: "accept", 72: "lock", 73: "lock"}  # fmt: skip
+_GENERIC = {63: "read", 64: "write", 56: "openat", 207: "recvfrom", 206: "sendto", 203: "connect", 98: "futex",
+            115: "sleep", 101: "sleep", 73: "poll", 22: "poll", 72: "poll", 260: "wait", 95: "wait", 65: "read",
+            66: "write", 67: "read", 68: "write", 212: "recvfrom", 211: "sendto", 242: "accept", 25: "lock",
+            32: "lock"}  # fmt: skip
+_PPC64 = {3: "read", 4: "write", 5: "open", 286: "openat", 221: "futex", 162: "sleep", 248: "sleep", 167: "poll",
+          238: "poll", 303: "poll", 7: "wait", 114: "wait", 272: "wait", 337: "recvfrom", 335: "sendto",
+          328: "connect", 143: "lock"}  # fmt: skip
+CALLS = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC, "ppc64le": _PPC64}
+# Calls whose first argument is a descriptor.
+ON_FILES = ("read", "write", "recvfrom", "sendto", "connect", "accept", "lock")
+
+
+@record
+class SystemCall:
+    """A call, by a name that is the same on all architectures, and its first argument."""
+
+    name: str = ""
+    """Empty: the process runs, or the call is another one or cannot be read."""
+    argument: int = -1
+
+
+def read_call(pid: int) -> SystemCall:
+    """Return the system call in which the first thread of a process is."""
+    return parse_call(read_file(f"/proc/{pid}/syscall").decode(errors="replace"), CALLS.get(os.uname().machine, {}))
+
+
+def parse_call(text: str, names: dict[int, str]) -> SystemCall:
+    """Parse the content of /proc/PID/syscall.
+
+    >>> call = parse_call("0 0x5 0x7f01 0x2000 0x0 0x0 0x0 0x7ffc 0x7f02", _X86_64)
+    >>> call.name, call.argument, parse_call("running", _X86_64).name
+    ('read', 5, '')
+    """
+    words = text.split()
+    if len(words) < 2 or not words[0].isdecimal():
+        return SystemCall()
+    return SystemCall(name=names.get(int(words[0]), ""), argument=int(words[1], 16))
+
+
+def describe_call(pid: int, call: SystemCall) -> str:
+    """Return the file that a call is about: a path, pipe:[N] or socket:[N]; empty if it is about none."""
+    return read_link(f"/proc/{pid}/fd/{call.argument}") if call.name in ON_FILES else ""
+
+
+def read_busy_time(pid: int) -> float:
+    """Return the seconds in which the threads of a process had a CPU or were ready to run, 0 if that is not known.
+
+    It is about the same on a busy machine as on an idle one.
+    """
+    folder = f"/proc/{pid}/task"
+    words = (read_file(f"{folder}/{thread}/schedstat").split() for thread in list_folder(folder))
+    return sum(int(running) + int(ready) for running, ready, *_ in filter(None, words)) * NANOSECONDS
+
+
+def read_transferred(pid: int) -> int:
+    """Return the bytes that a process, and its children that have ended, have read and written; 0: not known.
+
+    Those of a device count twice. They show the progress of a single system call, too.
+    """
+    numbers = [int(line.rpartition(b" ")[2]) for line in read_file(f"/proc/{pid}/io").splitlines()]
+    return sum(numbers[:2] + numbers[4:6])  # rchar, wchar; read_bytes, write_bytes
+
+
+def uses_gpu(pid: int) -> bool:
+    """Return True if a process has opened a GPU."""
+    return any(target.startswith(GPU_FILES) for target in _open_files(pid))
+
+
+def _open_files(pid: int) -> list[str]:
+    """Return the targets of a process's descriptors."""
+    folder = f"/proc/{pid}/fd"
+    return [read_link(f"{folder}/{fd}") for fd in list_folder(folder)]
+
+
+def list_unacknowledged(pids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the connections of processes on which data has been sent several times without a reply."""
+    if not pids:
+        return []
+    targets = (target for pid in pids for target in _open_files(pid))
+    inodes = {target[len("socket:[") : -1] for target in targets if target.startswith("socket:[")}
+    lines = [line for name in ("tcp", "tcp6") for line in read_lines(f"/proc/{pids[0]}/net/{name}")[1:]]
+    connections = (parse_connection(line) for line in lines)
+    return [
+        {"local": connection[0], "remote": connection[1]}
+        for connection in connections
+        if connection is not None and connection[2] in inodes
+    ][:MOST_CONNECTIONS]
+
+
+def parse_connection(line: str) -> tuple[str, str, str] | None:
+    """Return the two addresses and the inode of a line of /proc/net/tcp; None unless data was sent several times.
+
+    >>> parse_connection("0: 0100007F:0016 0200010A:C001 01 000003E8:00000000 01:00000A2C 00000005 0 0 4711 2 x")
+    ('127.0.0.1', '10.1.0.2', '4711')
+    """
+    words = line.split()
+    if len(words) < 10 or words[3] != ESTABLISHED:
+        return None
+    waiting = int(words[4].partition(":")[0], 16)
+    if not waiting or int(words[6], 16) < LEAST_RETRANSMISSIONS:
+        return None
+    return _address(words[1]), _address(words[2]), words[9]
+
+
+def _address(text: str) -> str:
+    """Return the address of ADDRESS:PORT, whose words of four bytes are in the byte order of the machine."""
+    import ipaddress  # noqa: PLC0415 - in the keeper's child alone
+    import sys  # noqa: PLC0415
+
+    digits = bytes.fromhex(text.partition(":")[0])
+    words = [digits[at : at + 4] for at in range(0, len(digits), 4)]
+    packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    address = ipaddress.ip_address(packed)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
