@@ -26,22 +26,21 @@ class Heartbeat:
         self._timeout = timeout
         self._interval = timeout / BEATS
         self._sent_at = now
-        self.pause: str | None = None
-        """The last time in which this process did not run although a heartbeat was due, if that was just now."""
-        self._paused_until = float("-inf")
+        self._pause, self._paused_until = 0.0, float("-inf")
+        """The last time in which this process did not run although a heartbeat was due."""
 
-    def look_for_pause(self, now: float) -> None:
-        """Set `pause` if this process did not run for a while until just now."""
+    def explain_pause(self, now: float) -> str | None:
+        """Return a text if this process did not run for a while until just now, None otherwise."""
         pause = now - self.deadline()
         if pause > self._timeout / 2:
-            self.pause = f"ddlrun did not run for {pause:.0f} s (it was stopped, or this host is too busy)"
-            self._paused_until = now
-        elif now >= self._paused_until + self._timeout:
-            self.pause = None
+            self._pause, self._paused_until = pause, now
+        if now >= self._paused_until + self._timeout:
+            return None
+        return f"ddlrun did not run for {self._pause:.0f} s (it was stopped, or this host is too busy)"
 
-    def explain_farewell(self, farewell: str) -> str:
+    def explain_farewell(self, farewell: str, now: float) -> str:
         """Return a keeper's reason for closing its connection, with the cause."""
-        return f"{farewell}: {self.pause or STARVED}"
+        return f"{farewell}: {self.explain_pause(now) or STARVED}"
 
     def deadline(self) -> float:
         """Return the time of the next heartbeat, infinity if there are none."""
@@ -56,8 +55,7 @@ class Heartbeat:
         """
         if now < self.deadline():
             return []
-        self.look_for_pause(now)
-        judged = self.pause is None
+        judged = self.explain_pause(now) is None
         self._sent_at = now
         silent = keepers.drop_silent(now - self._timeout + self._interval) if judged else []
         keepers.send_all(protocol.HEARTBEAT)

@@ -30,7 +30,7 @@ class JobLimits:
     @property
     def pause(self) -> str | None:
         """Why ddlrun itself may have lost ranks and the process manager just now: it did not run."""
-        return self.heartbeat.pause
+        return self.heartbeat.explain_pause(time.monotonic())
 
     def start(self, rank: int, since: float, now: float) -> None:
         """Record the start of a rank, which connected at a time."""

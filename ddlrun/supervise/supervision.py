@@ -119,7 +119,6 @@ class Supervision:
 
     def _on_time(self, now: float) -> None:
         """Do what has become due, and react to signals."""
-        self._limits.heartbeat.look_for_pause(now)
         self._output.flush()
         self._ending.begin(self._output.failure(now))
         # While a slow terminal or pipe has too much to take, the ranks that write wait.
@@ -251,7 +250,7 @@ class Supervision:
         self._warnings.add(protocol.parse_number(text, signal.NSIG - 1), rank, peer.heard_at)
 
     def _on_farewell(self, peer: KeeperConnection, _rank: int, text: str) -> None:
-        peer.farewell = self._limits.heartbeat.explain_farewell(text)
+        peer.farewell = self._limits.heartbeat.explain_farewell(text, peer.heard_at)
 
     def _lose(self, peer: KeeperConnection) -> None:
         """Expect nothing more of a rank whose keeper will report nothing more."""
