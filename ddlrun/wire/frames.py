@@ -5,7 +5,7 @@ Raw bytes may follow a frame if its text announces them (a payload): see Decoder
 length (Fixed) have shorter frames: the kind, the text, and one code.
 
 Where the path is authenticated already, as by ssh, codes are checksums: CRC-32 of the head or the text, which starts
-from the number of codes before it in its direction. They detect bytes that were altered, lost or repeated.
+from its number in its direction, from 1. They detect bytes that were altered, lost or repeated.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ An attacker alters, repeats, leaves out, reorders and forges bytes of frames and
 import copy
 import itertools
 import operator
+import socket
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -27,6 +28,7 @@ from ddlrun.wire.authentication import (
     connect_as,
 )
 from ddlrun.wire.frames import HEAD_BYTES, SHORT, Agreement, Checksums, Decoder, Encoder, Fixed, FrameError
+from ddlrun.wire.listening import HandshakeProgress
 
 if TYPE_CHECKING:
     from ddlrun.wire.authentication import Handshake
@@ -326,3 +328,26 @@ def test_ends_of_which_one_encrypts_never_agree(claim: bytes, encrypting: str) -
                 end.take(arrived[number])
                 arrived[number] = arrived[number][end.wanted :]
     assert (connecting.agreement, accepting.agreement) == (None, None)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@given(at=cuts)
+def test_a_handshake_arrives_in_any_pieces(at: list[int], name: str) -> None:
+    connecting = connect_as(SECRETS[name], b"0001")
+    here, there = socket.socketpair()
+    with here, there:
+        there.setblocking(False)
+        progress = HandshakeProgress(there, accept_at(SECRETS[name], 4, welcome_all))
+        greeting, size = next(connecting)
+        for piece in split(greeting, at):
+            here.sendall(piece)
+            assert progress.advance() is None
+        confirmation, _ = connecting.send(here.recv(size))
+        *parts, last = filter(None, split(confirmation, at))
+        for piece in parts:
+            here.sendall(piece)
+            assert progress.advance() is None
+        here.sendall(last)
+        agreement = progress.advance()
+    assert agreement is not None
+    assert agreement.claim == b"0001"
