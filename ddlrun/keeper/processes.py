@@ -48,15 +48,19 @@ def children_of(pid: int, processes: dict[int, ProcessStat]) -> list[int]:
     return [child for child, stat in processes.items() if stat.parent == pid]
 
 
+def descendants_of(pid: int, processes: dict[int, ProcessStat]) -> list[int]:
+    """Return the descendants of a process, parents before their children."""
+    descendants = children_of(pid, processes)
+    for child in descendants:
+        descendants += children_of(child, processes)
+    return descendants
+
+
 def list_descendants() -> list[int]:
     """Return the living descendants of this process, parents before their children."""
     if not has_children():
         return []
-    processes = list_processes()
-    descendants = children_of(os.getpid(), processes)
-    for pid in descendants:
-        descendants += children_of(pid, processes)
-    return descendants
+    return descendants_of(os.getpid(), list_processes())
 
 
 def has_children() -> bool:
@@ -99,6 +103,11 @@ def signal_program(pid: int, number: int) -> None:
 def executable_name(pid: int) -> str:
     """Return the file name of a process's executable, which for a script is its interpreter; empty if unknown."""
     return os.path.basename(read_link(f"/proc/{pid}/exe"))
+
+
+def is_python(pid: int, name: str = "") -> bool:
+    """Return True for a process whose executable, or its own name if that is not known, is that of a Python."""
+    return (executable_name(pid) or name).startswith(("python", "pypy"))
 
 
 def handles(pid: int, number: int) -> bool:

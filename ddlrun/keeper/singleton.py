@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.keeper.proc_files import read_file
+from ddlrun.keeper.processes import is_python
 from ddlrun.keeper.record import record
 from ddlrun.keeper.task import Task
 
@@ -84,11 +85,7 @@ def _read(path: str) -> bytes:
 
 def find_pythons(pid: int) -> list[int]:
     """Return the first Python of each line of descent from a process, which may be a shell or a profiler."""
-    try:
-        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:  # it has ended
-        return []
-    if name.startswith(("python", "pypy")):
+    if is_python(pid):
         return [pid]
     children = read_file(f"/proc/{pid}/task/{pid}/children").split()
     return [python for child in children for python in find_pythons(int(child))]

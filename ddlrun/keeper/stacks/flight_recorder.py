@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import time
 
+from ddlrun.keeper.proc_files import list_folder, read_link
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
 # As in hook/ddlrun_recorder.py. The descriptor of the pipe for requests follows.
-RECORDER_FILE = "/memfd:ddlrun-flight-recorder-"
+RECORDER_FILE = "ddlrun-flight-recorder-"
 DEFAULT_GROUP = "default_pg"
 POLL_SECONDS = 0.01
 MOST_SECONDS = 2.0
@@ -30,23 +32,24 @@ def read_recorder(pids: Iterable[int], seconds: float) -> dict[str, Any]:
         seconds: The time limit.
     """
     for pid in pids:
-        paths = _find_files(pid)
-        if paths is not None:
-            return parse_recorder(_request(*paths, seconds=min(seconds, MOST_SECONDS)))
+        path, name = find_memory_file(pid, RECORDER_FILE)
+        if path:
+            pipe = f"/proc/{pid}/fd/{name.split()[0]}"
+            return parse_recorder(_request(path, pipe, seconds=min(seconds, MOST_SECONDS)))
     return parse_recorder(b"")
 
 
-def _find_files(pid: int) -> tuple[str, str] | None:
-    """Return the paths of a process's file and of its pipe; None if it has no recorder."""
+def find_memory_file(pid: int, beginning: str) -> tuple[str, str]:
+    """Return the path of a process's file in memory, and the rest of its name after a beginning; empty: there is none.
+
+    A process that was forked may have another one of its parent's.
+    """
     folder = f"/proc/{pid}/fd"
-    try:
-        for name in sorted(os.listdir(folder), key=int, reverse=True):
-            target = os.readlink(f"{folder}/{name}")
-            if target.startswith(RECORDER_FILE):
-                return f"{folder}/{name}", f"{folder}/{target[len(RECORDER_FILE) :].split()[0]}"
-    except OSError:  # it has ended, or a descriptor was closed
-        pass
-    return None
+    for number in sorted(list_folder(folder), key=int, reverse=True):
+        target = read_link(f"{folder}/{number}")
+        if target.startswith(f"/memfd:{beginning}"):
+            return f"{folder}/{number}", target[len(f"/memfd:{beginning}") :]
+    return "", ""
 
 
 def _request(file_path: str, pipe_path: str, *, seconds: float) -> bytes:

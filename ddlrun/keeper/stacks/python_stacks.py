@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper.proc_files import read_lines
+from ddlrun.keeper.proc_files import read_lines, read_link
 from ddlrun.keeper.processes import handles, read_command, send_signal
+from ddlrun.keeper.stacks.flight_recorder import find_memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,12 +57,8 @@ def find_py_spy(pid: int) -> str | None:
     """Return the path of py-spy: on PATH, or beside the Python of a process; None if it is not installed."""
     import shutil  # noqa: PLC0415 - in the keeper's child alone
 
-    try:
-        beside = os.path.dirname(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        beside = ""
-    command = read_command(pid)
-    folders = (os.environ.get("PATH", os.defpath), os.path.dirname(command[0]) if command else "", beside)
+    beside = [os.path.dirname(path) for path in (*read_command(pid)[:1], read_link(f"/proc/{pid}/exe"))]
+    folders = (os.environ.get("PATH", os.defpath), *beside)
     return shutil.which("py-spy", path=os.pathsep.join(filter(None, folders)))
 
 
@@ -100,8 +97,8 @@ def parse_dump(output: bytes) -> Threads:
 
 def _read_from_hook(pid: int, seconds: float) -> Threads:
     """Have the hook of a process write its stacks, and return them; none if it has no hook or does not reply."""
-    path = _hook_file(pid)
-    if path is None or not handles(pid, STACKS_SIGNAL):
+    path, _ = find_memory_file(pid, STACKS_FILE)
+    if not path or not handles(pid, STACKS_SIGNAL):
         return []
     end = time.monotonic() + seconds
     try:
@@ -121,21 +118,10 @@ def _read_from_hook(pid: int, seconds: float) -> Threads:
     return []
 
 
-def _hook_file(pid: int) -> str | None:
-    """Return the path of the file to which the hook of a process writes; None without a hook."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = sorted(os.listdir(folder), key=int, reverse=True)
-        paths = (f"{folder}/{name}" for name in names)
-        return next((path for path in paths if os.readlink(path).startswith(f"/memfd:{STACKS_FILE}")), None)
-    except OSError:
-        return None
-
-
 def probe(pid: int, state: str) -> int:
     """Return the number of replies of a process to probes; send it the next one, if that interrupts no system call."""
-    path = _hook_file(pid)
-    if path is None or not handles(pid, PROBE_SIGNAL):
+    path, _ = find_memory_file(pid, STACKS_FILE)
+    if not path or not handles(pid, PROBE_SIGNAL):
         return 0
     try:
         with open(path, "rb") as file:

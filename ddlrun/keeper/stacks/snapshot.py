@@ -9,7 +9,7 @@ import os
 import time
 
 from ddlrun.keeper.proc_files import read_lines
-from ddlrun.keeper.processes import children_of, list_processes, read_command
+from ddlrun.keeper.processes import descendants_of, is_python, list_processes, read_command
 from ddlrun.keeper.protocol import MOST_TEXT
 from ddlrun.keeper.stacks.flight_recorder import read_recorder
 from ddlrun.keeper.stacks.process_facts import (
@@ -45,9 +45,7 @@ def take_snapshot(pid: int, seconds: float) -> str:
     import json  # noqa: PLC0415 - in the keeper's child alone
 
     processes = list_processes()
-    pids = [pid]
-    for parent in pids:
-        pids += children_of(parent, processes)
+    pids = [pid, *descendants_of(pid, processes)]
     end = time.monotonic() + min(seconds, MOST_SECONDS)
     shown = [pid for pid in pids if pid in processes][:MOST_PROCESSES]
     described = [_read_process(member, processes[member], end) for member in shown]
@@ -81,7 +79,7 @@ def _read_process(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
         "transferred": read_transferred(pid),
         "gpu": uses_gpu(pid),
     }
-    if is_python(pid, stat):
+    if is_python(pid, stat.name):
         threads, problem = read_stacks(pid, stat.state, max(0.1, end - time.monotonic()))
         threads = [thread for thread in threads if not _is_of_recorder(thread)]
         sources = SourceLines(pid)
@@ -93,15 +91,6 @@ def _read_process(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
 def _is_of_recorder(thread: dict[str, Any]) -> bool:
     """Return True for the thread of the start-up hook, which is none of the program's."""
     return bool(thread["frames"]) and thread["frames"][-1][1].endswith(RECORDER_MODULE)
-
-
-def is_python(pid: int, stat: ProcessStat) -> bool:
-    """Return True for a process whose executable is a Python; threads and processes may have names of their own."""
-    try:
-        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        name = stat.name
-    return name.startswith(("python", "pypy"))
 
 
 def _cut(thread: dict[str, Any], line: Callable[[str, int], str]) -> dict[str, Any]:

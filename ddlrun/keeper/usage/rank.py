@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from _operator import sub  # operator itself takes a file more
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.proc_files import list_folder, read_file
@@ -176,8 +177,7 @@ class Process:
         self._pid, self._folder = pid, f"/proc/{pid}"
         self.state = "?"
         """The state of its main thread."""
-        self._user = self._system = self._faults = 0
-        self._io = (0, 0, 0)
+        self._before = (0, 0, 0, 0, 0, 0)
         self._threads: dict[str, Thread] = {}
 
     def read(self, total: Totals) -> bool:
@@ -186,27 +186,22 @@ class Process:
         if stat is None:
             return False
         self.state = stat.state
-        user, system, faults = stat.usage
-        total.user += user - self._user
-        total.system += system - self._system
-        total.faults += faults - self._faults
-        self._user, self._system, self._faults = user, system, faults
+        words = read_file(f"{self._folder}/io").split()
+        transferred = (int(words[1]), int(words[9]), int(words[11])) if words else self._before[3:]
+        before, self._before = self._before, (*stat.usage, *transferred)
+        user, system, faults, received, read, written = map(sub, self._before, before)
+        total.user += user
+        total.system += system
+        total.faults += faults
+        total.input += received
+        total.read += read
+        total.written += written
         memory = read_file(f"{self._folder}/statm").split()
         if memory:
             total.rss += int(memory[1]) * PAGE_KIB
             total.anonymous += (int(memory[1]) - int(memory[2])) * PAGE_KIB
-        self._read_io(total)
         self._read_threads(total)
         return True
-
-    def _read_io(self, total: Totals) -> None:
-        words = read_file(f"{self._folder}/io").split()
-        if words:
-            now = int(words[1]), int(words[9]), int(words[11])
-            total.input += now[0] - self._io[0]
-            total.read += now[1] - self._io[1]
-            total.written += now[2] - self._io[2]
-            self._io = now
 
     def _read_threads(self, total: Totals) -> None:
         names = list_folder(f"{self._folder}/task")
