@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import IO
 
@@ -30,18 +31,20 @@ def stream_command(argv: Sequence[str], environ: Mapping[str, str], sinks: tuple
     """
     interrupt = None
     receiving, sending = os.pipe()
-    with open(receiving, "rb", buffering=0) as answer, open(sending, "wb", buffering=0) as theirs, subprocess.Popen(  # noqa: S603 - argv lists, no shell
+    with closing(Loop()) as loop, open(receiving, "rb", buffering=0) as answer, subprocess.Popen(  # noqa: S603 - argv lists, no shell
         [*argv, str(sending)], env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True, pass_fds=[sending],
     ) as process:  # fmt: skip
-        theirs.close()
-        streams = [stream for stream in (process.stdout, process.stderr, answer) if stream is not None]
-        pipes = [*zip(streams, sinks, strict=True)]
-        while True:
+        os.close(sending)
+        unread = [pipe for pipe in (process.stdout, process.stderr, answer) if pipe is not None]
+        for pipe, sink in zip(tuple(unread), sinks, strict=True):
+            loop.watch(pipe.fileno(), READ, partial(_pass_on, pipe, sink, loop, unread))
+        while unread or process.poll() is None:
             try:
-                _pass_on(pipes)
-                code = process.wait()
-                break
+                if unread:
+                    loop.wait()
+                else:
+                    process.wait()
             except KeyboardInterrupt as error:
                 interrupt = error
                 process.send_signal(signal.SIGINT)
@@ -50,28 +53,16 @@ def stream_command(argv: Sequence[str], environ: Mapping[str, str], sinks: tuple
                 raise  # the context closes the pipes and waits
     if interrupt is not None:
         raise interrupt
-    return code
+    return process.returncode
 
 
-def _pass_on(pipes: Sequence[tuple[IO[bytes], Sink]]) -> None:
-    """Pass on what a command writes until it has closed all pipes."""
-    loop = Loop()
-
-    def read(pipe: IO[bytes], sink: Sink, _events: int) -> None:
-        data = os.read(pipe.fileno(), CHUNK)
-        sink(data)
-        if not data:
-            loop.forget(pipe.fileno())
-            pipe.close()
-
-    try:
-        for pipe, sink in pipes:
-            if not pipe.closed:
-                loop.watch(pipe.fileno(), READ, partial(read, pipe, sink))
-        while not all(pipe.closed for pipe, _ in pipes):
-            loop.wait()
-    finally:
-        loop.close()
+def _pass_on(pipe: IO[bytes], sink: Sink, loop: Loop, unread: list[IO[bytes]], _events: int) -> None:
+    """Pass on what a pipe holds; after its end, watch it no longer."""
+    data = os.read(pipe.fileno(), CHUNK)
+    if not data:
+        loop.forget(pipe.fileno())
+        unread.remove(pipe)
+    sink(data)
 
 
 def depend_on(parent: int) -> None:
