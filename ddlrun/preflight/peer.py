@@ -1,7 +1,7 @@
 """One host's part of the TCP check: listen, connect to its partners, and print which of them were reached.
 
-The text of this module is sent to each host's Python, which may have no ddlrun: it imports the standard library
-alone.
+It is sent to each host's Python, which may have no ddlrun, with the modules of wire/: it imports these and the standard
+library alone.
 
 Hosts start at different times, seconds apart on a busy machine. Therefore an attempt fails only after the partner has
 shown that it listens, by its own connection to this host, or when time is up. A host listens until each partner has
@@ -11,24 +11,34 @@ open until then.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
-import select
 import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ddlrun.wire.authentication import Secret, connect_as
+from ddlrun.wire.connection import ClosedError, Connection
+from ddlrun.wire.frames import Decoder, Encoder, FrameError
+from ddlrun.wire.listening import Acceptor, AcceptorEvents, run_handshake
+from ddlrun.wire.loop import ENDED, Loop
+
+if TYPE_CHECKING:
+    import _socket
+
+    from ddlrun.wire.frames import Agreement
 
 PAUSE = 0.05
 CONNECT_SECONDS = 2.0
-# A greeting needs packets of the full size, which a network loses whose MTU is smaller than that of the hosts.
-GREETING_BYTES = 8 << 10
-LONGEST_LINE = GREETING_BYTES + 400
+GREETING, ANSWER, RECEIVED = b"g", b"a", b"r"
+# From the end that connects: its port and its name. The answer, which it confirms, is the other name. A greeting needs
+# packets of the full size, which a network loses whose MTU is smaller than that of the hosts.
+GREETING_BYTES, NAME_BYTES = 8 << 10, 400
+TO_PARTNER, FROM_PARTNER = {GREETING: GREETING_BYTES + NAME_BYTES, RECEIVED: 0}, {ANSWER: NAME_BYTES}
 UNANSWERED = "greetings of 8 KiB have no answer: check that the MTU (ip link) is not larger than that of the network"
-# Unauthenticated connections beyond which the oldest one is closed.
 MOST_UNAUTHENTICATED = 64
 # An attempt has failed after this many connections to a partner that listens.
 MOST_FAILURES = 3
@@ -47,35 +57,38 @@ class Partner:
         """Whether its name has no address, which is that error."""
         self.port: int | None = None
         """The port on which it listens; None until it has connected to this host."""
-        self.tried = threading.Event()
-        """Set when this host's attempt to reach it is over."""
-        self.finished = threading.Event()
-        """Set when its attempt to reach this host is over."""
+        self.tried = False
+        """Whether this host's attempt to reach it is over."""
+        self.finished = False
+        """Whether its attempt to reach this host is over."""
 
 
-class Peer:
-    """The listener of this host, and its partners."""
+class Peer(AcceptorEvents):
+    """The listener of this host, in an event loop, and its partners, each with a thread that connects to it."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         self.since = time.time()
         self._end: float = time.monotonic() + task["seconds"]
-        self._name, self._token, self._ports = task["own"], task["token"], task["ports"]
+        self._name, self._secret, self._ports = task["own"], Secret(task["secret"]), task["ports"]
         self._partners = {name: Partner(name, address) for name, address in task["to"].items()}
+        self._loop = Loop()
+        self._greeted: dict[Connection, Partner] = {}
+        """The connections of partners that have sent their greetings."""
         self._server = listen(task["bind"], self._ports)
-        self._unauthenticated: list[socket.socket] = []
-        self._port = 0 if self._server is None else self._server.getsockname()[1]
+        self._port = 0
+        if self._server is not None:
+            self._port = self._server.getsockname()[1]
+            Acceptor(self._loop, [self._server], self._secret, self, most=MOST_UNAUTHENTICATED, seconds=task["seconds"])
 
     def run(self) -> dict[str, Any]:
         """Try all partners, and serve them until their own attempts are over or time is up; return the report."""
-        threads = [threading.Thread(target=self._reach, args=(partner,)) for partner in self._partners.values()]
-        if self._server is not None:
-            threads.append(threading.Thread(target=self._serve, args=(self._server,)))
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
         for partner in self._partners.values():
-            for event in (partner.tried, partner.finished):
-                event.wait(self._seconds_left())
+            threading.Thread(target=self._reach, args=(partner,), daemon=True).start()
+        while self._seconds_left() and not all(each.tried and each.finished for each in self._partners.values()):
+            self._loop.wait(self._seconds_left())
+            for connection, partner in self._greeted.items():
+                if partner.tried and partner.finished:
+                    connection.close()
         return {
             "listening": self._server is not None,
             "reached": {partner.name: partner.error for partner in self._partners.values()},
@@ -84,18 +97,21 @@ class Peer:
             "until": time.time(),
         }
 
+    def end_with_reader(self) -> None:
+        """End this process when nothing reads its output any more: ddlrun, or its connection to this host, is gone."""
+        self._loop.watch(sys.stdout.fileno(), 0, lambda events: os._exit(EXIT_NO_READER) if events & ENDED else None)
+
     def _seconds_left(self) -> float:
         return max(0.0, self._end - time.monotonic())
 
-    # -- this host's connections ------------------------------------------------------------------
+    # -- this host's connections, in threads ------------------------------------------------------
 
     def _reach(self, partner: Partner) -> None:
         """Connect to a partner until it answers, has failed, or time is up."""
         attempt = failures = 0
         while self._seconds_left() and failures < MOST_FAILURES:
             listens = partner.port is not None
-            port = partner.port or self._ports[attempt % len(self._ports)]
-            error = self._connect(partner, port, patient=listens)
+            error = self._connect(partner, partner.port or self._ports[attempt % len(self._ports)], patient=listens)
             if error is None:
                 return
             # On the other ports nothing listens, which says less.
@@ -104,7 +120,8 @@ class Peer:
             if listens:
                 failures += 1
             time.sleep(PAUSE)
-        partner.tried.set()
+        partner.tried = True
+        self._loop.wake()
 
     def _connect(self, partner: Partner, port: int, *, patient: bool) -> str | None:
         """Greet a partner on one port; return the error, or None when it has answered and has closed the connection.
@@ -112,22 +129,23 @@ class Peer:
         Another program that listens on the port may never answer. A `patient` attempt waits until time is up, as
         nothing but a busy machine delays the answer.
         """
-        seconds = max(PAUSE, min(CONNECT_SECONDS, self._seconds_left()))
+        seconds = max(PAUSE, self._seconds_left() if patient else min(CONNECT_SECONDS, self._seconds_left()))
         opened = False
         try:
-            with socket.create_connection((partner.address, port), seconds) as stream:
-                if patient:
-                    stream.settimeout(max(PAUSE, self._seconds_left()))
+            with socket.create_connection((partner.address, port), min(seconds, CONNECT_SECONDS)) as stream:
                 opened = True
-                stream.sendall(f"{self._token} {self._name} {self._port}{' ' * GREETING_BYTES}\n".encode())
-                lines = stream.makefile("rb")
-                token, _, name = lines.readline(LONGEST_LINE).decode().strip().partition(" ")
-                if token != self._token:
-                    return "another program answers"
+                agreement = run_handshake(stream, connect_as(self._secret), time.monotonic() + seconds)
+                stream.settimeout(seconds)
+                encoder = Encoder(agreement.outgoing, TO_PARTNER)
+                greeting = f"{self._port} {self._name}".encode().ljust(GREETING_BYTES)
+                stream.sendall(b"".join(encoder.encode(GREETING, greeting)))
+                name = receive_text(stream, Decoder(agreement.incoming, FROM_PARTNER)).decode()
                 if name != partner.name:
                     return f"{name} answers"
-                stream.sendall(b"\n")
+                stream.sendall(b"".join(encoder.encode(RECEIVED)))
                 self._await_end(partner, stream)
+        except (FrameError, ClosedError):
+            return "another program answers"
         except (OSError, ValueError) as error:
             partner.unresolved = isinstance(error, socket.gaierror)
             if opened and isinstance(error, socket.timeout):
@@ -137,57 +155,47 @@ class Peer:
 
     def _await_end(self, partner: Partner, stream: socket.socket) -> None:
         """Wait until a partner that has answered closes the connection."""
-        partner.error = None
-        partner.tried.set()
+        partner.error, partner.tried = None, True
+        self._loop.wake()
         try:
             stream.settimeout(max(PAUSE, self._seconds_left()))
             stream.recv(1)
         except OSError:
             pass
-        partner.finished.set()
+        partner.finished = True
+        self._loop.wake()
 
     # -- the partners' connections ----------------------------------------------------------------
 
-    def _serve(self, server: socket.socket) -> None:
-        """Answer each connection in a thread of its own."""
-        while self._seconds_left():
-            server.settimeout(max(PAUSE, self._seconds_left()))
-            try:
-                stream, _ = server.accept()
-            except OSError:
-                continue
-            self._unauthenticated.append(stream)
-            for oldest in self._unauthenticated[:-MOST_UNAUTHENTICATED]:
-                self._forget(oldest)
-                with contextlib.suppress(OSError):  # it has just been closed
-                    oldest.shutdown(socket.SHUT_RDWR)
-            threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
+    def on_connection(self, link: _socket.socket, agreement: Agreement) -> None:
+        """Serve a partner."""
+        connection = Connection(link)
+        connection.begin(agreement, sent=FROM_PARTNER, received=TO_PARTNER)
+        connection.join(self._loop, lambda: self._on_readable(connection))
 
-    def _forget(self, stream: socket.socket) -> None:
-        """Remove an authenticated or closed connection from the list."""
-        with contextlib.suppress(ValueError):
-            self._unauthenticated.remove(stream)
+    def _on_readable(self, connection: Connection) -> None:
+        """Answer a greeting, and hold the connection until its sender has been tried."""
+        try:
+            for kind, text in connection.receive():
+                if kind == GREETING:
+                    port, name = text.decode().split()
+                    self._greeted[connection] = partner = self._partners[name]
+                    partner.port = int(port)
+                    connection.send(ANSWER, self._name.encode())
+                else:
+                    self._greeted[connection].finished = True
+        except (OSError, FrameError, KeyError, ValueError):
+            connection.close()
 
-    def _answer(self, stream: socket.socket) -> None:
-        """Answer a greeting that begins with the token, and hold the connection until its sender has been tried."""
-        with stream:
-            try:
-                stream.settimeout(max(PAUSE, self._seconds_left()))
-                lines = stream.makefile("rb")
-                words = lines.readline(LONGEST_LINE).decode().split()
-                if len(words) != 3 or words[0] != self._token:
-                    return
-                self._forget(stream)
-                partner = self._partners[words[1]]
-                partner.port = int(words[2])
-                stream.sendall(f"{self._token} {self._name}\n".encode())
-                if lines.readline(LONGEST_LINE):
-                    partner.finished.set()
-                    partner.tried.wait(self._seconds_left())
-            except (OSError, ValueError, KeyError):
-                pass
-            finally:
-                self._forget(stream)
+
+def receive_text(stream: socket.socket, decoder: Decoder) -> bytes:
+    """Return the text of the next message. Raises OSError or FrameError."""
+    while True:
+        data = stream.recv(NAME_BYTES)
+        if not data:
+            raise ClosedError
+        for _, text in decoder.feed(data):
+            return text
 
 
 def listen(address: str, ports: list[int]) -> socket.socket | None:
@@ -205,21 +213,10 @@ def listen(address: str, ports: list[int]) -> socket.socket | None:
     return None
 
 
-def end_with_reader() -> None:
-    """End this process when nothing reads its output any more: ddlrun, or its connection to this host, is gone."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    poll.poll()  # until the error that a pipe or a socket without a reader has
-    os._exit(EXIT_NO_READER)
-
-
-def main(task: dict[str, Any]) -> None:
-    """Run the task and print its result as JSON."""
-    threading.Thread(target=end_with_reader, daemon=True).start()
+def main(text: str) -> None:
+    """Run a task, which is JSON, and print its result as JSON."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    sys.stdout.write("@tcp " + json.dumps(Peer(task).run()) + "\n")
+    peer = Peer(json.loads(text))
+    peer.end_with_reader()
+    sys.stdout.write("@tcp " + json.dumps(peer.run()) + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

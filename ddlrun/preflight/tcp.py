@@ -11,11 +11,15 @@ from ddlrun.hosts import fold
 from ddlrun.network.subnet_selection import Network
 from ddlrun.preflight import peer
 from ddlrun.preflight.findings import FindingCode, PreflightFinding
+from ddlrun.ship.script import encode_modules, task_script
+from ddlrun.wire.authentication import SHA256
 from ddlrun.wording import printable
 
 ALL_PAIRS = 8
 # The hosts of a batch have to run at the same time, and ssh goes to 128 hosts at once.
 BATCH_SIZE = 100
+# The modules that a host's part of the check needs.
+PARTS = ("__init__.py", "wire", "preflight/__init__.py", "preflight/peer.py")
 # MPI's own connections use ports from 1024 on; these are seldom in use.
 LOWEST, HIGHEST, TRIES = 28000, 29900, 3
 MOST_ERROR = 200
@@ -71,11 +75,10 @@ def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: f
 
     It ends when all connections have been tried, at the latest after some seconds.
     """
-    draw = int.from_bytes(os.urandom(8), "big")
-    first_port = LOWEST + draw % (HIGHEST - LOWEST)
+    first_port = LOWEST + int.from_bytes(os.urandom(8), "big") % (HIGHEST - LOWEST)
     connections = sorted(pairs(hosts))
-    with open(peer.__file__, encoding="utf-8") as file:
-        program = file.read()
+    secret, modules = f"{SHA256}:{os.urandom(32).hex()}", encode_modules(PARTS)  # all Pythons have that algorithm
+    has_python = f"[ -x {shlex.quote(python)} ] || command -v python3 >/dev/null"
     scripts = {}
     for host in hosts:
         task = {
@@ -83,14 +86,11 @@ def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: f
             "bind": network.addresses.get(host, "::" if ":" in host else "0.0.0.0"),  # noqa: S104 - all its networks
             "to": {to: network.addresses.get(to, to) for source, to in connections if source == host},
             "ports": list(range(first_port, first_port + TRIES)),
-            "token": f"ddlrun-{draw:x}",
+            "secret": secret,
             "seconds": seconds,
         }
-        scripts[host] = (
-            f"python={shlex.quote(python)}\n"
-            '[ -x "$python" ] || python=$(command -v python3) || { echo "@tcp null"; exit 0; }\n'
-            f"exec \"$python\" -I -S - {shlex.quote(json.dumps(task))} <<'@ddlrun'\n{program}@ddlrun\n"
-        )
+        script = task_script(task, python, modules, peer.__name__)
+        scripts[host] = f'{has_python} || {{ echo "@tcp null"; exit 0; }}\n{script}'
     return scripts
 
 

@@ -3,7 +3,7 @@
 import base64
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddlrun.agent.archive import build_archive
@@ -12,14 +12,14 @@ from ddlrun.remote.processes import FinishedProcess
 from ddlrun.ship.host.main import MARK
 
 PARTS = ("__init__.py", "wire", "ship/__init__.py", "ship/host")
+MAIN = "ddlrun.ship.host.main"
 BOOTSTRAP = """
 import base64, os, sys
 task, archive = sys.stdin.read().split("\\n")[:2]
 file = os.memfd_create("ddlrun")
 os.write(file, base64.b64decode(archive))
 sys.path.insert(0, "/proc/self/fd/%d" % file)
-from ddlrun.ship.host.main import main
-main(task)
+__import__(sys.argv[1], fromlist=["main"]).main(task)
 """
 
 
@@ -28,15 +28,23 @@ def run_tasks(tasks: Mapping[str, Mapping[str, Any]], python: str, reach: ProbeT
 
     Returns host -> its report; that of a host that failed has the reason as `error`.
     """
-    modules = base64.b64encode(build_archive(PARTS)).decode()
-    scripts = {host: task_script(task, python, modules) for host, task in tasks.items()}
+    modules = encode_modules(PARTS)
+    scripts = {host: task_script(task, python, modules, MAIN) for host, task in tasks.items()}
     replies = run_scripts(scripts, reach)
     return {host: parse_report(replies[host]) for host in tasks}
 
 
-def task_script(task: Mapping[str, Any], python: str, modules: str) -> str:
-    """Return the script of a task; it runs under a Python if that is there, else under python3."""
-    run = f'exec "$python" -I -S -X utf8 -c {shlex.quote(BOOTSTRAP)}'
+def encode_modules(parts: Sequence[str]) -> str:
+    """Return an archive of modules and folders for the script of a task."""
+    return base64.b64encode(build_archive(parts)).decode()
+
+
+def task_script(task: Mapping[str, Any], python: str, modules: str, main: str) -> str:
+    """Return the script of a task; it runs under a Python if that is there, else under python3.
+
+    `main` is one of the modules, whose function `main` gets the task as JSON.
+    """
+    run = f'exec "$python" -I -S -X utf8 -c {shlex.quote(BOOTSTRAP)} {main}'
     return (
         f"python={shlex.quote(python)}\n"
         '[ -x "$python" ] || python=python3\n'
