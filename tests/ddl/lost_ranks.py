@@ -62,7 +62,7 @@ def reduce_until_interrupted() -> None:
 
 def reduce_in_secret() -> None:
     """Reduce an array, whose halves peers copy from memory; then forbid that, and reduce another one."""
-    connection = tcp_world(os.environ).endpoint._connections[1 - RANK, 0]  # noqa: SLF001
+    connection = tcp_world(os.environ).endpoint.connections.get(1 - RANK)
     for value in (1.0, 2.0):
         array = np.full(2**20, value)
         ddl.all_reduce(array, "sum" if value > 1 else "avg", in_place=True)
@@ -90,14 +90,14 @@ def use_all_files(left: int, *, may_be_more: bool) -> None:
 def await_connection_to(peer: int) -> None:
     """Return when this rank has begun to connect to a higher one, which has knocked."""
     endpoint = tcp_world(os.environ).endpoint
-    while (peer, 0) not in endpoint._connections:  # noqa: SLF001
+    while not endpoint.connections.all_to(peer):
         endpoint.poll(300)
 
 
 def await_message_of(peer: int) -> None:
     """Return when a message of a rank is here, before this rank has a buffer for it."""
     endpoint = tcp_world(os.environ).endpoint
-    while not endpoint._connections[peer, 0].mailbox.early:  # noqa: SLF001 - which only a late receiver has
+    while not endpoint.connections.get(peer).mailbox.early:  # which only a late receiver has
         endpoint.poll(300)
 
 

@@ -24,7 +24,7 @@ from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.ddl.tcp.connection import PeerConnection
-from ddlrun.ddl.tcp.connector import RankAddress
+from ddlrun.ddl.tcp.connections import RankAddress
 from ddlrun.ddl.tcp.endpoint import Endpoint
 from ddlrun.ddl.tcp.message import Completion, Mailbox
 from ddlrun.ddl.tcp.own_host import listen
@@ -580,7 +580,7 @@ def test_a_rank_that_has_sent_all_may_end_while_its_messages_arrive() -> None:
         else:
             ended.wait(300)
             transport.post_receive(data.data, 0, 2 * LANE, owner)
-            endpoint._end(endpoint._connections[0, 1], ClosedError())  # noqa: SLF001 - as if its end came first
+            endpoint.end(endpoint.connections.get(0, 1), ClosedError())  # as if its end came first
             wait_for_owner(transport, owner)
         return set(data.tolist())
 
@@ -596,7 +596,7 @@ def test_a_connection_that_broke_before_a_message_was_awaited_is_a_failure(waiti
         exchange_over_connections(comm)
         transport, owner, endpoint = TcpTransport[Owner](comm.Dup()), Owner(), comm.endpoint
         if comm.rank != waiting:
-            file: Any = endpoint._connections[waiting, 2].wire.link  # type: ignore[union-attr]  # noqa: SLF001
+            file: Any = endpoint.connections.get(waiting, 2).wire.link  # type: ignore[union-attr]
             file.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
             file.close()
             broken.set()
@@ -669,7 +669,7 @@ def exchange_over_connections(comm: TcpCommunicator) -> Any:
         transport.post_receive(part.data, 1 - comm.rank, number % 2 + number % 4 * LANE, owner)
     wait_for_owner(transport, owner)
     comm.Barrier()
-    return [set(part.tolist()) for part in received], len(comm.endpoint._connections)  # noqa: SLF001
+    return [set(part.tolist()) for part in received], len(comm.endpoint.connections.all())
 
 
 def test_messages_take_several_connections_to_another_host_and_keep_their_order() -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ddlrun.ddl.tcp import loans
+from ddlrun.ddl.tcp.message import take_next
 from ddlrun.ddl.tcp.protocol import ENVELOPE, KINDS, LOAN, LOAN_TEXT, MESSAGE, NUMBER, Loan
 from ddlrun.wire.connection import Connection
 from ddlrun.wire.frames import Agreement, Checksums
@@ -82,7 +83,7 @@ class PeerConnection:
 
         Raises OSError if the message is in the memory of the peer, and that cannot be read any more.
         """
-        early = self.mailbox.take_early((group, tag))
+        early = take_next(self.mailbox.early, (group, tag))
         if early is None:
             completion.owner.open += 1
             self.mailbox.posted[group, tag].append(completion)

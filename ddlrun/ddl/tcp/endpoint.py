@@ -1,8 +1,4 @@
-"""The endpoint of a rank: its connections to the others, and one loop that moves their messages.
-
-A connection is made when it is first needed. There are further connections to the same rank on another host, for
-networks that limit the rate of each; the higher rank requests them over the first one.
-"""
+"""The endpoint of a rank: its connections to the others, and one loop that moves their messages."""
 
 from __future__ import annotations
 
@@ -16,13 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddlrun.ddl.interruption import explain_interruption
-from ddlrun.ddl.tcp.connection import PeerConnection
-from ddlrun.ddl.tcp.connector import Connector
-from ddlrun.ddl.tcp.message import Mailbox
+from ddlrun.ddl.tcp.connections import Connections
 from ddlrun.ddl.tcp.own_host import is_of_system
-from ddlrun.ddl.tcp.peer_memory import OwnMemory
 from ddlrun.ddl.tcp.progress_reports import ProgressReports
-from ddlrun.ddl.tcp.protocol import CONNECT, LOST, QUESTION, REPLY
+from ddlrun.ddl.tcp.protocol import LOST, QUESTION, REPLY
 from ddlrun.ddl.transport import WrongLengthError
 from ddlrun.errors import DdlrunError, LostRankError
 from ddlrun.wire.authentication import HandshakeError
@@ -31,14 +24,13 @@ from ddlrun.wire.frames import FrameError
 from ddlrun.wire.loop import Loop
 
 if TYPE_CHECKING:
-    import _socket
     import socket
     from collections.abc import Callable, Iterable
 
     from ddlrun.ddl.tcp.address_exchange import Membership
-    from ddlrun.ddl.tcp.connector import RankAddress
+    from ddlrun.ddl.tcp.connection import PeerConnection
+    from ddlrun.ddl.tcp.connections import RankAddress
     from ddlrun.ddl.tcp.message import Completion
-    from ddlrun.ddl.tcp.own_host import TooManyFilesError
     from ddlrun.wire.authentication import Secret
 
 # Seconds for the last messages to others, which report a lost rank.
@@ -61,30 +53,19 @@ class Endpoint:
         """The time (time.monotonic) from which on `poll` raises TimeoutError."""
         self._loop = Loop()
         self.wake = self._loop.wake
-        self._connector = Connector(self._loop, job, listener, secret, address_of, self)
-        self._connections: dict[tuple[int, int], PeerConnection] = {}
-        """The connections by peer and number, from 0."""
-        self._handlers = {
-            LOST: self._on_lost,
-            CONNECT: self._on_request,
-            QUESTION: self.progress.reply,
-            REPLY: self.progress.note,
-        }
+        self.handlers = {LOST: self._on_lost, QUESTION: self.progress.reply, REPLY: self.progress.note}
+        self.connections = Connections(self._loop, job, listener, secret, address_of, self)
         self._failure: Exception | None = None
-        self._lost: int | None = None
-        """The lost rank that is reported to the others."""
-        self._host = address_of(self.rank).host
-        self._memory = OwnMemory(secret, self.rank)
         os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
 
     def post_receive(self, peer: int, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a peer with this group and tag; it counts as open unless it is here already."""
         try:
-            connection = self._connection(peer)
+            connection = self.connections.get(peer)
             try:
                 connection.post_receive(group, tag, completion)
             except OSError as error:
-                self._end(connection, error)
+                self.end(connection, error)
             if connection.ended:
                 self._check(connection)
         except BaseException as error:
@@ -101,8 +82,7 @@ class Endpoint:
         it goes over the first connection, and is not copied from memory.
         """
         try:
-            is_local = bool(lane) and self.address_of(peer).host == self._host
-            connection = self._connection(peer, 0 if lane is None or is_local else lane)
+            connection = self.connections.get(peer, lane or 0)
             connection.send(group, tag, data, completion, lend=lane is not None)
             if connection.ended:
                 self._check(connection)
@@ -132,12 +112,12 @@ class Endpoint:
 
     def awaited(self) -> list[int]:
         """Return the ranks from or to which a message is not complete."""
-        return sorted({connection.peer for connection in self._connections.values() if connection.awaited})
+        return sorted({connection.peer for connection in self.connections.all() if connection.awaited})
 
     def ask_progress(self, peers: Iterable[int]) -> None:
         """Request the progress of peers, whose replies `poll` receives."""
         for peer in peers:
-            self._connection(peer).send_number(QUESTION, self.progress.own)
+            self.connections.get(peer).send_number(QUESTION, self.progress.own)
 
     def serve(self, seconds: float) -> None:
         """Reply to peers for up to some seconds, also after a failure."""
@@ -145,13 +125,13 @@ class Endpoint:
 
     def find_sources(self, group: int, tag: int) -> list[int]:
         """Return the ranks whose next message with a group and tag arrives, or is here, without a buffer."""
-        return sorted({item.peer for item in self._connections.values() if (group, tag) in item.mailbox.early})
+        return sorted({item.peer for item in self.connections.all() if (group, tag) in item.mailbox.early})
 
     def give_up(self) -> None:
         """Let the memory of open messages change from now on."""
-        for connection in self._connections.values():
+        for connection in self.connections.all():
             connection.keep_unsent()
-        self._memory.revoke()
+        self.connections.memory.revoke()
 
     def stop(self, error: Exception) -> None:
         """Raise this error from every later `poll`; the other ranks report this one as lost."""
@@ -167,7 +147,6 @@ class Endpoint:
         """
         self._failure = self._failure or error
         self.close_files()
-        self._connections.clear()
         self.give_up()
 
     @property
@@ -181,9 +160,9 @@ class Endpoint:
             return
         until = time.monotonic() + LINGER
         self.give_up()
-        while any(map(self._lingers, self._connections.values())) and (left := until - time.monotonic()) > 0:
+        while any(map(self._lingers, self.connections.all())) and (left := until - time.monotonic()) > 0:
             self._loop.wait(left)
-        for connection in self._connections.values():
+        for connection in self.connections.all():
             if connection.is_open:
                 with suppress(OSError, FrameError, WrongLengthError):
                     connection.read()  # unread bytes would let the kernel discard what is still to be sent
@@ -192,15 +171,13 @@ class Endpoint:
     def _lingers(self, connection: PeerConnection) -> bool:
         """Return True if the peer has still to receive messages, such as the report of a loss."""
         if connection.wire is None:
-            return self._lost is not None and not connection.ended
+            return self.connections.lost is not None and not connection.ended
         return connection.wire.unsent > 0
 
     def close_files(self) -> None:
         """Close all sockets; in a child process, the parent goes on to use them: so the loop is closed first."""
         self._loop.close()
-        self._connector.close()
-        for connection in self._connections.values():
-            connection.close()
+        self.connections.close()
 
     def _wait(self, seconds: float) -> bool:
         """Handle events; return False if there were none in that time."""
@@ -211,65 +188,23 @@ class Endpoint:
                 return False
         return True
 
-    def _connection(self, peer: int, lane: int = 0) -> PeerConnection:
-        connection = self._connections.get((peer, lane))
-        if connection is None:
-            if self.closed:
-                self._raise_failure()
-            connection = self._add_connection(peer, lane)
-            if lane and self.rank > peer:
-                self._connections[peer, 0].send_number(CONNECT, lane)
-            else:
-                self._connector.connect(peer, lane)
-        return connection
+    def check_open(self) -> None:
+        """Raise the error of a rank whose connections are closed."""
+        if self.closed:
+            self._failure = self._failure or LostRankError(f"{self.job}: this rank has closed its connections")
+            self._raise_failure()
 
-    def _add_connection(self, peer: int, lane: int) -> PeerConnection:
-        first = self._connection(peer) if lane else None
-        mailbox = Mailbox(self.job.number(peer)) if first is None else first.mailbox
-        connection = self._connections[peer, lane] = PeerConnection(peer, mailbox, self._memory, self._handlers)
-        if first is not None:
-            connection.ended = first.ended
-        elif self._lost is not None:
-            connection.send_number(LOST, self._lost)
-        return connection
-
-    # -- of the connector --------------------------------------------------------------------------
-
-    def on_link(self, peer: int, lane: int, link: _socket.socket) -> None:
-        """Use a connection whose ends have authenticated each other."""
-        connection = self._connections.get((peer, lane)) or self._add_connection(peer, lane)
-        connection.use(link, self._loop, partial(self._read, connection))
-        if self.rank < peer and not lane and self.address_of(peer).host == self._host:
-            connection.loans.offer()
-
-    def on_knock(self, peer: int) -> None:
-        """Connect to a higher rank."""
-        self._connection(peer)
-
-    def on_failure(self, peer: int, lane: int, error: OSError | HandshakeError) -> None:
-        """End a connection that cannot be made."""
-        self._end(self._connections[peer, lane], error)
-
-    def on_too_many_files(self, error: TooManyFilesError) -> None:
-        """End the job on this rank."""
-        self.stop(LostRankError(f"{self.job}: {error.strerror}"))
-
-    # -- of connections ----------------------------------------------------------------------------
-
-    def _read(self, connection: PeerConnection) -> None:
+    def read(self, connection: PeerConnection) -> None:
         """Receive what has come."""
         try:
             if not connection.is_readable:
                 raise ClosedError
             connection.read()
         except (OSError, FrameError) as error:
-            self._end(connection, error)
+            self.end(connection, error)
         except WrongLengthError as error:
             connection.stop_reading()
             self.stop(error)
-
-    def _on_request(self, connection: PeerConnection, lane: int) -> None:
-        self._connection(connection.peer, lane)
 
     def _on_lost(self, connection: PeerConnection, lost: int) -> None:
         """Fail, as the peer reports a rank as lost, which is the peer itself after an error of its own."""
@@ -278,14 +213,14 @@ class Endpoint:
 
     # -- failures ----------------------------------------------------------------------------------
 
-    def _end(self, connection: PeerConnection, error: OSError | FrameError) -> None:
+    def end(self, connection: PeerConnection, error: OSError | FrameError) -> None:
         """Close a connection that has ended; after an error, close all connections to the peer.
 
         Once all of them have ended, that is a failure if a message is awaited, now or later.
         """
         if isinstance(error, OSError) and not is_of_system(error):
             raise error
-        connections = self._connections_to(connection.peer)
+        connections = self.connections.all_to(connection.peer)
         for item in (connection,) if isinstance(error, ClosedError) else connections:
             if item.is_open:
                 with suppress(OSError, FrameError, WrongLengthError):
@@ -299,12 +234,9 @@ class Endpoint:
 
     def _check(self, connection: PeerConnection) -> None:
         """Fail if a message is awaited and all connections to the peer have ended."""
-        connections = self._connections_to(connection.peer)
+        connections = self.connections.all_to(connection.peer)
         if not any(item.is_open for item in connections) and any(item.awaited for item in connections):
             self._fail(connection.peer, connection.ended)
-
-    def _connections_to(self, peer: int) -> list[PeerConnection]:
-        return [connection for connection in self._connections.values() if connection.peer == peer]
 
     def _fail(self, lost: int, reason: str) -> None:
         """Raise an error from `poll` from now on, and report the lost rank to the others, which wait for this one."""
@@ -313,9 +245,9 @@ class Endpoint:
             self._report_lost(lost)
 
     def _report_lost(self, lost: int) -> None:
-        self._lost = lost
+        self.connections.lost = lost
         self.give_up()
-        for connection in self._connections.values():
+        for connection in self.connections.all():
             connection.send_number(LOST, lost)
 
     def _raise_failure(self) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddlrun.ddl.tcp.message import take_next
 from ddlrun.ddl.tcp.peer_memory import PeerMemory, RevokedMemoryError, address_of
 from ddlrun.ddl.tcp.protocol import ENVELOPE, LOAN, LOAN_TEXT, MESSAGE, NUMBER, OFFER, READABLE, REFUSED, RETURNED
 
@@ -62,7 +63,7 @@ class Loans:
             return
         completion = self._mailbox.posted[key][0]  # it counts as awaited until the bytes are here
         if self._copy(loan, completion):
-            self._mailbox.take_posted(key)
+            take_next(self._mailbox.posted, key)
             completion.finish()
 
     def take_early(self, loan: Loan, completion: Completion) -> None:

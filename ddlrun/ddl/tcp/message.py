@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.tcp.protocol import Loan
 
 Key = tuple[int, int]
+T = TypeVar("T")
 
 
 class Completion(NamedTuple):
@@ -80,7 +81,7 @@ class Mailbox:
 
     def begin(self, group: int, tag: int, size: int) -> Incoming:
         """Return a message that arrives from now on. Raises WrongLengthError."""
-        completion = self.take_posted((group, tag))
+        completion = take_next(self.posted, (group, tag))
         incoming = Incoming(completion, size)
         if completion is None:
             self.early[group, tag].append(incoming)
@@ -88,29 +89,20 @@ class Mailbox:
             self.check_length(size, completion)
         return incoming
 
-    def take_posted(self, key: Key) -> Completion | None:
-        """Return the buffer for the next message with a group and tag; None if none is posted."""
-        posted = self.posted.get(key)
-        if posted is None:
-            return None
-        completion = posted.popleft()
-        if not posted:
-            del self.posted[key]
-        return completion
-
-    def take_early(self, key: Key) -> Incoming | Loan | None:
-        """Return the next message with a group and tag that has no buffer; None: there is none."""
-        early = self.early.get(key)
-        if early is None:
-            return None
-        message = early.popleft()
-        if not early:
-            del self.early[key]
-        return message
-
     def check_length(self, size: int, completion: Completion) -> None:
         """Raise WrongLengthError if a message has another length than its buffer."""
         if completion.buffer is not None and len(completion.buffer) != size:
             raise WrongLengthError(
                 f"a message of rank {self._peer} has {size} bytes instead of {len(completion.buffer)}"
             )
+
+
+def take_next(queues: defaultdict[Key, deque[T]], key: Key) -> T | None:
+    """Take the oldest one of a group and tag; None: there is none. No empty queue remains."""
+    queue = queues.get(key)
+    if queue is None:
+        return None
+    item = queue.popleft()
+    if not queue:
+        del queues[key]
+    return item

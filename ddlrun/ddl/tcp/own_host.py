@@ -34,7 +34,12 @@ def listen(address: str, port: int = 0) -> socket.socket:
 
 def begin_to_connect(address: str, port: int) -> socket.socket:
     """Return a non-blocking socket that connects to an address. Raises OSError; TooManyFilesError."""
-    link = _open_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    link = None
+    while link is None:
+        try:
+            link = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as error:
+            raise_file_limit(error)
     link.setblocking(False)
     try:
         link.connect((address, port))
@@ -53,18 +58,10 @@ def raise_error_of(link: _socket.socket) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _open_socket(family: int) -> socket.socket:
-    while True:
-        try:
-            return socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            if error.errno not in {errno.EMFILE, errno.ENFILE}:
-                raise
-            raise_file_limit(error)
-
-
 def raise_file_limit(error: OSError) -> None:
-    """Raise this process's limit of open files after an error that names it. Raises TooManyFilesError."""
+    """Raise this process's limit of open files if that is the error. Raises the error; TooManyFilesError."""
+    if error.errno not in {errno.EMFILE, errno.ENFILE}:
+        raise error
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * soft if most == resource.RLIM_INFINITY else min(2 * soft, most)
     if error.errno == errno.ENFILE:

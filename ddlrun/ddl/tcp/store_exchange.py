@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
 
-from ddlrun.ddl.tcp.connector import RankAddress
+from ddlrun.ddl.tcp.connections import RankAddress
 from ddlrun.ddl.tcp.endpoint import Endpoint
 from ddlrun.ddl.tcp.own_host import find_own_address, listen, name_host
 from ddlrun.ddl.tcp.protocol import make_secret

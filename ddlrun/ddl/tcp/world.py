@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership, connect_to_rank_0, exchange
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
-from ddlrun.ddl.tcp.connector import RankAddress
+from ddlrun.ddl.tcp.connections import RankAddress
 from ddlrun.ddl.tcp.endpoint import Endpoint
 from ddlrun.ddl.tcp.own_host import listen, name_host
 from ddlrun.ddl.tcp.protocol import make_secret
