@@ -1,15 +1,18 @@
 """ddlrun's end of the connections of hosts: a loop in a thread serves all of them, each by the steps of a generator."""
 
 import _socket
+import json
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from ddlrun.listening import bind_free_port
-from ddlrun.ship.host.link import BACKLOG, MOST_UNAUTHENTICATED, Server
+from ddlrun.remote.probe import ProbeTarget
+from ddlrun.ship.host.link import MOST_UNAUTHENTICATED, Server
 from ddlrun.ship.host.protocol import TO_DDLRUN, TO_HOST
 from ddlrun.ship.host.unpack import BLOCK
+from ddlrun.ship.script import run_tasks
 from ddlrun.wire.authentication import SHA256, Secret
 from ddlrun.wire.connection import Connection
 from ddlrun.wire.frames import Agreement, FrameError
@@ -17,36 +20,65 @@ from ddlrun.wire.frames import Agreement, FrameError
 # Steps yield FRAME, and get a frame (kind, text); or the number of bytes that are left of a payload, and get some.
 Steps = Generator[int, Any, None]
 FRAME = 0
+T = TypeVar("T")
 # More than the frames and payloads that are received at once beside a payload.
 MOST_TURNS = 16
 
 
-def draw_secret() -> Secret:
-    """Return a new secret. Each host's Python has its algorithm, also in FIPS mode."""
-    return Secret(f"{SHA256}:{os.urandom(32).hex()}")
+def receive(kind: bytes, record: type[T]) -> Generator[int, Any, T]:
+    """Return the content of the next frame, which has to be of a kind; a part of the steps. Raises FrameError.
 
-
-def receive(kind: bytes) -> Generator[int, Any, bytes]:
-    """Return the text of the next frame, which has to be of a kind; a part of the steps. Raises FrameError."""
+    `record` is its type: NamedTuples and tuples of each other, str, int and bool.
+    """
     received, text = yield FRAME
     if received != kind:
         raise FrameError(f"a message of kind {received!r} comes in place of one of kind {kind!r}")
-    return bytes(text)
+    return parse(text, record)
+
+
+def parse(text: bytes, record: type[T]) -> T:
+    """Return the content of a message, whose type is checked. Raises FrameError."""
+    try:
+        content: T = _convert(json.loads(text), record)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FrameError("it sent a message that cannot be read") from error
+    return content
+
+
+def _convert(value: object, record: type[Any]) -> Any:  # noqa: ANN401 - that type
+    """Return an array of JSON as a record. Raises TypeError or ValueError."""
+    types = get_args(record) or tuple(get_type_hints(record).values())
+    if type(value) is not (list if types else record):
+        raise TypeError
+    if not isinstance(value, list):
+        return value
+    if types[1:] == (...,):
+        types = types[:1] * len(value)
+    items = [_convert(item, kind) for item, kind in zip(value, types, strict=True)]
+    return getattr(record, "_make", tuple)(items)
 
 
 class HostServer(Server):
     """The connections of the hosts of one transfer."""
 
-    def __init__(self, secret: Secret, addresses: Sequence[str], hosts: int) -> None:
-        """Listen for a number of hosts on this machine's addresses."""
-        listeners = bind_free_port(addresses)
-        for listener in listeners:
-            listener.listen(BACKLOG)
-        super().__init__(listeners, secret, max(MOST_UNAUTHENTICATED, hosts))
-        self.port: int = listeners[0].getsockname()[1]
+    def __init__(self, addresses: Sequence[str], hosts: Sequence[str]) -> None:
+        """Listen for hosts on this machine's addresses."""
+        # Each host's Python has this algorithm, also in FIPS mode.
+        self.secret = Secret(f"{SHA256}:{os.urandom(32).hex()}")
+        super().__init__(bind_free_port(addresses), self.secret, max(MOST_UNAUTHENTICATED, len(hosts)))
+        self._addresses, self._hosts = addresses, hosts
         self.buffer = memoryview(bytearray(BLOCK))
         """The part of a payload that has just arrived."""
         self.conversations: set[Conversation] = set()
+
+    def run(self, task: Mapping[str, Any], python: str, reach: ProbeTarget) -> dict[str, dict[str, Any]]:
+        """Run a task on all hosts, and serve their connections meanwhile; return their reports (see run_tasks)."""
+        end = {"secret": self.secret.text, "addresses": list(self._addresses), "port": self.port}
+        self.start()
+        try:
+            return run_tasks({host: {**task, **end, "host": host} for host in self._hosts}, python, reach)
+        finally:
+            self.close()
 
     def serve(self, conversation: "Conversation", claim: bytes) -> Steps:
         """Serve a connection; at the end of the steps it is closed.

@@ -5,20 +5,15 @@ import os
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddlrun.remote.probe import ProbeTarget
-from ddlrun.ship.conversation import FRAME, Conversation, HostServer, Steps, draw_secret, receive
-from ddlrun.ship.host.protocol import END, FILES, OFFER, READY, RECEIVED, End, Offer, parse
+from ddlrun.ship.conversation import FRAME, Conversation, HostServer, Steps, receive
+from ddlrun.ship.host.protocol import END, FILES, OFFER, READY, RECEIVED, End, Offer, Row
 from ddlrun.ship.host.results import LARGEST_NUMBER, LONGEST_NAME, MOST_NAMED, is_left_out, is_wanted, shorten
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.script import run_tasks
-from ddlrun.wire.authentication import Secret
 from ddlrun.wire.frames import FrameError
 from ddlrun.wording import printable, printable_line
-
-if TYPE_CHECKING:
-    from ddlrun.ship.host.protocol import Reason
 
 LONGEST_PATH = 4096
 
@@ -66,23 +61,15 @@ class FetchTask:
 
 def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
     """Receive the wanted files of all hosts; the files of a host that fails are left out."""
-    secret = draw_secret()
-    server = ResultServer(task, secret)
     body = {
         "action": "send",
         "folder": task.request.folder,
         "run": task.run_id,
         "working_folder": task.request.working_folder,
-        "paths": list(task.request.fetched),
-        "secret": secret.text,
-        "addresses": list(task.addresses),
-        "port": server.port,
+        "paths": task.request.fetched,
     }
-    server.start()
-    try:
-        reports = run_tasks({host: {**body, "host": host} for host in task.hosts}, task.python, reach)
-    finally:
-        server.close()
+    server = ResultServer(task)
+    reports = server.run(body, task.python, reach)
     problems = {host: list(server.unreadable.get(host, ())) for host in task.hosts}
     for host, report in reports.items():
         if host not in server.files:
@@ -95,9 +82,9 @@ def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
 class ResultServer(HostServer):
     """The connections of hosts that send their files."""
 
-    def __init__(self, task: FetchTask, secret: Secret) -> None:
+    def __init__(self, task: FetchTask) -> None:
         """Listen."""
-        super().__init__(secret, task.addresses, len(task.hosts))
+        super().__init__(task.addresses, task.hosts)
         self._task = task
         self._waiting = set(task.hosts)
         self._free = shutil.disk_usage(task.folder).free
@@ -108,7 +95,7 @@ class ResultServer(HostServer):
 
     def serve(self, conversation: Conversation, claim: bytes) -> Steps:  # noqa: ARG002 - see HostServer
         """Receive the files of a host, once."""
-        offer = parse(Offer.parse, (yield from receive(OFFER)))
+        offer = yield from receive(OFFER, Offer)
         if offer.host not in self._waiting:
             return
         self._waiting.remove(offer.host)
@@ -128,13 +115,14 @@ class ResultServer(HostServer):
         """Receive the files of a host, without those that it could not read. Raises FrameError or OSError."""
         folder = f"{self._task.folder}/{len(self._waiting)}"
         os.mkdir(folder)
-        files = parse_manifest((yield from receive(FILES)), host, folder, self._task.request.fetched)
+        rows = yield from receive(FILES, tuple[Row, ...])
+        files = list_files(rows, host, folder, self._task.request.fetched)
         size = sum(file.size for file in files)
         if size > self._free:
             raise FrameError(f"its files have {size} bytes, and here are {self._free} free")
         self._free -= size
         digest = yield from _receive_contents(files, size)
-        end = parse(End.parse, (yield from receive(END)))
+        end = yield from receive(END, End)
         if end.digest != digest:
             raise FrameError("its files were altered on the way")
         broken = set(end.broken)
@@ -165,7 +153,7 @@ def _receive_contents(files: Sequence[ResultFile], left: int) -> Generator[int, 
     return digest.hexdigest()
 
 
-def _render_reasons(reasons: "Sequence[Reason]") -> list[str]:
+def _render_reasons(reasons: Sequence[tuple[str, str]]) -> list[str]:
     """Render the paths that a host has named, and the reasons."""
     return [
         f"{path[:LONGEST_NAME]!a}: {printable_line(reason[:LONGEST_NAME])}"
@@ -173,45 +161,31 @@ def _render_reasons(reasons: "Sequence[Reason]") -> list[str]:
     ]
 
 
-def parse_manifest(text: bytes, host: str, folder: str, wanted: Sequence[str]) -> list[ResultFile]:
+def list_files(rows: Sequence[Row], host: str, folder: str, wanted: Sequence[str]) -> list[ResultFile]:
     """Return the files of a host, which will be received in a folder.
 
     Raises FrameError for a path that is not wanted or leads out of the working folder, and for anything else that no
     ddlrun sends.
     """
-
-    def read(rows: list[Any]) -> list[ResultFile]:
-        return [
-            ResultFile(
-                host=host,
-                path=_check_path(path, wanted),
-                mode=_check_number(mode) & 0o777,
-                mtime=_check_number(mtime),
-                size=_check_number(size),
-                received=f"{folder}/{number}",
-            )
-            for number, (path, mode, mtime, size) in enumerate(rows)
-        ]
-
-    files = parse(read, text, "list of files")
+    files = [
+        ResultFile(host, _check_path(row.path, wanted), row.mode & 0o777, row.mtime, row.size, f"{folder}/{number}")
+        for number, row in enumerate(rows)
+    ]
+    if not all(0 <= number <= LARGEST_NUMBER for row in rows for number in (row.mode, row.mtime, row.size)):
+        raise FrameError("its list of files has a wrong number")
     if len({file.path for file in files}) < len(files):
         raise FrameError("its list of files names one twice")
     return files
 
 
-def _check_path(path: object, wanted: Sequence[str]) -> str:
+def _check_path(path: str, wanted: Sequence[str]) -> str:
     """Return a path from a host. Raises FrameError where it is not one of a wanted file in the working folder."""
-    if not isinstance(path, str):
-        raise FrameError("its list of files cannot be read")
     parts = path.split("/")
     wrong = {"", ".", ".."}.intersection(parts) or any(map(is_left_out, parts))
-    length = len(path.encode("utf-8", "surrogateescape"))
+    try:
+        length = len(os.fsencode(path))
+    except UnicodeEncodeError:
+        length = LONGEST_PATH + 1
     if wrong or "\0" in path or length > LONGEST_PATH or not is_wanted(path, wanted):
         raise FrameError(f"it sent the path {printable(ascii(path[:200]))}, which was not asked for")
     return path
-
-
-def _check_number(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= LARGEST_NUMBER:
-        raise FrameError("its list of files has a wrong number")
-    return value

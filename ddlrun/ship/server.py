@@ -1,5 +1,6 @@
 """ddlrun's side of the transfer: it collects the hosts' states, gives each its part, and sends the archives."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -15,12 +16,10 @@ from ddlrun.ship.host.protocol import (
     TRANSFERS,
     HostState,
     Transfer,
-    parse,
-    render,
+    Transfers,
 )
 from ddlrun.ship.host.relay import has_zstd
 from ddlrun.ship.sending import CompressedSending, Sending
-from ddlrun.wire.authentication import Secret
 from ddlrun.wire.loop import NEVER
 
 Problems = Sequence[str]
@@ -46,17 +45,16 @@ class TransferServer(HostServer):
     """The connections of the hosts of one transfer, and what they are told."""
 
     def __init__(
-        self, plan: TransferPlan, secret: Secret, judge: Callable[[Mapping[str, HostState]], Problems], seconds: float
+        self, plan: TransferPlan, judge: Callable[[Mapping[str, HostState]], Problems], seconds: float
     ) -> None:
         """Listen.
 
         Args:
             plan: The transfer.
-            secret: The secret of the connections.
             judge: Returns the problems for which nothing is transferred, given the states of all hosts.
             seconds: The time in which hosts have to report their states.
         """
-        super().__init__(secret, plan.addresses, len(plan.hosts))
+        super().__init__(plan.addresses, plan.hosts)
         self._plan, self._judge = plan, judge
         self._archives = {archive.digest: archive for archive in plan.archives}
         self.states: dict[str, HostState] = {}
@@ -67,7 +65,7 @@ class TransferServer(HostServer):
         """The error of a file that could not be read."""
         self.moved: dict[str, list[str]] = {}
         """The hosts that get each archive, by its hash, in the order of the chain."""
-        self._addresses: dict[str, str] = {}
+        self._address_of: dict[str, str] = {}
         self._waiting: dict[str, Conversation] = {}
         self._decided = False
         self._report_until = time.monotonic() + seconds
@@ -78,11 +76,11 @@ class TransferServer(HostServer):
         if claim != NO_ARCHIVE:
             yield from self._send(conversation, claim.hex())
             return
-        state = parse(HostState.parse, (yield from receive(STATE)))
+        state = yield from receive(STATE, HostState)
         if state.host not in self._plan.hosts:
             return
         self.states[state.host] = state
-        self._addresses[state.host] = conversation.address
+        self._address_of[state.host] = conversation.address
         self._waiting[state.host] = conversation
         if not self._decided and len(self.states) == len(self._plan.hosts):
             self._decide()
@@ -125,8 +123,8 @@ class TransferServer(HostServer):
         stop = bool(self.problems) or self.unread or self._plan.only_check
         for host, conversation in self._waiting.items():
             missing = [] if stop else [archive for archive in self._plan.archives if host in self.moved[archive.digest]]
-            transfers = [self._transfer(host, archive)._asdict() for archive in missing]
-            conversation.connection.send(TRANSFERS, render({"transfers": transfers, "stop": stop}))
+            transfers = [self._transfer(host, archive) for archive in missing]
+            conversation.connection.send(TRANSFERS, json.dumps(Transfers(tuple(transfers), stop)).encode())
         self._waiting.clear()
 
     def _transfer(self, host: str, archive: Archive) -> Transfer:
@@ -137,7 +135,7 @@ class TransferServer(HostServer):
         return Transfer(
             digest=archive.digest,
             size=archive.size,
-            addresses=list(self._plan.addresses) if before is None else [self._addresses[before]],
+            addresses=tuple(self._plan.addresses) if before is None else (self._address_of[before],),
             port=self.port if before is None else self.states[before].port,
             passes_on=host != chain[-1],
             compressed=self._is_compressed(archive),

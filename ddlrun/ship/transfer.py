@@ -2,18 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.hosts import fold
 from ddlrun.remote.probe import ProbeTarget
-from ddlrun.ship.archive import Archive
-from ddlrun.ship.conversation import draw_secret
 from ddlrun.ship.environment import Interpreter
 from ddlrun.ship.host.main import glibc
 from ddlrun.ship.host.protocol import HostState
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.script import run_tasks
 from ddlrun.ship.server import Problems, TransferPlan, TransferServer
 from ddlrun.units import render_memory
 from ddlrun.wording import printable
@@ -51,14 +47,25 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
         PreflightError: A host lacks space or the interpreter, or a file has changed meanwhile.
         UnreachableError: A host could not be reached, or failed.
     """
-    secret = draw_secret()
-    server = TransferServer(plan, secret, lambda states: judge(states, plan, run), run.seconds)
-    task = _task(plan, run, secret.text, server.port)
-    server.start()
-    try:
-        reports = run_tasks({host: {**task, "host": host} for host in plan.hosts}, run.python, reach)
-    finally:
-        server.close()
+    sources = [
+        {
+            "digest": archive.digest, "path": archive.source.path, "whole": archive.source.whole,
+            "space": archive.space,
+        }
+        for archive in plan.archives
+    ]  # fmt: skip
+    task = {
+        "action": "receive",
+        "folder": run.request.folder,
+        "run": run.run_id,
+        "working_folder": run.request.working_folder,
+        "fetched": run.request.fetched,
+        "seconds": run.seconds,
+        "only_check": plan.only_check,
+        "sources": sources,
+    }
+    server = TransferServer(plan, lambda states: judge(states, plan, run), run.seconds)
+    reports = server.run(task, run.python, reach)
     if server.problems:
         raise PreflightError(*server.problems)
     if server.error is not None:
@@ -66,31 +73,6 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
     _raise_failures({host: str(report["error"]) for host, report in reports.items() if "error" in report}, server)
     free = {host: state.free for host, state in server.states.items()}
     return TransferResult(server.moved, free, server.unread)
-
-
-def _task(plan: TransferPlan, run: ShippedRun, secret: str, port: int) -> dict[str, Any]:
-    return {
-        "action": "receive",
-        "folder": run.request.folder,
-        "run": run.run_id,
-        "working_folder": run.request.working_folder,
-        "fetched": list(run.request.fetched),
-        "secret": secret,
-        "addresses": list(plan.addresses),
-        "port": port,
-        "seconds": run.seconds,
-        "only_check": plan.only_check,
-        "sources": [_source(archive) for archive in plan.archives],
-    }
-
-
-def _source(archive: Archive) -> dict[str, Any]:
-    return {
-        "digest": archive.digest,
-        "path": archive.source.path,
-        "whole": archive.source.whole,
-        "space": archive.space,
-    }
 
 
 def judge(states: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) -> Problems:

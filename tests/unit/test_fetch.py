@@ -23,18 +23,17 @@ from ddlrun.application.fetching import remove_interrupted, render_fetched, rend
 from ddlrun.application.options.ship import read_ship
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
+from ddlrun.ship.conversation import parse
 from ddlrun.ship.host.link import HostLink, RemoteEnd
-from ddlrun.ship.host.protocol import FILES, OFFER, READY, RECEIVED, Offer, Row, render
+from ddlrun.ship.host.protocol import FILES, OFFER, READY, RECEIVED, Offer, Row
 from ddlrun.ship.host.results import CACHE, is_left_out, list_results, send_results, shorten
 from ddlrun.ship.host.store import Store
 from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.results import FetchTask, ResultFile, ResultServer, parse_manifest
-from ddlrun.wire.authentication import Secret
+from ddlrun.ship.results import FetchTask, ResultFile, ResultServer, list_files
 from ddlrun.wire.frames import FrameError
 from tests.support.altering_proxy import Place, altering
 
-SECRET = "sha256:" + "5e" * 32
 LATER = time.time() + 3600.0
 CLOSED = r"closed the connection|reset by peer"
 
@@ -148,16 +147,16 @@ class Exchange:
         self.problems: list[tuple[str, str]] = []
         self.here.mkdir()
         request = ShipRequest((), "/cache", "/work", fetched=(".",))
-        self.server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(self.here)), Secret(SECRET))
+        self.server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(self.here)))
         self.server.start()
 
     def run(self, send: Send = send_results, host: str = "h1", *, port: int = 0, close: bool = True) -> None:
         """Send all files of the host, by way of a port if there is one, and close the server."""
         results = list_results(str(self.host), ["."])
         offer = Offer(host, shorten([*results.unreadable, *self.problems]), shorten(results.left))
-        launcher = RemoteEnd(["127.0.0.1"], port or self.server.port, SECRET)
+        launcher = RemoteEnd(["127.0.0.1"], port or self.server.port, self.server.secret.text)
         try:
-            link, _ = launcher.ask(READY, message=(OFFER, render(offer._asdict())))
+            link, _ = launcher.ask(READY, OFFER, offer)
             with closing(link):
                 send(link, str(self.host), results.rows)
         finally:
@@ -309,11 +308,11 @@ def test_files_that_were_altered_on_the_way_are_refused(tmp_path: Path) -> None:
         pytest.param(False, 31, True, id="proof-of-ddlrun"),
         pytest.param(True, 64, True, id="proof"),
         pytest.param(True, 83, True, id="length-of-the-offer"),
-        pytest.param(True, 110, True, id="offer"),
+        pytest.param(True, 105, True, id="offer"),
         pytest.param(False, 35, False, id="length-of-the-reply"),
-        pytest.param(True, 166, False, id="length-of-the-list"),
-        pytest.param(True, 185, False, id="list"),
-        pytest.param(True, 205, False, id="list-or-content"),
+        pytest.param(True, 134, False, id="length-of-the-list"),
+        pytest.param(True, 155, False, id="list"),
+        pytest.param(True, 175, False, id="list-or-content"),
         pytest.param(False, 55, True, id="confirmation"),
     ],
 )
@@ -333,7 +332,7 @@ def test_a_byte_that_a_proxy_alters_is_noticed_at_once(
 
 def send_too_much(link: HostLink, folder: str, rows: list[Row]) -> None:  # noqa: ARG001 - as send_results
     """Announce more bytes than any disk has."""
-    link.send(FILES, render([("a", 0o644, 0, 1 << 60)]))
+    link.send(FILES, [("a", 0o644, 0, 1 << 60)])
     link.receive(RECEIVED)
 
 
@@ -349,7 +348,7 @@ def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
     write(exchange.host / "a", "content")
 
     def send_half(link: HostLink, folder: str, rows: list[Row]) -> None:  # noqa: ARG001 - as send_results
-        link.send(FILES, render(rows))
+        link.send(FILES, rows)
         ending.start()
         link.receive(RECEIVED)
 
@@ -373,13 +372,13 @@ def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
 def test_what_no_ddlrun_sends_is_refused(row: object) -> None:
     text = json.dumps([["out/fine", 0o644, 0, 1], row]).encode()
     with pytest.raises(FrameError):
-        parse_manifest(text, "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
+        list_files(parse(text, tuple[Row, ...]), "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"7", b"[" * 100_000, b'[["out/x",0,0,1],["out/x",0,0,1]]'])
 def test_a_list_of_files_that_is_none_is_refused(text: bytes) -> None:
-    with pytest.raises(FrameError, match="its list of files"):
-        parse_manifest(text, "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
+    with pytest.raises(FrameError, match=r"its list of files|that cannot be read"):
+        list_files(parse(text, tuple[Row, ...]), "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
 
 
 # -- where files are put --------------------------------------------------------------------------

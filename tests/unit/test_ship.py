@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +28,9 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.ship.archive import Archive, find_archive, make_archive, note_archive
 from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
 from ddlrun.ship.files import list_code, list_tree, read_entries
-from ddlrun.ship.host.link import RemoteEnd, Successors, listen
+from ddlrun.ship.host.link import RemoteEnd, Successors
 from ddlrun.ship.host.main import ACTIONS
-from ddlrun.ship.host.protocol import ARCHIVE, DIGEST_BYTES, NO_ARCHIVE, STATE, TRANSFERS, HostState, render
+from ddlrun.ship.host.protocol import ARCHIVE, DIGEST_BYTES, NO_ARCHIVE, STATE, TRANSFERS, HostState
 from ddlrun.ship.host.relay import Extraction, Forwarding, has_zstd, relay
 from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
 from ddlrun.ship.host.unpack import FILE, FOLDER, ArchiveError, unpack
@@ -39,11 +39,22 @@ from ddlrun.ship.results import FetchTask, receive_results
 from ddlrun.ship.sending import COMPRESS
 from ddlrun.ship.server import TransferPlan, TransferServer, chain_order
 from ddlrun.ship.transfer import ShippedRun, judge, transfer
-from ddlrun.wire.authentication import CODE_BYTES, HandshakeError, Secret
+from ddlrun.wire.authentication import CODE_BYTES, HandshakeError
 from tests.support.altering_proxy import Place, altering
 from tests.support.waiting import wait_until
 
 SECRET = "sha256:" + "5e" * 32
+
+
+@contextmanager
+def loopback(address: str = "127.0.0.1") -> Iterator[socket.socket]:
+    """Provide a connection."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with (
+        socket.create_server((address, 0), family=family) as server,
+        socket.create_connection(server.getsockname()[:2]) as link,
+    ):
+        yield link
 
 
 def archive_of(folder: Path, state: Path, kind: SourceKind = SourceKind.DATA) -> Archive:
@@ -181,13 +192,13 @@ def test_a_file_that_has_just_been_removed_does_not_travel(tmp_path: Path) -> No
 
 def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    sources = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    successors = [Successors(source, SECRET) for source in sources]
-    ports = [source.getsockname()[1] for source in sources]
+    with loopback() as link:
+        successors = [Successors(link, SECRET) for _ in range(2)]
     out = [tmp_path / name for name in ("first", "second")]
 
     def take(place: int, *, forward: bool) -> None:
-        link, _ = RemoteEnd(["127.0.0.1"], ports[place], SECRET).ask(ARCHIVE, bytes.fromhex(archive.digest))
+        end = RemoteEnd(["127.0.0.1"], successors[place].port, SECRET, bytes.fromhex(archive.digest))
+        link, _ = end.ask(ARCHIVE)
         extraction = Extraction(str(out[place]), archive.digest, place="")
         forwarding = Forwarding(successors[1], archive.digest) if forward else None
         relay(link.blocks(archive.size), extraction, forwarding)
@@ -197,10 +208,10 @@ def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     threads.append(threading.Thread(target=take, args=(1,), kwargs={"forward": False}))
     for thread in threads:
         thread.start()
-    with closing(successors[0].take(archive.digest)) as link:
-        link.send(ARCHIVE)
+    with closing(successors[0].take(archive.digest)) as first:
+        first.send(ARCHIVE)
         for block in archive.blocks():
-            link.socket.sendall(block)
+            first.socket.sendall(block)
     for thread in threads:
         thread.join()
     for server in successors:
@@ -226,7 +237,7 @@ def test_an_altered_archive_is_refused(tmp_path: Path, byte: int) -> None:
         pytest.param(False, 20, id="proof-of-ddlrun"),
         pytest.param(True, 70, id="proof"),
         pytest.param(True, 83, id="length-of-the-state"),
-        pytest.param(True, 110, id="state"),
+        pytest.param(True, 105, id="state"),
         pytest.param(False, 35, id="length-of-the-reply"),
         pytest.param(False, 60, id="reply"),
     ],
@@ -234,11 +245,12 @@ def test_an_altered_archive_is_refused(tmp_path: Path, byte: int) -> None:
 def test_a_message_of_a_host_that_a_proxy_alters_is_repeated(tmp_path: Path, byte: int, *, to_server: bool) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
     plan = TransferPlan([archive], ["h1"], {}, None, ["127.0.0.1"])
-    server = TransferServer(plan, Secret(SECRET), lambda _: [], 20)
+    server = TransferServer(plan, lambda _: [], 20)
     source = {"digest": archive.digest, "path": archive.source.path, "whole": True, "space": archive.space}
     task = {
         "host": "h1", "folder": str(tmp_path / "cache"), "run": "run", "working_folder": "/work", "fetched": [],
-        "secret": SECRET, "addresses": ["127.0.0.1"], "seconds": 20, "only_check": False, "sources": [source],
+        "secret": server.secret.text, "addresses": ["127.0.0.1"], "seconds": 20, "only_check": False,
+        "sources": [source],
     }  # fmt: skip
     server.start()
     with altering(Place(to_server, byte), lambda: server.port) as proxy:
@@ -271,12 +283,11 @@ def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compress
     (tree / "zeros").write_bytes(bytes(8 << 20))
     archive = archive_of(tree, tmp_path)
     (tree / "a.txt").write_text("")
-    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), Secret(SECRET), lambda _: [], 20)
+    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), lambda _: [], 20)
     server.start()
-    launcher = RemoteEnd(["127.0.0.1"], server.port, SECRET)
-    state = HostState("h1", missing=[archive.digest], zstd=compressed)
-    launcher.ask(TRANSFERS, message=(STATE, render(state._asdict())))[0].close()
-    link, _ = launcher.ask(ARCHIVE, bytes.fromhex(archive.digest))
+    launcher = RemoteEnd(["127.0.0.1"], server.port, server.secret.text)
+    launcher.ask(TRANSFERS, STATE, HostState("h1", missing=(archive.digest,), zstd=compressed))[0].close()
+    link, _ = launcher._replace(claim=bytes.fromhex(archive.digest)).ask(ARCHIVE)
     with closing(link), pytest.raises(ArchiveError):
         relay(link.blocks(None), Extraction(str(tmp_path / "out"), archive.digest, place=""), None)
     server.close()
@@ -285,13 +296,12 @@ def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compress
 
 def test_a_host_with_another_secret_is_not_served(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), Secret(SECRET), lambda _: [], 20)
+    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), lambda _: [], 20)
     server.start()
     stranger = RemoteEnd(["127.0.0.1"], server.port, "sha256:" + "00" * 32)
-    state = STATE, render(HostState("h1")._asdict())
-    for claim, message in ((NO_ARCHIVE, state), (bytes.fromhex(archive.digest), None)):
+    for claim in (NO_ARCHIVE, bytes.fromhex(archive.digest)):
         with pytest.raises(ConnectionError, match=r"closed|reset"):
-            stranger.ask(ARCHIVE, claim, message)
+            stranger._replace(claim=claim).connect()
     server.close()
     assert server.states == {}
 
@@ -311,7 +321,7 @@ def test_a_host_sends_nothing_to_another_program_in_place_of_ddlrun() -> None:
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
         with pytest.raises(HandshakeError, match="another program answers"):
-            RemoteEnd(["127.0.0.1"], listener.getsockname()[1], SECRET).ask(TRANSFERS, message=(STATE, b"{}"))
+            RemoteEnd(["127.0.0.1"], listener.getsockname()[1], SECRET).ask(TRANSFERS, STATE, "state")
         thread.join()
     assert [len(data) for data in received] == [CODE_BYTES + DIGEST_BYTES + CODE_BYTES, 0] * 2
 
@@ -496,16 +506,15 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_host_listens_where_others_see_it(address: str) -> None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family) as server:
-        link = socket.create_connection(server.getsockname()[:2])
-        with link, listen(link) as listener:
-            assert listener.getsockname()[0] == address
-            socket.create_connection(listener.getsockname()[:2]).close()
+    with loopback(address) as link, closing(Successors(link, SECRET)) as successors:
+        socket.create_connection((address, successors.port)).close()
+        if address == "127.0.0.1":
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.2", successors.port))
 
 
 def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
-    server = TransferServer(TransferPlan([], ["h1"], {}, None, ["127.0.0.3"]), Secret(SECRET), lambda _: [], 0)
+    server = TransferServer(TransferPlan([], ["h1"], {}, None, ["127.0.0.3"]), lambda _: [], 0)
     server.start()
     for address in ("127.0.0.1", "127.0.0.3"):
         socket.create_connection((address, server.port)).close()
@@ -662,7 +671,7 @@ def state(**values: object) -> HostState:
     ("values", "problem"),
     [
         ({}, None),
-        ({"free": 10, "missing": ["DIGEST"]}, "has 10 B free, and the files need"),
+        ({"free": 10, "missing": ("DIGEST",)}, "has 10 B free, and the files need"),
         ({"python": "/usr/bin/python3.9"}, "no /usr/bin/python3, on which"),
         ({"version": (3, 12)}, "is Python 3.12, here 3.11"),
         ({"glibc": (1, 0)}, "glibc 1.0 is older than"),

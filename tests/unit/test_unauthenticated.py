@@ -24,14 +24,13 @@ from ddlrun.metrics.openmetrics_server import MetricsServer, UnauthenticatedConn
 from ddlrun.page.server import PageServer
 from ddlrun.preflight import peer
 from ddlrun.ship.host.link import RemoteEnd, Successors
-from ddlrun.ship.host.protocol import ARCHIVE, OFFER, READY, STATE, TRANSFERS, HostState, Offer, render
+from ddlrun.ship.host.protocol import ARCHIVE, OFFER, READY, STATE, TRANSFERS, HostState, Offer
 from ddlrun.ship.host.results import send_results
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultServer
 from ddlrun.ship.server import TransferPlan, TransferServer
 from ddlrun.supervise.keeper_connection import PeerState
 from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
-from ddlrun.wire.authentication import Secret
 from tests.support.keepers import SimulatedKeeper, serving
 from tests.support.ports import reserved_port
 from tests.support.waiting import PATIENCE, wait_until
@@ -83,11 +82,10 @@ def metrics(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
 @contextmanager
 def results(folder: Path) -> Iterator[Guarded]:
     request = ShipRequest((), "/cache", "/work", fetched=(".",))
-    server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(folder)), Secret(SECRET))
+    server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(folder)))
 
     def meet() -> None:
-        offer = render(Offer("h1", [], [])._asdict())
-        link, _ = RemoteEnd(["127.0.0.1"], server.port, SECRET).ask(READY, message=(OFFER, offer))
+        link, _ = RemoteEnd(["127.0.0.1"], server.port, server.secret.text).ask(READY, OFFER, Offer("h1", (), ()))
         with closing(link):
             send_results(link, "/", [])
 
@@ -99,13 +97,14 @@ def results(folder: Path) -> Iterator[Guarded]:
 @contextmanager
 def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
     plan = TransferPlan([], ["h1"], {}, None, [])
-    server = TransferServer(plan, Secret(SECRET), lambda _: ["no space"], PATIENCE)
+    server = TransferServer(plan, lambda _: ["no space"], PATIENCE)
 
     def meet() -> None:
-        state = render(HostState("h1", "no space")._asdict())
-        link, reply = RemoteEnd(["127.0.0.1"], server.port, SECRET).ask(TRANSFERS, message=(STATE, state))
+        link, reply = RemoteEnd(["127.0.0.1"], server.port, server.secret.text).ask(
+            TRANSFERS, STATE, HostState("h1", "no space")
+        )
         link.close()
-        assert json.loads(reply) == {"transfers": [], "stop": True}
+        assert json.loads(reply) == [[], True]
 
     server.start()
     yield Guarded(server.port, os.getpid(), meet)
@@ -114,18 +113,18 @@ def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
 
 @contextmanager
 def successors(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
-    listener = socket.create_server(("127.0.0.1", 0), backlog=FLOOD)
-    port = listener.getsockname()[1]
-    server = Successors(listener, SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Successors(listener, SECRET)
 
     def meet() -> None:
         with ThreadPoolExecutor() as pool:
-            asked = pool.submit(RemoteEnd(["127.0.0.1"], port, SECRET).ask, ARCHIVE, bytes.fromhex("c0de" * 16))
+            end = RemoteEnd(["127.0.0.1"], server.port, SECRET, bytes.fromhex("c0de" * 16))
+            asked = pool.submit(end.ask, ARCHIVE)
             with closing(server.take("c0de" * 16)) as link:
                 link.send(ARCHIVE)
                 asked.result()[0].close()
 
-    yield Guarded(port, os.getpid(), meet)
+    yield Guarded(server.port, os.getpid(), meet)
     server.close()
 
 

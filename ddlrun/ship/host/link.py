@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import socket
 import threading
 import time
@@ -40,14 +40,6 @@ class LinkError(Exception):
     """A connection failed; the text says why."""
 
 
-def listen(link: socket.socket) -> socket.socket:
-    """Return a socket that listens on a free port of this end's address of a connection."""
-    listener = socket.socket(link.family)
-    listener.bind((link.getsockname()[0], 0, *link.getsockname()[2:]))
-    listener.listen(BACKLOG)
-    return listener
-
-
 class HostLink:
     """A connection that blocks."""
 
@@ -60,8 +52,9 @@ class HostLink:
         self.close = link.close
         self._encoder, self._decoder = Encoder(agreement.outgoing, sent), Decoder(agreement.incoming, received)
 
-    def send(self, kind: bytes, text: bytes = b"") -> None:
+    def send(self, kind: bytes, record: object = None) -> None:
         """Send a message. Raises OSError."""
+        text = b"" if record is None else json.dumps(record).encode()
         self.socket.sendall(b"".join(self._encoder.encode(kind, text)))
 
     def receive(self, kind: bytes) -> bytes:
@@ -73,6 +66,19 @@ class HostLink:
                     raise FrameError(f"a message of kind {received!r} comes in place of one of kind {kind!r}")
                 return text
             data = self._receive(BLOCK)
+
+    def ask(self, reply: bytes, kind: bytes, record: object, seconds: float) -> bytes:
+        """Send a message, if there is one, and return the text of the reply; close after an error, as of `receive`."""
+        try:
+            if kind:
+                self.send(kind, record)
+            self.socket.settimeout(seconds)
+            text = self.receive(reply)
+            self.socket.settimeout(SILENCE_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        return text
 
     def blocks(self, size: int | None) -> Iterator[Bytes]:
         """Yield the blocks of a payload of some size, or up to the end. Raises as `_receive`."""
@@ -105,9 +111,52 @@ class RemoteEnd(NamedTuple):
     addresses: Sequence[str]
     port: int
     secret: str
+    claim: bytes = NO_ARCHIVE
 
-    def reach(self) -> socket.socket:
-        """Connect to the first address that can be reached. Raises LinkError if none can."""
+    def connect(self) -> HostLink:
+        """Connect, and check that the other end knows the secret; try once more where the handshake was altered.
+
+        Raises LinkError, OSError or FrameError.
+        """
+        try:
+            return self._connect()
+        except (ConnectionError, FrameError):
+            return self._connect()
+
+    def ask(
+        self, reply: bytes, kind: bytes = b"", record: object = None, *, seconds: float = SILENCE_SECONDS,
+        link: HostLink | None = None,
+    ) -> tuple[HostLink, bytes]:  # fmt: skip
+        """Send a message, if there is one, and wait for the reply; return the connection and the reply's text.
+
+        Where one was altered on the way, it is sent once more. Raises LinkError, OSError or FrameError.
+
+        Args:
+            reply: The kind of the reply.
+            kind: The kind of the message.
+            record: Its content.
+            seconds: The time in which the reply has to come.
+            link: The connection; None: a new one.
+        """
+        link = link or self.connect()
+        try:
+            return link, link.ask(reply, kind, record, seconds)
+        except (ConnectionError, FrameError):
+            link = self.connect()
+            return link, link.ask(reply, kind, record, seconds)
+
+    def _connect(self) -> HostLink:
+        link = self._reach()
+        try:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            steps = connect_as(Secret(self.secret), self.claim)
+            return HostLink(link, run_handshake(link, steps, time.monotonic() + HANDSHAKE_SECONDS), TO_DDLRUN, TO_HOST)
+        except BaseException:
+            link.close()
+            raise
+
+    def _reach(self) -> socket.socket:
+        """Connect to the first address that can be reached."""
         error: Exception = LinkError("no address")
         for address in self.addresses:
             try:
@@ -116,60 +165,16 @@ class RemoteEnd(NamedTuple):
                 error = failure
         raise LinkError(f"cannot connect to port {self.port} of {', '.join(self.addresses) or 'no address'}: {error}")
 
-    def ask(
-        self,
-        reply: bytes,
-        claim: bytes = NO_ARCHIVE,
-        message: tuple[bytes, bytes] | None = None,
-        *,
-        seconds: float = SILENCE_SECONDS,
-        reached: socket.socket | None = None,
-    ) -> tuple[HostLink, bytes]:
-        """Connect, send a message, and wait for a reply, whose text is returned; once more where one was altered.
-
-        Args:
-            reply: The kind of the reply.
-            claim: The claim of the handshake.
-            message: The kind and the text of the message, if there is one.
-            seconds: The time in which the reply has to come.
-            reached: The connection to use first.
-
-        Raises:
-            LinkError: The other end cannot be reached, or does not reply.
-            ConnectionError: It has closed the connection.
-            FrameError: It does not know the secret.
-        """
-        first = reached or self.reach()
-        try:
-            return self._ask(first, reply, claim, message, seconds)
-        except (ConnectionError, FrameError):
-            return self._ask(self.reach(), reply, claim, message, seconds)
-
-    def _ask(
-        self, reached: socket.socket, reply: bytes, claim: bytes, message: tuple[bytes, bytes] | None, seconds: float
-    ) -> tuple[HostLink, bytes]:
-        with contextlib.ExitStack() as stack:
-            stack.callback(reached.close)
-            reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            steps = connect_as(Secret(self.secret), claim)
-            link = HostLink(
-                reached, run_handshake(reached, steps, time.monotonic() + SILENCE_SECONDS), TO_DDLRUN, TO_HOST
-            )
-            if message is not None:
-                link.send(*message)
-            reached.settimeout(seconds)
-            text = link.receive(reply)
-            reached.settimeout(SILENCE_SECONDS)
-            stack.pop_all()
-            return link, text
-
 
 class Server(AcceptorEvents):
     """A thread with a loop, which accepts connections of hosts."""
 
     def __init__(self, listeners: Sequence[_socket.socket], secret: Secret, most: int = MOST_UNAUTHENTICATED) -> None:
-        """Take over listening sockets; at most some connections are unauthenticated at a time."""
+        """Take over bound sockets; at most some connections are unauthenticated at a time."""
         self.loop = Loop()
+        for listener in listeners:
+            listener.listen(BACKLOG)
+        self.port: int = listeners[0].getsockname()[1]
         self._acceptor = Acceptor(
             self.loop, listeners, secret, self, DIGEST_BYTES, most=most, seconds=HANDSHAKE_SECONDS
         )
@@ -201,23 +206,24 @@ class Server(AcceptorEvents):
 class Successors(Server):
     """The connections of the next hosts, by the archive that they ask for."""
 
-    def __init__(self, listener: _socket.socket, secret: str) -> None:
-        """Start to accept connections."""
+    def __init__(self, link: _socket.socket, secret: str) -> None:
+        """Start to accept connections, at a free port of this end's address of a connection."""
+        listener = socket.socket(link.family)
+        listener.bind((link.getsockname()[0], 0, *link.getsockname()[2:]))
         super().__init__([listener], Secret(secret))
-        self._links: dict[bytes, HostLink] = {}
+        self._links: dict[str, HostLink] = {}
         self._arrived = threading.Condition()
         self.start()
 
     def take(self, digest: str) -> HostLink:
         """Return the connection of the host that is to get an archive. Raises LinkError if none comes."""
-        key = bytes.fromhex(digest)
         with self._arrived:
-            if not self._arrived.wait_for(lambda: key in self._links, SILENCE_SECONDS):
+            if not self._arrived.wait_for(lambda: digest in self._links, SILENCE_SECONDS):
                 raise LinkError("the next host does not connect")
-            return self._links.pop(key)
+            return self._links.pop(digest)
 
     def on_connection(self, link: _socket.socket, agreement: Agreement) -> None:
         """Keep a connection until `take`."""
         with self._arrived:
-            self._links[agreement.claim] = HostLink(link, agreement, TO_HOST, {})
+            self._links[agreement.claim.hex()] = HostLink(link, agreement, TO_HOST, {})
             self._arrived.notify_all()

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from ddlrun.ship.host.link import LinkError, RemoteEnd, Successors, listen
+from ddlrun.ship.host.link import LinkError, RemoteEnd, Successors
 from ddlrun.ship.host.protocol import (
     ARCHIVE,
     HANDSHAKE_SECONDS,
@@ -18,8 +18,6 @@ from ddlrun.ship.host.protocol import (
     HostState,
     Offer,
     Transfer,
-    Transfers,
-    render,
 )
 from ddlrun.ship.host.relay import Extraction, Forwarding, has_zstd, relay
 from ddlrun.ship.host.results import list_results, send_results, shorten
@@ -29,7 +27,6 @@ from ddlrun.wire.frames import FrameError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping
     from typing import Any
 
@@ -53,24 +50,26 @@ def main(text: str) -> None:
 def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
     """Receive the files that are not here yet, and make the folder of the run."""
     sources, launcher = task["sources"], RemoteEnd(task["addresses"], task["port"], task["secret"])
+    seconds = task["seconds"] + HANDSHAKE_SECONDS  # the reply waits for all hosts
     try:
         store = Store(task["folder"])
         missing = _prepare(store, sources, may_remove=not task["only_check"])
     except (OSError, StoreError) as error:
         text = describe_error(error, task["folder"])
-        _greet(launcher, task, HostState(task["host"], text))  # so that the others do not wait for it
+        launcher.ask(TRANSFERS, STATE, HostState(task["host"], text), seconds=seconds)
         return {"error": text}
-    reached = launcher.reach()
-    listener = listen(reached)
-    state = HostState(
-        host=task["host"], port=listener.getsockname()[1], missing=missing, free=store.free, python=sys.executable,
-        version=sys.version_info[:2], glibc=glibc(), zstd=has_zstd(),
-    )  # fmt: skip
-    with contextlib.closing(Successors(listener, task["secret"])) as successors:
-        reply = _greet(launcher, task, state, reached)
-        for transfer in reply.transfers:
+    link = launcher.connect()
+    with contextlib.closing(Successors(link.socket, task["secret"])) as successors:
+        state = HostState(
+            host=task["host"], port=successors.port, missing=tuple(missing), free=store.free, python=sys.executable,
+            version=sys.version_info[:2], glibc=glibc(), zstd=has_zstd(),
+        )  # fmt: skip
+        link, reply = launcher.ask(TRANSFERS, STATE, state, seconds=seconds, link=link)
+        link.close()
+        transfers, stop = json.loads(reply)
+        for transfer in map(Transfer._make, transfers):
             _take(store, transfer, task["secret"], successors)
-    if not reply.stop:
+    if not stop:
         store.note_objects(task["run"], [source["digest"] for source in sources])
         store.make_run(task["run"], task["working_folder"], sources, task["fetched"])
     return {}
@@ -86,23 +85,12 @@ def _prepare(store: Store, sources: list[dict[str, Any]], *, may_remove: bool) -
     return missing
 
 
-def _greet(
-    launcher: RemoteEnd, task: Mapping[str, Any], state: HostState, reached: socket.socket | None = None
-) -> Transfers:
-    """Report this host's state to ddlrun; return its reply, which waits for all hosts."""
-    seconds = task["seconds"] + HANDSHAKE_SECONDS
-    link, text = launcher.ask(TRANSFERS, message=(STATE, render(state._asdict())), seconds=seconds, reached=reached)
-    link.close()
-    reply = json.loads(text)
-    return Transfers([Transfer(**transfer) for transfer in reply["transfers"]], reply["stop"])
-
-
 def _take(store: Store, transfer: Transfer, secret: str, successors: Successors) -> None:
     """Receive one archive and pass it on."""
     digest, compressed = transfer.digest, transfer.compressed
     folder = store.incoming(digest)
     try:
-        link, _ = RemoteEnd(transfer.addresses, transfer.port, secret).ask(ARCHIVE, bytes.fromhex(digest))
+        link, _ = RemoteEnd(transfer.addresses, transfer.port, secret, bytes.fromhex(digest)).ask(ARCHIVE)
         with contextlib.closing(link):
             extraction = Extraction(folder, digest, place=store.object(digest), compressed=compressed)
             forwarding = Forwarding(successors, digest) if transfer.passes_on else None
@@ -128,9 +116,7 @@ def _send(task: Mapping[str, Any]) -> dict[str, Any]:
     folder = store.run(task["run"]) + task["working_folder"]
     results = list_results(folder, task["paths"], store.shipped(task["run"]))
     offer = Offer(task["host"], shorten(results.unreadable), shorten(results.left))
-    link, _ = RemoteEnd(task["addresses"], task["port"], task["secret"]).ask(
-        READY, message=(OFFER, render(offer._asdict()))
-    )
+    link, _ = RemoteEnd(task["addresses"], task["port"], task["secret"]).ask(READY, OFFER, offer)
     with contextlib.closing(link):
         send_results(link, folder, results.rows)
     return {}

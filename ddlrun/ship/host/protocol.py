@@ -1,4 +1,4 @@
-"""The messages between ddlrun and hosts while files are copied; their texts are JSON.
+"""The messages between ddlrun and hosts while files are copied; their texts are records as arrays of JSON.
 
 Each connection begins with the handshake of wire/authentication.py. Its claim is the SHA-256 of the archive that a host
 asks for, of ddlrun or of the host before it in the chain; NO_ARCHIVE: messages follow.
@@ -16,18 +16,7 @@ RECEIVED   ddlrun
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
-
-from ddlrun.wire.frames import FrameError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any, TypeVar
-
-    T = TypeVar("T")
-    Reason = tuple[str, str]
 
 DIGEST_BYTES = 32
 NO_ARCHIVE = bytes(DIGEST_BYTES)
@@ -47,7 +36,7 @@ class HostState(NamedTuple):
     """The reason why it cannot receive files."""
     port: int = 0
     """The port on which it passes archives on."""
-    missing: Sequence[str] = ()
+    missing: tuple[str, ...] = ()
     """The hashes of the archives that are not there."""
     free: int = 0
     python: str = ""
@@ -56,28 +45,13 @@ class HostState(NamedTuple):
     zstd: bool = False
     """Whether it has the program zstd."""
 
-    @classmethod
-    def parse(cls, values: dict[str, Any]) -> HostState:
-        """Check values that were received. Raises KeyError, TypeError or ValueError."""
-        return cls(
-            host=str(values["host"]),
-            error=str(values["error"]),
-            port=int(values["port"]),
-            missing=tuple(map(str, values["missing"])),
-            free=int(values["free"]),
-            python=str(values["python"]),
-            version=tuple(map(int, values["version"])),
-            glibc=tuple(map(int, values["glibc"])),
-            zstd=bool(values["zstd"]),
-        )
-
 
 class Transfer(NamedTuple):
     """A host's part in the transfer of an archive."""
 
     digest: str
     size: int
-    addresses: Sequence[str]
+    addresses: tuple[str, ...]
     """Those of the host before it in the chain, or of ddlrun."""
     port: int
     passes_on: bool
@@ -87,7 +61,7 @@ class Transfer(NamedTuple):
 class Transfers(NamedTuple):
     """The reply to all hosts, once each has reported its state."""
 
-    transfers: Sequence[Transfer]
+    transfers: tuple[Transfer, ...]
     stop: bool
     """Whether the run does not start."""
 
@@ -96,18 +70,10 @@ class Offer(NamedTuple):
     """What a host is about to send back."""
 
     host: str
-    unreadable: Sequence[Reason]
+    unreadable: tuple[tuple[str, str], ...]
     """Paths that cannot be read, with the reasons."""
-    left: Sequence[Reason]
+    left: tuple[tuple[str, str], ...]
     """Paths that are not copied back, with the reasons."""
-
-    @classmethod
-    def parse(cls, values: dict[str, Any]) -> Offer:
-        """Check values that were received. Raises KeyError, TypeError or ValueError."""
-        unreadable, left = (
-            [(str(path), str(reason)) for path, reason in values[name]] for name in ("unreadable", "left")
-        )
-        return cls(str(values["host"]), unreadable, left)
 
 
 class Row(NamedTuple):
@@ -124,23 +90,5 @@ class End(NamedTuple):
 
     digest: str
     """The SHA-256 of their contents."""
-    broken: Sequence[int]
+    broken: tuple[int, ...]
     """The rows of files that could not be read to their sizes, which zeros fill up."""
-
-    @classmethod
-    def parse(cls, values: dict[str, Any]) -> End:
-        """Check values that were received. Raises KeyError, TypeError or ValueError."""
-        return cls(str(values["digest"]), list(map(int, values["broken"])))
-
-
-def render(record: object) -> bytes:
-    """Render records as the text of a message."""
-    return json.dumps(record).encode()
-
-
-def parse(convert: Callable[[Any], T], text: bytes, noun: str = "message") -> T:
-    """Parse the text of a message. Raises FrameError."""
-    try:
-        return convert(json.loads(text))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FrameError(f"its {noun} cannot be read") from error

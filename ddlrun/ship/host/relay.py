@@ -30,72 +30,30 @@ def has_zstd() -> bool:
     return shutil.which("zstd") is not None
 
 
-class BlockQueue:
-    """The blocks of an archive between two threads; an empty one is the last."""
-
-    def __init__(self) -> None:
-        self._queue: queue.Queue[Bytes] = queue.Queue(DEPTH)
-        self._rest = memoryview(b"")
-        self._ended = False
-        self.put = self._queue.put
-
-    def end(self) -> None:
-        """Add no more blocks."""
-        self.put(b"")
-
-    def read(self, most: int) -> Bytes:
-        """Return the next bytes, at most some; none at the end."""
-        if not self._rest and not self._ended:
-            self._rest = memoryview(self._queue.get())
-            self._ended = not self._rest
-        data, self._rest = self._rest[:most], self._rest[most:]
-        return data
-
-    def close(self) -> None:
-        """Do nothing more."""
-
-
-class Decompression:
-    """A zstd process between two threads."""
-
-    def __init__(self) -> None:
-        """Start the process. Raises OSError."""
-        pipe, null = subprocess.PIPE, subprocess.DEVNULL
-        self._process: Any = subprocess.Popen(["zstd", "-q", "-d", "-c"], stdin=pipe, stdout=pipe, stderr=null)  # noqa: S607
-
-    def read(self, most: int) -> Bytes:
-        """Return the next bytes, at most some; none at the end."""
-        data: bytes = self._process.stdout.read(most)
-        return data
-
-    def put(self, block: Bytes) -> None:
-        """Add a block. Where zstd has ended, the hash of the archive will be wrong."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(block)
-
-    def end(self) -> None:
-        """Add no more blocks."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.stdout.close()
-        self._process.wait()
-
-
 class Extraction(threading.Thread):
     """The extraction of an archive into a new folder, in a thread, and the check of its hash."""
 
     def __init__(self, folder: str, digest: str, *, place: str, compressed: bool = False) -> None:
-        """Start; `place` is the path that the folder will have."""
+        """Start; `place` is the path that the folder will have. Raises OSError."""
         super().__init__(daemon=True)
         self._folder, self._digest, self._place = folder, digest, place
-        self._blocks: BlockQueue | Decompression = Decompression() if compressed else BlockQueue()
+        self._zstd: Any = _start_zstd() if compressed else None
+        self._queue: queue.Queue[Bytes] = queue.Queue(DEPTH)
+        self._rest, self._ended = memoryview(b""), False
         self._hash = hashlib.sha256()
-        self.put, self.end = self._blocks.put, self._blocks.end
         self.error: Exception | None = None
         self.start()
+
+    def put(self, block: Bytes) -> None:
+        """Add a block; an empty one is the last. Where zstd has ended, the hash of the archive will be wrong."""
+        if self._zstd is None:
+            self._queue.put(block)
+            return
+        with contextlib.suppress(BrokenPipeError):
+            if block:
+                self._zstd.stdin.write(block)
+            else:
+                self._zstd.stdin.close()
 
     def run(self) -> None:
         """Extract the archive; after an error take the rest, which goes to the next host, too."""
@@ -105,15 +63,25 @@ class Extraction(threading.Thread):
             self.error = error
         while self.read(BLOCK):
             pass
-        self._blocks.close()
+        if self._zstd is not None:
+            self._zstd.stdout.close()
+            self._zstd.wait()
         if self._hash.hexdigest() != self._digest:
             self.error = ArchiveError("it was altered on the way, or a file changed while it was read")
 
     def read(self, most: int) -> Bytes:
         """Return the next bytes of the archive, at most some; none at the end."""
-        data = self._blocks.read(most)
-        self._hash.update(data)
+        if not self._rest and not self._ended:
+            block = self._queue.get() if self._zstd is None else self._zstd.stdout.read(BLOCK)
+            self._hash.update(block)
+            self._rest, self._ended = memoryview(block), not block
+        data, self._rest = self._rest[:most], self._rest[most:]
         return data
+
+
+def _start_zstd() -> subprocess.Popen[bytes]:
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(["zstd", "-q", "-d", "-c"], stdin=pipe, stdout=pipe, stderr=null)  # noqa: S607
 
 
 class Forwarding:
@@ -125,22 +93,19 @@ class Forwarding:
         self._failed = False
 
     def put(self, block: Bytes) -> None:
-        """Send a block, the first one when the next host has connected."""
+        """Send a block, the first one when the next host has connected; an empty one is the last."""
+        if not block and self._link is not None:
+            self._link.close()
+        if not block or self._failed:
+            return
         try:
-            if self._link is None and not self._failed:
+            if self._link is None:
                 self._link = self._successors.take(self._digest)
                 self._link.send(ARCHIVE)
-            if self._link is not None:
-                self._link.socket.sendall(block)
+            self._link.socket.sendall(block)
         except (OSError, LinkError):
             self._failed = True
-            self.end()
-
-    def end(self) -> None:
-        """Send no more blocks."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+            self.put(b"")
 
 
 def relay(blocks: Iterable[Bytes], extraction: Extraction, forwarding: Forwarding | None) -> None:
@@ -157,7 +122,7 @@ def relay(blocks: Iterable[Bytes], extraction: Extraction, forwarding: Forwardin
                 sink.put(block)
     finally:
         for sink in sinks:
-            sink.end()
+            sink.put(b"")
         extraction.join()
     if extraction.error is not None:
         raise extraction.error

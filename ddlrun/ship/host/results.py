@@ -10,7 +10,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from ddlrun.ship.host.protocol import END, FILES, RECEIVED, End, Row, render
+from ddlrun.ship.host.protocol import END, FILES, RECEIVED, End, Row
 from ddlrun.ship.host.unpack import BLOCK, join_small
 
 TYPE_CHECKING = False
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddlrun.ship.host.link import HostLink
-    from ddlrun.ship.host.protocol import Reason
+
+    Reason = tuple[str, str]
 
 CACHE, REPOSITORY = "__pycache__", ".git"
 LARGEST_NUMBER = 1 << 62
@@ -123,25 +124,25 @@ def _add_file(results: Results, place: str, path: str, shipped: int | None) -> N
     results.rows.append(Row(path, status.st_mode & 0o777, mtime, status.st_size))
 
 
-def shorten(reasons: Sequence[Reason]) -> list[Reason]:
+def shorten(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
     """Return the first of very many reasons, and the number of the others.
 
     >>> shorten([("a" * 300, "why")] * 25)[-1]
     ('...', '5 more')
     """
-    first = [(path[:LONGEST_NAME], reason) for path, reason in reasons[:MOST_NAMED]]
-    return [*first, ("...", f"{len(reasons) - MOST_NAMED} more")] if len(reasons) > MOST_NAMED else first
+    first = tuple((path[:LONGEST_NAME], reason) for path, reason in reasons[:MOST_NAMED])
+    return (*first, ("...", f"{len(reasons) - MOST_NAMED} more")) if len(reasons) > MOST_NAMED else first
 
 
 def send_results(link: HostLink, folder: str, rows: Sequence[Row]) -> None:
     """Send files to ddlrun, and wait until it has them. Raises as HostLink.receive."""
-    link.send(FILES, render(rows))
+    link.send(FILES, rows)
     broken: list[int] = []
     digest = hashlib.sha256()
     for block in join_small(_blocks(folder, rows, broken)):
         digest.update(block)
         link.socket.sendall(block)
-    link.send(END, render(End(digest.hexdigest(), broken)._asdict()))
+    link.send(END, End(digest.hexdigest(), tuple(broken)))
     link.receive(RECEIVED)
 
 
