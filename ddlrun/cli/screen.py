@@ -61,7 +61,7 @@ def _keys() -> Iterator[Callable[[], bool]]:
         return
 
     def wait_for_q() -> bool:
-        ready, _, _ = select.select([0], [], [], REFRESH_SECONDS)
+        ready, _, _ = select.select([0], [], [], REFRESH_SECONDS)  # one descriptor, and nothing else to wait for
         return bool(ready) and os.read(0, MOST_KEYS).lower() in QUIT
 
     before = termios.tcgetattr(0)

@@ -67,16 +67,6 @@ class Evidence(NamedTuple):
     """Why ddlrun may have lost ranks and the process manager just now: it did not run."""
 
     @property
-    def open(self) -> bool:
-        """Whether the job ended by itself, with or without all ranks."""
-        return self.first is None and not self.running
-
-    @property
-    def clean(self) -> bool:
-        """Whether the process manager ended well, or was ended by ddlrun, or lost it."""
-        return self.manager.exit_code == 0 or self.manager.ended_by_ddlrun or self.pause is not None
-
-    @property
     def closed(self) -> bool:
         """Whether ddlrun ended the job as a keeper's connection was closed or reset."""
         return self.first is not None and self.first.cause in (EndCause.CLOSED_CONNECTION, EndCause.RESET_CONNECTION)
@@ -127,8 +117,12 @@ def _paused(evidence: Evidence) -> Fields | None:
     return {"pause": evidence.pause} if evidence.pause is not None and evidence.first is None else None
 
 
-def _succeeded(evidence: Evidence) -> Fields | None:
-    return {"exit_code": 0} if evidence.open and evidence.clean and not evidence.missing else None
+def _ended_by_itself(evidence: Evidence) -> Fields | None:
+    """Return fields if ddlrun did not end the job, and its process manager ended well, or lost ddlrun."""
+    manager, heard = evidence.manager, len(evidence.ends)
+    clean = manager.exit_code == 0 or manager.ended_by_ddlrun or evidence.pause is not None
+    by_itself = evidence.first is None and not evidence.running and clean
+    return {"heard": heard, "ranks": heard + evidence.missing} if by_itself else None
 
 
 def _killed_keeper(evidence: Evidence) -> Fields | None:
@@ -156,11 +150,6 @@ def _unheard(evidence: Evidence) -> Fields | None:
 def _unfinished(evidence: Evidence) -> Fields | None:
     fields = evidence.find(EndCode.UNFINISHED_RANK, lambda it: it.rank in evidence.ends)
     return fields and {**fields, "own_code": evidence.ends[fields["rank"]].exit_code}
-
-
-def _missing_ends(evidence: Evidence) -> Fields | None:
-    heard = len(evidence.ends)
-    return {"heard": heard, "ranks": heard + evidence.missing} if evidence.open and evidence.clean else None
 
 
 def _killed_manager(evidence: Evidence) -> Fields | None:
@@ -243,7 +232,8 @@ class EndCause(enum.Enum):
         "MPI_Comm_spawn found no free slot; `--spawn-slots` N lets the job start N more processes per host",
         errors.EXIT_PLACEMENT)
     # The process manager has ended, perhaps before all ranks.
-    SUCCESS = CauseRow("all ranks and the manager end with 0", "", 0, _succeeded)
+    SUCCESS = CauseRow("all ranks and the manager end with 0", "", 0,
+        lambda it: None if it.missing else _ended_by_itself(it))
     PAUSE = CauseRow("ddlrun did not run when the manager ended", "{pause}", errors.EXIT_UNREACHABLE, _paused)
     # The connection of a keeper was closed or reset.
     KILLED_KEEPER = CauseRow("connection: SIGKILL has ended that keeper",
@@ -270,7 +260,7 @@ class EndCause(enum.Enum):
         "{label} aborted the job: it called MPI_Abort, or its MPI did after an error", OF_MANAGER,
         EndCode.ABORTING_RANK, of_manager=True)
     MISSING_ENDS = CauseRow("the manager ends with 0, and ranks have not reported their ends",
-        "only {heard} of {ranks} ranks reported how they ended", 1, _missing_ends)
+        "only {heard} of {ranks} ranks reported how they ended", 1, _ended_by_itself)
     KILLED_MANAGER = CauseRow("a signal has ended the manager",
         "{name} was killed by {by}", "128 + the signal", _killed_manager, of_manager=True)
     SIGNALLED_MANAGER = CauseRow("the manager ends with 1 without a reason, and no rank has failed",

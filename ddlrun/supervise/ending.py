@@ -37,7 +37,7 @@ from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
 from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.manager_process import ManagerProcess
-from ddlrun.supervise.ranks import root_of
+from ddlrun.supervise.ranks import Ranks, root_of
 
 # A stopped process manager is continued when all ranks have been ended for so long.
 RESUME_SECONDS = 2.0
@@ -76,9 +76,16 @@ class Ending:
     """The phase of a job, the reason for its end, and the deadlines of that; times are those of time.monotonic()."""
 
     def __init__(
-        self, keepers: Keepers, manager: ManagerProcess, limits: JobLimits, *, grace: float, tell: Callable[[str], None]
+        self,
+        ranks: Ranks,
+        limits: JobLimits,
+        keepers: Keepers,
+        manager: ManagerProcess,
+        *,
+        grace: float,
+        tell: Callable[[str], None],
     ) -> None:
-        self._keepers, self._manager, self._limits, self._ranks = keepers, manager, limits, limits.ranks
+        self._ranks, self._limits, self._keepers, self._manager = ranks, limits, keepers, manager
         self._grace = grace
         self._tell = tell
         self.phase = Phase.RUNNING

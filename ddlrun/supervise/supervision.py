@@ -66,7 +66,7 @@ class Supervision:
         self._manager = manager = ManagerProcess(process, job, loop, self._on_manager_output)
         events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
         self._keepers = keepers = Keepers(listener, loop, events, ranks=job.ranks)
-        self._ending = Ending(keepers, manager, limits, grace=options.grace, tell=output.tell)
+        self._ending = Ending(ranks, limits, keepers, manager, grace=options.grace, tell=output.tell)
         self._input = InputForwarder(options.input, loop, keepers, lambda: self._on_signal(signal.SIGINT))
         self._samples = samples = Sampling(options.sample_interval, job.ranks, files, output.tell)
         self._warnings = SignalWarnings()
