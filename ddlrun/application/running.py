@@ -223,7 +223,14 @@ def _apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:
     """Return the outcome of a job that its scheduler ended: it signals all processes at once."""
     ends = tuple(rank.replace(ordered=True) if rank.signal else rank for rank in outcome.ends)
     return outcome._replace(
-        exit_code=end.exit_code, signal=None, reason=end.reason, root=None, ends=ends, lost_ranks=(), requested=True
+        exit_code=end.exit_code,
+        signal=None,
+        reason=end.reason,
+        root=None,
+        ends=ends,
+        lost_ranks=(),
+        requested=True,
+        cause="",
     )
 
 

@@ -31,6 +31,8 @@ class Outcome(NamedTuple):
     """Whether a user, the scheduler or a time limit ended it."""
     lost_hosts: tuple[str, ...] = ()
     """Hosts that were lost, by the names that the job has for them."""
+    cause: str = ""
+    """The code of the cause; empty for an error before the start of the job, and where a scheduler ended it."""
     unprinted_bytes: int = 0
     """The number of bytes of output that were not printed; the logs have them."""
 
@@ -59,7 +61,13 @@ class OutcomeSchema(TypedDict):
     """Whether the exit code is that of the ranks' program, or one of ddlrun's own."""
 
 
-OutcomeRecord = Annotated[dict[str, Any], Outcome, OutcomeSchema]
+class LaterKeys(TypedDict, total=False):
+    """The keys that an outcome.json of the same version may lack."""
+
+    cause: str
+
+
+OutcomeRecord = Annotated[dict[str, Any], Outcome, OutcomeSchema, LaterKeys]
 
 
 def parse_outcome(record: Mapping[str, Any]) -> Outcome:

@@ -183,6 +183,7 @@ class Ending:
             signal=reason.signal,
             seconds=now - self._limits.started_at,
             reason=reason.text,
+            cause=reason.cause.name.lower(),
             root=root,
             ends=tuple(ends[rank] for rank in sorted(ends)),
             lost_ranks=tuple(self._ranks.lost),

@@ -28,15 +28,15 @@ CAUSES_PAGE = Path(__file__).with_name("causes.md")
 CAUSES_HEAD = """# How the cause of a failure is found
 
 This page lists the causes of the end of a job in the order in which ddlrun tries them, with the first line and the
-[exit code](exit-codes.md). `make reference` generates it from the table in the code. Words in capitals vary; an empty
-text names the rank that failed first, or the signal.
+[exit code](exit-codes.md). `make reference` generates it from the table in the program. The code is the key `cause` in
+outcome.json. Words in capitals vary; an empty text names the rank that failed first, or the signal.
 
 ## Events
 
 The first event ends the job.
 
-| evidence | text | exit code |
-|---|---|---|
+| code | evidence | text | exit code |
+|---|---|---|---|
 """
 REPORT_HEAD = """
 ## The end of the process manager
@@ -45,8 +45,8 @@ These are tried when the process manager, such as mpirun, has ended. Unless it e
 for rows that begin with *connection* after a closed or reset one, and for all rows if a rank may have failed because
 the manager was lost, or had lost a host.
 
-| evidence | text | exit code |
-|---|---|---|
+| code | evidence | text | exit code |
+|---|---|---|---|
 """
 HEAD = """# Command-line reference
 
@@ -89,7 +89,7 @@ def _render_cause(cause: EndCause) -> str:
     row = cause.value
     text = re.sub("|".join(map(re.escape, (RESET, UNREACHABLE, REACHABLE))), "...", row.text)
     text = re.sub(r"{(\w+)[^}]*}", lambda match: match[1].upper(), text.replace("{label}", "rank N on HOST"))
-    return f"|{row.evidence}|{text}|{row.exit_code}|\n"
+    return f"|{cause.name.lower()}|{row.evidence}|{text}|{row.exit_code}|\n"
 
 
 if __name__ == "__main__":

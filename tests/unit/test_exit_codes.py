@@ -35,11 +35,18 @@ def test_a_code_is_that_of_the_program_or_of_ddlrun(outcome: Outcome, whose: str
 
 @pytest.mark.openmpi(5)
 @pytest.mark.parametrize(
-    ("words", "code", "whose"),
-    [(["sh", "-c", "exit 5"], 5, "program"), (["--timeout", "1", "sleep", "3600"], 124, "ddlrun")],
+    ("words", "code", "whose", "cause"),
+    [
+        (["sh", "-c", "exit 5"], 5, "program", "rank_failed"),
+        (["--timeout", "1", "sleep", "3600"], 124, "ddlrun", "time_limit"),
+        (["true"], 0, "program", "success"),
+    ],
 )
-def test_the_outcome_names_it(words: list[str], code: int, whose: str, mpirun: str, tmp_path: Path) -> None:
+def test_the_outcome_names_it_and_the_cause(
+    words: list[str], code: int, whose: str, cause: str, mpirun: str, tmp_path: Path
+) -> None:
     options = ["--mpirun", mpirun, "-np", "1", "--run-dir", str(tmp_path / "run")]
     done = subprocess.run([*LAUNCH, *options, *words], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
-    assert json.loads((tmp_path / "run/outcome.json").read_text())["exit_code_of"] == whose
+    outcome = json.loads((tmp_path / "run/outcome.json").read_text())
+    assert (outcome["exit_code_of"], outcome["cause"]) == (whose, cause)
