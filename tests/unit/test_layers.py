@@ -207,6 +207,23 @@ def test_open_mpis_daemons_and_variables_are_known_in_few_rooms() -> None:
     assert sorted(name for name in names if not name.startswith(OPEN_MPI_ROOMS)) == []
 
 
+# What waits for events of descriptors: one loop for all. select.select waits for one descriptor, for a moment.
+POLLERS = {"select.poll", "select.epoll", "select.kqueue", "select.devpoll", "selectors"}
+
+
+def test_the_event_loop_is_the_only_one() -> None:
+    using = {str(path.relative_to(PACKAGE)) for path in MODULES if POLLERS & (imports(path) | qualified_names(path))}
+    assert using == {"wire/loop.py"}
+
+
+def qualified_names(path: Path) -> set[str]:
+    """Return the attributes of modules that a file uses, as module.attribute."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {
+        f"{it.value.id}.{it.attr}" for it in nodes if isinstance(it, ast.Attribute) and isinstance(it.value, ast.Name)
+    }
+
+
 @pytest.mark.parametrize("path", sorted((PACKAGE / "plan").glob("*.py")), ids=lambda path: path.stem)
 def test_planning_looks_nothing_up(path: Path) -> None:
     calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
