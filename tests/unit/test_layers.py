@@ -232,6 +232,12 @@ def test_planning_looks_nothing_up(path: Path) -> None:
     assert not {name for name in imports(path) if name.startswith(("ddlrun.remote.processes", "ddlrun.remote.probe"))}
 
 
+def test_the_wires_loop_is_the_only_one() -> None:
+    polls = {path for path in MODULES if re.search(r"\bselect\.e?poll\b", path.read_text())}
+    assert polls == {PACKAGE / "wire/loop.py"}
+    assert not [path for path in MODULES if imports(path) & {"selectors", "asyncio"}]
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_each_framework_stands_in_a_module_of_its_own(framework: str) -> None:
     below = PACKAGE / "ddl"
