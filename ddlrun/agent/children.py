@@ -9,8 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddlrun.agent.child import Child
-    from ddlrun.agent.client_group import ClientGroup
+    from ddlrun.agent.child import Child, ClientGroup
     from ddlrun.agent.protocol import AgentJob, HostRanks
     from ddlrun.wire.loop import Loop
 
@@ -99,8 +98,7 @@ class Children:
         """Start as many of the agents that wait for it as may be started now."""
         if not self._waiting:
             return
-        from ddlrun.agent.child import Child  # noqa: PLC0415 - most agents have none below them
-        from ddlrun.agent.client_group import ClientGroup  # noqa: PLC0415 - the same
+        from ddlrun.agent.child import Child, ClientGroup  # noqa: PLC0415 - most agents have none below them
 
         self._group = self._group or ClientGroup()
         starting = sum(not (child.ready or child.over) for child in self._children)

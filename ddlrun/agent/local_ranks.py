@@ -59,9 +59,9 @@ class LocalRanks:
             link, other_end, orders = self._pmi.connect(rank)
             variables = {RANK: str(rank), LOCAL_RANK: str(local_rank), SIZE: str(job.size)}
             variables.update(rank_variables(rank, link, own.ranks, job.size))
+            keep = _keeper(job.program, variables, link, orders)
             # MPICH ends with SIGSEGV, which would look like the cause, if its connection ended with the agent.
-            pid = _fork_keeper(job.program, variables, link, orders, other_end, *self._needed)
-            self._keepers[pid] = rank
+            self._keepers[fork(keep, 0, 1, 2, link, orders, other_end, *self._needed)] = rank
             os.close(link)
             os.close(orders)
 
@@ -107,21 +107,30 @@ def _load_keeper() -> None:
     gc.freeze()  # see main.py
 
 
-def _fork_keeper(program: Sequence[str], variables: Mapping[str, str], link: int, orders: int, *needed: int) -> int:
-    """Fork the keeper of a rank, which inherits some descriptors; return its process id."""
+def _keeper(program: Sequence[str], variables: Mapping[str, str], link: int, orders: int) -> Callable[[], None]:
+    """Return the work of the keeper of a rank, in a fork of this process."""
     agent = os.getpid()
+
+    def keep() -> None:
+        if os.getppid() == agent:
+            from ddlrun.keeper.entry import main  # noqa: PLC0415 - see _load_keeper
+
+            os.environ.update(variables)
+            main(list(program), link, "ddlrun's agent on that host", orders)
+
+    return keep
+
+
+def fork(work: Callable[[], object], *needed: int) -> int:
+    """Fork a process that keeps some descriptors, and has the signals of a new one; return its process id."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = os.fork()
     if pid == 0:
         try:
-            close_files(0, 1, 2, link, orders, *needed)
+            close_files(*needed)
             restore_defaults()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            if os.getppid() == agent:
-                from ddlrun.keeper.entry import main  # noqa: PLC0415 - see _load_keeper
-
-                os.environ.update(variables)
-                main(list(program), link, "ddlrun's agent on that host", orders)
+            work()
         finally:
             os._exit(1)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import _socket
 
-from ddlrun.agent.pmi_values import VERSION, KeyValues
+from ddlrun.agent.pmi_values import VERSION
 from ddlrun.agent.pmi_wire import Lines, WireError, parse_exit_code, parse_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddlrun.agent.pmi_values import KeyValues
     from ddlrun.agent.pmi_wire import Words
 
 CHUNK = 1 << 16
@@ -51,23 +54,28 @@ class Client:
 class PmiServer:
     """The PMI-1 server of one host's ranks. No call of it blocks."""
 
-    def __init__(self, ranks: int, size: int, name: str, mapping: str = "") -> None:
+    def __init__(
+        self,
+        ranks: int,
+        values: KeyValues,
+        *,
+        on_barrier: Callable[[bytes], None],
+        on_abort: Callable[[int, int], None],
+        on_note: Callable[[str], None],
+    ) -> None:
         """Create a server.
 
         Args:
             ranks: The number of ranks on this host.
-            size: The number of ranks of the job.
-            name: A name of at most 255 bytes. No other job, and no other attempt of this one, has it: MPICH names its
-                shared memory after it, and would use that of a job that was killed.
-            mapping: The value of `process_mapping`.
+            values: The values that the host knows.
+            on_barrier: Takes the message for the root that belongs to a barrier.
+            on_abort: Takes a call of MPI_Abort: a rank, which goes on until it is ended, and the exit code.
+            on_note: Takes a text for the user.
         """
-        self._ranks = ranks
-        self._values = KeyValues(name, size, mapping)
+        self._ranks, self._values = ranks, values
+        self._on_barrier, self._on_abort, self._on_note = on_barrier, on_abort, on_note
         self._clients: dict[int, Client] = {}
         self._waiting: list[Client] = []
-        self._messages: list[bytes] = []
-        self._aborts: list[tuple[int, int]] = []
-        self._notes: list[str] = []
         self._noted: set[str] = set()
         self._initialized: set[int] = set()
         self.in_mpi: set[int] = set()
@@ -103,21 +111,6 @@ class PmiServer:
             data = b""
         return data != b""
 
-    def take_messages(self) -> list[bytes]:
-        """Return the new messages for the root: one per barrier."""
-        messages, self._messages = self._messages, []
-        return messages
-
-    def take_aborts(self) -> list[tuple[int, int]]:
-        """Return the new calls of MPI_Abort: ranks and exit codes. The programs go on until they are ended."""
-        aborts, self._aborts = self._aborts, []
-        return aborts
-
-    def take_notes(self) -> list[str]:
-        """Return the new texts for the user."""
-        notes, self._notes = self._notes, []
-        return notes
-
     def on_message(self, message: bytes) -> None:
         """Take the root's message, which ends a barrier."""
         self._values.add(message)
@@ -139,9 +132,9 @@ class PmiServer:
         words = parse_words(line)
         command = words.get(b"cmd")
         if command == b"barrier_in":
-            self._on_barrier(client)
+            self._enter_barrier(client)
         elif command == b"abort":
-            self._aborts.append((client.rank, parse_exit_code(words)))
+            self._on_abort(client.rank, parse_exit_code(words))
         else:
             if command == b"init":
                 self.in_mpi.add(client.rank)
@@ -151,12 +144,12 @@ class PmiServer:
                 self.in_mpi.discard(client.rank)
             client.reply(self._values.reply(client.rank, words))
 
-    def _on_barrier(self, client: Client) -> None:
+    def _enter_barrier(self, client: Client) -> None:
         if client in self._waiting:
             raise WireError("entered a barrier twice")
         self._waiting.append(client)
         if len(self._waiting) == self._ranks:
-            self._messages.append(self._values.take_put())
+            self._on_barrier(self._values.take_put())
 
     def _on_spawn(self, client: Client, line: bytes) -> None:
         name, _, number = line.partition(b"=")
@@ -175,7 +168,7 @@ class PmiServer:
             self._note(f"rank {client.rank}: its MPI library speaks PMI {text}, ddlrun's process manager PMI 1")
 
     def _note(self, text: str) -> None:
-        """Add a text for the user, once, and not without end: it comes from a program."""
+        """Pass on a text for the user, once, and not without end: it comes from a program."""
         if text not in self._noted and len(self._noted) < MOST_NOTES:
             self._noted.add(text)
-            self._notes.append(text)
+            self._on_note(text)

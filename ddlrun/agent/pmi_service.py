@@ -69,11 +69,16 @@ class PmiService:
         """Return the server, which gets the connections of all ranks when the first one needs it."""
         if self._server is None:
             from ddlrun.agent.pmi import PmiServer  # noqa: PLC0415 - 2 ms, for programs with MPI alone
-            from ddlrun.agent.pmi_values import process_mapping  # noqa: PLC0415 - the same
+            from ddlrun.agent.pmi_values import KeyValues, process_mapping  # noqa: PLC0415 - the same
 
-            hosts = [host for host, _ in RankPositions(os.environ).all()]
-            job = self._job
-            self._server = PmiServer(len(self._own.ranks), job.size, job.name, process_mapping(hosts))
+            mapping = process_mapping([host for host, _ in RankPositions(os.environ).all()])
+            self._server = PmiServer(
+                len(self._own.ranks),
+                KeyValues(self._job.name, self._job.size, mapping),
+                on_barrier=self._on_barrier,
+                on_abort=self._on_abort,
+                on_note=complain,
+            )
             for rank, link in self._links.items():
                 self._server.add(rank, link)
         return self._server
@@ -84,20 +89,12 @@ class PmiService:
         if ended:
             self._close(rank)
         elif ended is not None:
-            self._on_request(self._serve(), rank)
+            if not self._serve().on_readable(rank):
+                self._close(rank)
+            self._report_unfinished()
 
-    def _on_request(self, server: PmiServer, rank: int) -> None:
-        """Answer what a rank has sent, and pass on what follows from it."""
-        goes_on = server.on_readable(rank)
-        for note in server.take_notes():
-            complain(note)
-        for aborted, code in server.take_aborts():
-            self._order(aborted, code)
-        if not goes_on:
-            self._close(rank)
-        for message in server.take_messages():
-            self._report(protocol.PMI, protocol.pack_words([b"%d" % self._own.number, message]))
-        self._report_unfinished()
+    def _on_barrier(self, message: bytes) -> None:
+        self._report(protocol.PMI, protocol.pack_words([b"%d" % self._own.number, message]))
 
     def _close(self, rank: int) -> None:
         """Close a connection. No order follows, as the program may have called MPI_Finalize."""
@@ -109,7 +106,7 @@ class PmiService:
             self._server.close(rank)
         self._close_orders(rank)
 
-    def _order(self, rank: int, code: int) -> None:
+    def _on_abort(self, rank: int, code: int) -> None:
         """Order the keeper of a rank that has called MPI_Abort to end the program with the exit code."""
         if rank in self._orders:
             try:

@@ -28,7 +28,14 @@ class KeyValues:
     """The values that a host knows, and the replies that follow from them."""
 
     def __init__(self, name: str, size: int, mapping: str) -> None:
-        """Create a space; see PmiServer for the arguments."""
+        """Create a space.
+
+        Args:
+            name: A name of at most 255 bytes. No other job, and no other attempt of this one, has it: MPICH names its
+                shared memory after it, and would use that of a job that was killed.
+            size: The number of ranks of the job.
+            mapping: The value of `process_mapping`.
+        """
         self._name = name.encode()
         self._usual_get = b"cmd=get kvsname=%s key=" % self._name
         self._values: dict[bytes, bytes] = {}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddlrun.agent.pmi import PmiServer
+from ddlrun.agent.pmi_values import KeyValues
 from ddlrun.agent.root import PmiRoot
 from tests.bench.options import bench_parser
 from tests.support.pmi_ranks import connect
@@ -65,7 +66,14 @@ class SimulatedHost:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._server = PmiServer(case.ranks, case.hosts * case.ranks, "job", "(vector,(0,1,1))")
+        self._messages: list[bytes] = []
+        self._server = PmiServer(
+            case.ranks,
+            KeyValues("job", case.hosts * case.ranks, "(vector,(0,1,1))"),
+            on_barrier=self._messages.append,
+            on_abort=lambda _rank, _code: None,
+            on_note=print,
+        )
         self._root = PmiRoot(range(case.hosts))
         links = [connect(self._server, rank) for rank in range(case.ranks)]
         self._ranks = [socket.socket(fileno=fd) for _, fd in links]
@@ -91,8 +99,7 @@ class SimulatedHost:
         self._serve(len(self._ranks))
         for host in range(1, self._case.hosts):
             self._root.on_message(host, self._values_of(host))
-        (message,) = self._server.take_messages()
-        reply = self._root.on_message(0, message)
+        reply = self._root.on_message(0, self._messages.pop())
         if reply is None:
             raise RuntimeError("the hosts have not met")
         before = time.process_time()

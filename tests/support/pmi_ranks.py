@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddlrun.agent.pmi import PmiServer
 from ddlrun.agent.pmi_service import open_link, rank_variables
-from ddlrun.agent.pmi_values import process_mapping
+from ddlrun.agent.pmi_values import KeyValues, process_mapping
 from ddlrun.agent.root import PmiRoot
 
 SECONDS = 300
@@ -36,15 +36,21 @@ class PmiHosts:
         """Create the servers; `hosts` has the number of the host of each rank."""
         self.hosts = hosts
         name = f"ddlrun-{uuid.uuid4().hex}"
+        self._messages: list[tuple[int, bytes]] = []
+        self.aborts: list[tuple[int, int]] = []
+        self.notes: list[str] = []
         self.servers = {
-            number: PmiServer(hosts.count(number), len(hosts), name, mapping)
-            for mapping in [process_mapping(hosts)]
+            number: PmiServer(
+                hosts.count(number),
+                KeyValues(name, len(hosts), process_mapping(hosts)),
+                on_barrier=lambda message, number=number: self._messages.append((number, message)),  # type: ignore[misc]
+                on_abort=lambda rank, code: self.aborts.append((rank, code)),
+                on_note=self.notes.append,
+            )
             for number in sorted(set(hosts))
         }
         self._root = PmiRoot(self.servers)
         self._links: dict[int, _socket.socket] = {}
-        self.aborts: list[tuple[int, int]] = []
-        self.notes: list[str] = []
 
     def open(self, rank: int) -> tuple[int, dict[str, str]]:
         """Return a rank's descriptor and variables."""
@@ -75,14 +81,12 @@ class PmiHosts:
         self.servers[self.hosts[rank]].close(rank)
 
     def _pass_on(self) -> None:
-        for number, server in self.servers.items():
-            self.aborts += server.take_aborts()
-            self.notes += server.take_notes()
-            for message in server.take_messages():
-                reply = self._root.on_message(number, message)
-                if reply is not None:
-                    for other in self.servers.values():
-                        other.on_message(reply)
+        messages, self._messages = self._messages, []
+        for number, message in messages:
+            reply = self._root.on_message(number, message)
+            if reply is not None:
+                for server in self.servers.values():
+                    server.on_message(reply)
 
 
 class Ended(NamedTuple):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddlrun.agent.pmi import PmiServer
 from ddlrun.agent.pmi_service import open_link, rank_variables
-from ddlrun.agent.pmi_values import LONGEST_KEY, LONGEST_VALUE, MOST_PUT, process_mapping
+from ddlrun.agent.pmi_values import LONGEST_KEY, LONGEST_VALUE, MOST_PUT, KeyValues, process_mapping
 from ddlrun.agent.pmi_wire import LONGEST_LINE
 from ddlrun.agent.root import PmiRoot
 from tests.support.pmi_ranks import connect, ranks_of
@@ -24,8 +24,19 @@ class Job:
 
     def __init__(self, hosts: Sequence[int]) -> None:
         self._hosts = hosts
+        self.messages: list[tuple[int, bytes]] = []
+        """Hosts, and the messages of their servers to the root."""
+        self.aborts: list[tuple[int, int]] = []
+        self.notes: list[str] = []
         self.servers = {
-            number: PmiServer(hosts.count(number), len(hosts), "job", "(mapping)") for number in sorted(set(hosts))
+            number: PmiServer(
+                hosts.count(number),
+                KeyValues("job", len(hosts), "(mapping)"),
+                on_barrier=lambda message, number=number: self.messages.append((number, message)),  # type: ignore[misc]
+                on_abort=lambda rank, code: self.aborts.append((rank, code)),
+                on_note=self.notes.append,
+            )
+            for number in sorted(set(hosts))
         }
         self.root = PmiRoot(self.servers)
         self.owners = [self.servers[host] for host in hosts]
@@ -47,12 +58,12 @@ class Job:
 
     def meet(self) -> None:
         """Pass on the messages of the servers."""
-        for number, server in self.servers.items():
-            for message in server.take_messages():
-                reply = self.root.on_message(number, message)
-                if reply is not None:
-                    for other in self.servers.values():
-                        other.on_message(reply)
+        for number, message in self.messages:
+            reply = self.root.on_message(number, message)
+            if reply is not None:
+                for server in self.servers.values():
+                    server.on_message(reply)
+        self.messages.clear()
 
     def send(self, rank: int, line: bytes) -> None:
         self.ranks[rank].sendall(line)
@@ -108,7 +119,7 @@ REPLIES = {
 
 def test_each_request_has_its_reply(job: Job) -> None:
     assert {line: job.query(0, line).rstrip("\n") for line in REPLIES} == REPLIES
-    assert not job.servers[0].take_notes()
+    assert not job.notes
 
 
 @pytest.mark.parametrize(
@@ -132,9 +143,9 @@ def test_a_host_sends_one_message_per_barrier(job: Job) -> None:
     job.query(0, "cmd=put kvsname=job key=a value=1")
     job.query(1, "cmd=put kvsname=job key=b value=2")
     job.send(0, b"cmd=barrier_in\n")
-    assert job.servers[0].take_messages() == []
+    assert job.messages == []
     job.send(1, b"cmd=barrier_in\n")
-    assert job.servers[0].take_messages() == [b"a 1\nb 2\n"]
+    assert job.messages == [(0, b"a 1\nb 2\n")]
     assert job.root.on_message(0, b"a 1\nb 2\n") is None
     assert job.root.on_message(7, b"c 3\n") == b"a 1\nb 2\nc 3\n"
 
@@ -168,15 +179,14 @@ def test_a_line_may_arrive_in_parts(job: Job) -> None:
 )
 def test_an_abort_is_reported(job: Job, line: str, code: int) -> None:
     job.send(1, line.encode() + b"\n")
-    assert job.servers[0].take_aborts() == [(1, code)]
-    assert job.servers[0].take_aborts() == []
+    assert job.aborts == [(1, code)]
 
 
 def test_spawn_is_refused_with_one_reply(job: Job) -> None:
     request = "mcmd=spawn\nnprocs=1\nexecname=python\nargcnt=1\narg1=cmd=finalize\nendcmd"
     assert job.query(0, request) == "cmd=spawn_result rc=-1 msg=not_supported\n"
     assert job.query(0, request) == "cmd=spawn_result rc=-1 msg=not_supported\n"
-    assert job.servers[0].take_notes() == ["rank 0: ddlrun's process manager does not offer MPI_Comm_spawn"]
+    assert job.notes == ["rank 0: ddlrun's process manager does not offer MPI_Comm_spawn"]
     assert job.query(0, "cmd=get_appnum") == "cmd=appnum rc=0 appnum=0\n"
 
 
@@ -192,7 +202,7 @@ def test_another_version_is_refused(job: Job) -> None:
     assert job.query(2, "cmd=init pmi_version=2 pmi_subversion=0") == (
         "cmd=response_to_init rc=-1 pmi_version=1 pmi_subversion=1\n"
     )
-    assert job.servers[7].take_notes() == ["rank 2: its MPI library speaks PMI 2, ddlrun's process manager PMI 1"]
+    assert job.notes == ["rank 2: its MPI library speaks PMI 2, ddlrun's process manager PMI 1"]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +221,7 @@ def test_a_rank_that_breaks_the_protocol_is_cut_off(job: Job, data: bytes, probl
         data = data[job.ranks[0].send(data) :] if data else b""
         job.serve()
     assert len(job.connected(0)) == 1
-    assert job.servers[0].take_notes() == [f"rank 0 {problem}: its connection is closed"]
+    assert job.notes == [f"rank 0 {problem}: its connection is closed"]
     job.ranks[0].settimeout(SECONDS)
     while job.receive(0):  # a rank that waits for a reply does not wait without end
         pass
@@ -235,7 +245,7 @@ def test_a_rank_may_end_at_any_time(job: Job) -> None:
     assert job.receive(1) == "cmd=barrier_out rc=0\n"
     job.serve()
     assert len(job.connected(0)) == 1
-    assert not job.servers[0].take_notes()
+    assert not job.notes
 
 
 def test_variables_name_the_place_of_a_rank() -> None:
@@ -254,7 +264,6 @@ def test_no_bytes_disturb_the_server(parts: list[bytes]) -> None:
         for part in parts:
             if len(job.connected(0)) == 2:
                 job.send(0, part)
-                job.servers[0].take_messages()
         assert job.query(1, "cmd=get_appnum") == "cmd=appnum rc=0 appnum=0\n"
 
 
