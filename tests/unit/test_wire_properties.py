@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import ddlrun.agent.protocol as agents
 import ddlrun.ddl.tcp.protocol as ddl
+import ddlrun.preflight.peer as check
 import ddlrun.ship.host.protocol as ship
 from ddlrun.wire.authentication import (
     CODE_BYTES,
@@ -44,6 +45,7 @@ TABLES: dict[str, Limits] = {
     "to agents": agents.TO_AGENT, "from agents": agents.FROM_AGENT,
     "ship, to ddlrun": ship.TO_DDLRUN, "ship, to hosts": ship.TO_HOST,
     "ddl": ddl.KINDS, "ddl, addresses": ddl.RECORDS,
+    "check, to partners": check.TO_PARTNER, "check, from partners": check.FROM_PARTNER,
 }  # fmt: skip
 # Longer texts are not made here.
 MOST_BYTES = 1 << 20
