@@ -22,14 +22,12 @@ class JobLog:
         """Kind and source of the last block, whose entry is not in the order yet."""
         self._length = 0
         self._second = 0
-        self._failed = False
+        self._place = f"run folder {files.path}"
 
     def open(self) -> None:
         """Make the folder of the logs of ranks, and begin the order."""
-        try:
-            os.makedirs(self._files.rank_logs, mode=0o700, exist_ok=True)
-        except OSError as error:
-            self._fail(error)
+        folder = self._files.rank_logs
+        self._open_files.attempt(self._place, lambda: os.makedirs(folder, mode=0o700, exist_ok=True))
         self.flush()
 
     def start(self, rank: int, host: str) -> None:
@@ -82,13 +80,4 @@ class JobLog:
             self._length = 0
 
     def _append(self, path: str, block: bytes) -> bool:
-        if not self._failed:
-            try:
-                self._open_files.append(path, block)
-            except OSError as error:
-                self._fail(error)
-        return not self._failed
-
-    def _fail(self, error: OSError) -> None:
-        self._failed = True
-        self._open_files.complain(f"run folder {self._files.path}: {error.strerror}; no more output is stored")
+        return self._open_files.attempt(self._place, lambda: self._open_files.append(path, block))

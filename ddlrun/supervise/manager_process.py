@@ -35,7 +35,7 @@ class ManagerProcess:
         self._process, self._loop, self._on_output = process, loop, on_output
         self._stop = StopDetector(process.pid)
         self._job, self.name = job, job.manager.name
-        self.ssh_clients = SshClients(loop, job.host_names if job.manager.starts_ssh else ())
+        self.ssh_clients = SshClients(loop, process.pid, job.host_names if job.manager.starts_ssh else ())
         self._pipes = {
             pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
         }
@@ -46,9 +46,8 @@ class ManagerProcess:
         self._decoder = Decoder(Checksums(), TO_DDLRUN) if job.manager.sends_reports else None
         """Decodes its standard output; None if that is text."""
         self._reports: list[tuple[bytes, bytes]] = []
-        self.terminated = False
-        """Whether SIGTERM was sent to it."""
-        self._killed = False
+        self._ended_by_ddlrun = False
+        """Whether SIGTERM or SIGKILL was sent to it."""
         self.refused_spawn = False
         """Whether it has refused to start more processes for the job."""
         self._ended_at: float | None = None
@@ -120,7 +119,7 @@ class ManagerProcess:
             host_names=self._job.host_names,
             ended_client=self.ssh_clients.first_ended,
         )
-        return ManagerEnd(self.exit_code, self._find(output), self.terminated or self._killed, self.name)
+        return ManagerEnd(self.exit_code, self._find(output), self._ended_by_ddlrun, self.name)
 
     def _find(self, output: ManagerOutput) -> list[EndFinding]:
         """Return the findings in an output, those about a rank with its host."""
@@ -130,14 +129,10 @@ class ManagerProcess:
         of_rank = finding.rank >= 0 and not finding.host
         return finding._replace(host=self._job.host_of(finding.rank)) if of_rank else finding
 
-    def watch_ssh_clients(self) -> None:
-        """Begin to watch the ssh clients that it has started."""
-        self.ssh_clients.watch(self._process.pid)
-
     def terminate(self) -> None:
         """Send SIGTERM, once: after a second one, a process manager may leave its ranks behind."""
-        if not self.terminated and self.running:
-            self.terminated = True
+        if not self._ended_by_ddlrun and self.running:
+            self._ended_by_ddlrun = True
             self._process.terminate()
 
     def stays_stopped(self, now: float) -> bool:
@@ -154,7 +149,7 @@ class ManagerProcess:
 
     def kill(self) -> None:
         """Kill its whole session on this host."""
-        self._killed = True
+        self._ended_by_ddlrun = self._ended_by_ddlrun or self.running
         end_session(self._process.pid)
 
     def end(self, now: float, *, term_at: float, kill_at: float) -> None:

@@ -18,10 +18,21 @@ class OpenFiles:
 
     def __init__(self, most: int, complain: Callable[[str], None]) -> None:
         """Take the number of files that may be open, and what gets a message on files that are given up."""
-        self.complain = complain
+        self._complain = complain
+        self._given_up: set[str] = set()
         self._most = most
         self._begun: set[str] = set()
         self._open: dict[str, int] = {}
+
+    def attempt(self, place: str, write: Callable[[], None]) -> bool:
+        """Write to a place, and return True; after a failure, as on a full disk, it is given up with a message."""
+        try:
+            if place not in self._given_up:
+                write()
+        except OSError as error:
+            self._given_up.add(place)
+            self._complain(f"{place}: {error.strerror}; no more output is stored there")
+        return place not in self._given_up
 
     def append(self, path: str, block: bytes) -> None:
         """Append a block; the first one creates the file, or empties it. Raises OSError."""
@@ -61,17 +72,18 @@ class RankFiles:
         """Take the folder that has a folder per rank."""
         self._folder, self._open_files = folder, open_files
         self._width = len(str(ranks - 1))
-        self._failed = False
+        self._place = f"`--output` dir={folder}"
 
     def start(self, rank: int) -> None:
         """Create a rank's files."""
-        self._attempt(lambda: os.makedirs(os.path.dirname(self._path(rank, 0)), mode=0o700, exist_ok=True))
+        folder = os.path.dirname(self._path(rank, 0))
+        self._open_files.attempt(self._place, lambda: os.makedirs(folder, mode=0o700, exist_ok=True))
         for stream in range(len(STREAMS)):
             self.write(rank, stream, b"")
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Store a rank's output to standard output (0) or standard error (1)."""
-        self._attempt(lambda: self._open_files.append(self._path(rank, stream), data))
+        self._open_files.attempt(self._place, lambda: self._open_files.append(self._path(rank, stream), data))
 
     def end(self, rank: int) -> None:
         """Close the files of a rank."""
@@ -80,17 +92,6 @@ class RankFiles:
 
     def _path(self, rank: int, stream: int) -> str:
         return f"{self._folder}/rank.{rank:0{self._width}d}/{STREAMS[stream]}"
-
-    def _attempt(self, write: Callable[[], None]) -> None:
-        """Write, unless that has failed before."""
-        try:
-            if not self._failed:
-                write()
-        except OSError as error:
-            self._failed = True
-            self._open_files.complain(
-                f"`--output` dir={self._folder}: {error.strerror}; no more output is stored there"
-            )
 
 
 def most_open_files(ranks: int) -> int:

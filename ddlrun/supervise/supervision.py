@@ -207,7 +207,7 @@ class Supervision:
 
     def _on_start(self, peer: KeeperConnection, hello: Hello) -> None:
         if not self.ranks.any_started:
-            self._manager.watch_ssh_clients()
+            self._manager.ssh_clients.watch()
         self.ranks.start(hello.rank, hello.host)
         peer.introduce(hello)
         self._output.ranks.start(hello.rank, hello.host)

@@ -204,7 +204,7 @@ def test_a_full_disk_is_reported_once() -> None:
     for rank in range(3):
         log.write(rank, 0, b"x\n")
     log.flush()
-    assert said == ["run folder /proc/self/none: No such file or directory; no more output is stored"]
+    assert said == ["run folder /proc/self/none: No such file or directory; no more output is stored there"]
 
 
 def test_another_version_is_no_log(tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ from ddlrun.wire.loop import READ, Loop
 class SshClients:
     """mpirun's ssh clients. Open MPI 4.1 does not print which of them was killed."""
 
-    def __init__(self, loop: Loop, host_names: Iterable[str]) -> None:
+    def __init__(self, loop: Loop, mpirun: int, host_names: Iterable[str]) -> None:
         """Prepare to watch the ssh clients of a job's hosts, but of no more than 64."""
-        self._loop = loop
+        self._loop, self._mpirun = loop, mpirun
         names = frozenset(host_names)
         self._names = names if len(names) <= MOST_HOSTS else frozenset()
         self._hosts: dict[int, str] = {}
         self.first_ended: str | None = None
         """The host of the client that was the first to end; None while all run."""
 
-    def watch(self, mpirun: int) -> None:
+    def watch(self) -> None:
         """Begin to watch the clients among mpirun's children. Before Linux 5.3 nothing is watched."""
-        for pid in _children(mpirun):
+        for pid in _children(self._mpirun):
             host = self._host_of(_command_line(pid))
             if host is not None:
                 with suppress(OSError):
