@@ -46,23 +46,19 @@ class Guard(Task):
         if self.program < NO_PROCESS:
             raise OSError(-self.program, os.strerror(-self.program))
         link.setblocking(False)
-        self._silent = False
-        """Whether it reports nothing more. The link stays open, as its end means to the guard that the keeper ended."""
+        self.end: tuple[int, float, int] | None = None
+        """The program's wait status, CPU seconds and largest memory in KiB, when it has ended and that is known."""
 
-    def read_end(self) -> tuple[int, float, int] | None:
-        """Return the program's wait status, CPU seconds and largest memory in KiB, once, when it has ended."""
-        if self._silent:
-            return None
+    def on_ready(self, _events: int) -> None:
+        """Read the report, if it has come. The link stays open: its end means to the guard that the keeper ended."""
         try:
             report = self._link.recv(LONGEST_REPORT)
         except BlockingIOError:
-            return None
-        self._silent = True
+            return
         self.leave()
-        if not report:  # the guard was killed
-            return None
-        status, seconds, max_rss_kib = report.split()
-        return int(status), float(seconds), int(max_rss_kib)
+        if report:  # else the guard was killed
+            status, seconds, max_rss_kib = report.split()
+            self.end = int(status), float(seconds), int(max_rss_kib)
 
     def resume(self) -> None:
         """Continue the guard if it was stopped."""

@@ -122,32 +122,29 @@ class Program:
 
         The guard reports the end of the program. If it was killed, the program is a child that was adopted.
         """
-        before = self.status
-        self._read_report()
+        before, reaped = self.status, False
         for pid, status, usage in reap_children():
+            reaped = True
             self._max_rss_kib = max(self._max_rss_kib, usage.ru_maxrss)
             if pid == self.pid:
                 self._end(status, usage.ru_utime + usage.ru_stime)
-        if self.status is None and not has_children():
-            self._read_report()
-            self._end(signal.SIGKILL, 0.0)  # unless that is known: the guard was killed before it could report it
+        if self._guard is not None and self.status is None:
+            if reaped:
+                self._guard.on_ready(0)  # it may have reported just before its own end
+            if self._guard.end is not None:
+                status, cpu_seconds, max_rss_kib = self._guard.end
+                self._max_rss_kib = max(self._max_rss_kib, max_rss_kib)
+                self._end(status, cpu_seconds)
+            elif reaped and not has_children():
+                self._end(signal.SIGKILL, 0.0)  # the guard was killed before it could report the end
         return before is None and self.status is not None
 
-    def _read_report(self) -> None:
-        report = None if self._guard is None else self._guard.read_end()
-        if report is not None:
-            status, cpu_seconds, max_rss_kib = report
-            self._max_rss_kib = max(self._max_rss_kib, max_rss_kib)
-            self._end(status, cpu_seconds)
-
     def _end(self, status: int, cpu_seconds: float) -> None:
-        """Record the end of the program, unless that has been done."""
-        if self.status is None:
-            if self._in_container and os.WIFEXITED(status) and os.WEXITSTATUS(status) in SIGNAL_CODES:
-                status = os.WEXITSTATUS(status) - SIGNAL_CODES.start + 1
-            self.status = self._abort_code << 8 if self._abort_code else status
-            self._cpu_seconds = cpu_seconds
-            self.ended_at = time.monotonic()
+        """Record the end of the program."""
+        if self._in_container and os.WIFEXITED(status) and os.WEXITSTATUS(status) in SIGNAL_CODES:
+            status = os.WEXITSTATUS(status) - SIGNAL_CODES.start + 1
+        self.status = self._abort_code << 8 if self._abort_code else status
+        self._cpu_seconds, self.ended_at = cpu_seconds, time.monotonic()
 
     def report_end(self, *, ordered: bool, reason: str) -> protocol.RankEnd:
         """Return the report of the program's end, and whether another process has a port that it was to have.
