@@ -72,39 +72,25 @@ def _first_word(path: str) -> str:
     return os.path.basename(path).partition(".")[0]
 
 
-def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> None:
-    """Start a process that ends the manager or its daemon, the parent of this one, if it stays when the job is over.
+def watch_daemon(daemon: Daemon | None, connection: LauncherConnection | None, *, over_at: float) -> None:
+    """Start a process that ends a manager or its daemon, unless there is none, if it stays when the job is over.
 
     A daemon may have been stopped, may wait for a host that was lost, or hang: PMIx_server_finalize of PMIx 5 may
-    wait for a thread that waits for a mutex, which no other thread holds. The new process takes over the connection
-    to ddlrun. The job is over when ddlrun reports that, or when the connection is lost.
+    wait for a thread that waits for a mutex, which no other thread holds.
 
     Args:
-        pid: The parent of this process.
-        connection: The connection to ddlrun.
-        over: Whether the job is over already.
+        daemon: The process.
+        connection: The connection to ddlrun, which the new process takes over; None: there is none.
+        over_at: The time at which the job is over; NEVER: when ddlrun reports that, or the connection is lost.
     """
-    daemon = open_daemon(pid, LAUNCHERS)
-    if daemon is None or os.getppid() != pid or os.fork():
+    if daemon is None or os.fork():
         return
     try:
         _detach()
-        still_open = connection if connection.open else None
-        close_files(daemon.pidfd, connection.fileno() if connection.open else -1)
-        DaemonWatcher(daemon, still_open, over_at=time.monotonic() if over or still_open is None else NEVER).run()
+        close_files(daemon.pidfd, -1 if connection is None else connection.fileno())
+        DaemonWatcher(daemon, connection, over_at=over_at).run()
     finally:
         os._exit(0)
-
-
-def inherit_daemon(daemon: Daemon, grace: float) -> None:
-    """Start a process that ends the manager's daemon if it stays, in the guard of a keeper that was killed.
-
-    ddlrun ends the job when a keeper was killed: after the grace no other keeper needs the daemon.
-    """
-    if os.fork():
-        return
-    _detach()
-    DaemonWatcher(daemon, None, over_at=time.monotonic() + grace).run()
 
 
 def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
@@ -118,15 +104,6 @@ def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
         return None
     stat = read_stat(pid)
     return Daemon(pid=pid, pidfd=pidfd, name=stat.name) if stat is not None and plain_name(stat.name) in names else None
-
-
-def open_outer_daemon(daemon: Daemon) -> Daemon | None:
-    """Return the parent of a daemon if it is a daemon, too.
-
-    The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays.
-    """
-    stat = read_stat(daemon.pid)
-    return None if stat is None else open_daemon(stat.parent)
 
 
 def _detach() -> None:
@@ -188,10 +165,12 @@ class HostDuties(Task):
         """
         parent, connection = self._settings.parent, self._connection
         if self._settings.local_rank == 0:
+            daemon = open_daemon(parent, LAUNCHERS)
             if os.getppid() != parent:
                 remove_session_folder()
             elif watch or connection.timed_out:
-                watch_daemon(parent, connection, over=over)
+                over_at = time.monotonic() if over or not connection.open else NEVER
+                watch_daemon(daemon, connection if connection.open else None, over_at=over_at)
         if connection.timed_out:
             end_daemon(parent)  # which may kill this process in turn
 
@@ -216,7 +195,9 @@ class DaemonWatcher:
 
     def run(self) -> NoReturn:
         """Stay until the daemon has ended, and exit."""
-        outer = open_outer_daemon(self._daemon)
+        # The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays.
+        stat = read_stat(self._daemon.pid)
+        outer = None if stat is None else open_daemon(stat.parent)
         self._watch()
         remove_session_folder()
         if outer is not None:
@@ -255,10 +236,8 @@ class DaemonWatcher:
 
     def _kill(self) -> None:
         """Kill the daemon, and its session if it is the manager, as its ssh would outlive it."""
-        pid, name = self._daemon.pid, self._daemon.name
-        session = (
-            [] if plain_name(name) in DAEMONS else [other for other in list_processes() if _session_of(other) == pid]
-        )
+        others = [] if plain_name(self._daemon.name) in DAEMONS else list_processes()
+        session = [other for other in others if _session_of(other) == self._daemon.pid]
         signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGKILL)
         for other in session:
             send_signal(other, signal.SIGKILL)

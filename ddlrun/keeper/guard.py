@@ -15,7 +15,7 @@ import os
 import time
 
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.daemon import inherit_daemon, open_daemon
+from ddlrun.keeper.daemon import open_daemon, watch_daemon
 from ddlrun.keeper.escalation import UNKILLABLE_SECONDS, Escalation
 from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER, close_files
 from ddlrun.keeper.leftovers import remove_leftovers
@@ -109,8 +109,8 @@ def _stay(program: int, link: _socket.socket, settings: KeeperSettings) -> NoRet
             _clear(settings, loop, signals)  # a runtime that is killed leaves its container behind
             remove_leftovers()
             _clear(settings, loop, signals)
-            if daemon is not None:
-                inherit_daemon(daemon, settings.grace)
+            # ddlrun ends the job when a keeper was killed: after the grace no other keeper needs the daemon.
+            watch_daemon(daemon, None, over_at=time.monotonic() + settings.grace)
     finally:
         os._exit(0)
 
