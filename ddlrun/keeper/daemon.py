@@ -191,7 +191,7 @@ class DaemonWatcher:
         self._reported = ""
         self._loop = Loop()
         if connection is not None:
-            connection.join(self._loop, self._on_message)
+            connection.run_in(self._loop, self._on_message)
 
     def run(self) -> NoReturn:
         """Stay until the daemon has ended, and exit."""

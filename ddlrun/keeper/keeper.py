@@ -70,7 +70,7 @@ class Keeper:
     def run(self) -> None:
         """Stay with the program to its end, and exit with its exit code."""
         self._host.begin(self._loop)
-        self._connection.join(self._loop, self._on_message)
+        self._connection.run_in(self._loop, self._on_message)
         self._escalation.join(self._loop)
         self._program.begin(self._loop, self._connection, self._on_input_taken)
         if os.getppid() != self._settings.parent:  # it ended before the kernel was told to report that

@@ -1,30 +1,23 @@
-"""The messages between a rank's keeper and ddlrun: a kind (one byte), a length (four bytes) and a text.
+"""The messages between a rank's keeper and ddlrun: their kinds, and the length of the longest text of each.
 
-See authentication.py for the codes in each of them.
+The keeper connects, and its claim is the number of its rank (four bytes). See wire/ for the rest.
 """
 
 from ddlrun import __version__
 from ddlrun.keeper.record import record
+from ddlrun.wire.frames import FrameError
 
-REVISION = 8
+REVISION = 9
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""
 
-HEAD = 5
-MOST_TEXT = 1 << 20
-"""The length of the longest text."""
+CLAIM_BYTES = 4
 PART = 512
 """This many bytes at once are a sign of life before their message is complete; fewer may be heartbeats that fill it."""
 LONGEST_NUMBER = 20
 # 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
 ORDERED_CODES = (130, 137, 143)
-
-# The first message of each side, which have no code.
-GREETING = b"g"
-"""From a keeper: see authentication.py."""
-WELCOME = b"W"
-"""From ddlrun: see authentication.py."""
 
 # From a keeper to ddlrun.
 HELLO = b"h"
@@ -86,6 +79,19 @@ OVER = b"O"
 HEARTBEAT = b"."
 """The sender is alive."""
 
+NUMBER, LINE, REPORT, LONG = 32, 1 << 12, 1 << 16, 1 << 20
+FROM_KEEPER = {
+    HELLO: LINE, OUT: LONG, ERR: LONG, BOUND: REPORT, ENDED: REPORT, SNAPSHOT: LONG, SIGNALLED: NUMBER, LOST: LINE,
+    ALTERED: LINE, NOTE: REPORT, INPUT_WANTED: 0, SESSION_FOLDER: LINE, USAGE: REPORT, HOST_USAGE: REPORT, HANDOVER: 0,
+    HEARTBEAT: 0,
+}  # fmt: skip
+"""Kind -> the bytes of the longest text, from a keeper to ddlrun."""
+TO_KEEPER = {
+    SIGNAL: NUMBER, TERMINATE: NUMBER, INPUT: LONG, RESIZE: NUMBER, LEAVE: 0, TAKE_SNAPSHOT: 0, MEASURE: NUMBER,
+    SWEEP: 0, HANDED_OVER: 0, OVER: 0, HEARTBEAT: 0,
+}  # fmt: skip
+"""The same, from ddlrun to a keeper."""
+
 ADDRESSES = "DDLRUN_CHANNEL"
 """The variable SECRET@HOST@ADDRESS:PORT,ADDRESS:PORT...@FOLDER@VERSION: the addresses of ddlrun, which runs on HOST.
 
@@ -93,26 +99,18 @@ FOLDER contains the package cryptography; it is empty if messages are not encryp
 """
 
 
-class ProtocolError(Exception):
+class ProtocolError(FrameError):
     """A message that its sender would not have sent; the text completes a sentence."""
 
 
-def pack_head(kind: bytes, text: bytes) -> bytes:
-    """Return the head of a message."""
-    return kind + len(text).to_bytes(4, "big")
+def pack_claim(rank: int) -> bytes:
+    """Return the claim of a rank's keeper."""
+    return rank.to_bytes(CLAIM_BYTES, "big", signed=True)
 
 
-def pack(kind: bytes, text: bytes) -> bytes:
-    """Return a message without a code, as the first ones of a connection are sent."""
-    return pack_head(kind, text) + text
-
-
-def length_of(head: bytes) -> int:
-    """Return the length of a message's text from its head. Raises ProtocolError if it is too long."""
-    length = int.from_bytes(head[1:], "big")
-    if length > MOST_TEXT:
-        raise ProtocolError(f"a message has {length} bytes, at most {MOST_TEXT} are allowed")
-    return length
+def parse_claim(claim: bytes) -> int:
+    """Return the rank of a claim."""
+    return int.from_bytes(claim, "big", signed=True)
 
 
 def parse_number(word: str, most: int) -> int:

@@ -59,5 +59,4 @@ class Heartbeat:
         self._sent_at = now
         silent = keepers.drop_silent(now - self._timeout + self._interval) if judged else []
         keepers.send_all(protocol.HEARTBEAT)
-        keepers.drop_slow_unauthenticated(now)
         return silent

@@ -5,12 +5,13 @@ import enum
 import fcntl
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddlrun.keeper import protocol
-from ddlrun.keeper.authentication import RunSecret, Sealer, Unsealer
-from ddlrun.keeper.protocol import HEAD, ProtocolError
+from ddlrun.keeper.protocol import ProtocolError
+from ddlrun.wire.connection import Connection
+from ddlrun.wire.frames import Agreement
 from ddlrun.wording import printable
 
 HELLO_WORDS = 4
@@ -24,8 +25,6 @@ AFTER_THE_END = frozenset({
 class PeerState(enum.Enum):
     """A state of a connection; each is left for the next one."""
 
-    UNAUTHENTICATED = "has not greeted with the secret"
-    WELCOMED = "has greeted, and has to prove that its greeting is not a copy"
     PROVEN = "has proved that it knows the secret"
     RUNNING = "has named its rank, whose program runs"
     ENDED = "has reported the end of its program"
@@ -33,7 +32,6 @@ class PeerState(enum.Enum):
 
 
 ALLOWED = {
-    PeerState.WELCOMED: frozenset((protocol.HEARTBEAT,)),
     PeerState.PROVEN: frozenset((protocol.HEARTBEAT, protocol.HELLO, protocol.ALTERED)),
     PeerState.RUNNING: AFTER_THE_END
     | {
@@ -50,16 +48,17 @@ ALLOWED = {
 """State -> the kinds of messages that a keeper may send in it."""
 
 
-class KeeperConnection:
-    """A connection from a keeper, or an unauthenticated one."""
+class KeeperConnection(Connection):
+    """A connection from a keeper that has proved to know the secret."""
 
-    def __init__(self, link: _socket.socket, now: float) -> None:
-        self.link = link
-        self.state = PeerState.UNAUTHENTICATED
+    def __init__(self, link: _socket.socket, agreement: Agreement, now: float) -> None:
+        super().__init__(link)
+        self.begin(agreement, sent=protocol.TO_KEEPER, received=protocol.FROM_KEEPER)
+        self.state = PeerState.PROVEN
         self.rank: int | None = None
         """None until it is RUNNING."""
-        self.greeted_rank = -1
-        """The rank of its greeting; -1 if that has not come."""
+        self.greeted_rank = protocol.parse_claim(agreement.claim)
+        """The rank of its greeting."""
         self.host = "?"
         self.local_rank = -1
         self.since = self.heard_at = now
@@ -67,20 +66,6 @@ class KeeperConnection:
         """The keeper's reason for closing the connection, if it had one."""
         self.error: int | None = None
         """The error number of a connection that broke."""
-        self.paused = False
-        """Whether it is not read, as its rank's output has to wait."""
-        self.unsent = bytearray()
-        self.on_events: Callable[[int], None] | None = None
-        """The function that gets the events of the socket, which the loop watches for `watched`."""
-        self.watched = -1
-        self._greeting = b""
-        self._sealer: Sealer | None = None
-        self._unsealer: Unsealer | None = None
-
-    @property
-    def trusted(self) -> bool:
-        """Whether it has proved that it knows the secret."""
-        return self.state not in (PeerState.UNAUTHENTICATED, PeerState.WELCOMED)
 
     @property
     def label(self) -> str:
@@ -100,42 +85,14 @@ class KeeperConnection:
     @property
     def acknowledged(self) -> bool:
         """Whether the host's kernel has acknowledged everything that was sent, for which it needs no keeper."""
-        waiting = fcntl.ioctl(self.link.fileno(), termios.TIOCOUTQ, bytes(4))  # SIOCOUTQ in tcp(7)
+        waiting = fcntl.ioctl(self.fileno(), termios.TIOCOUTQ, bytes(4))  # SIOCOUTQ in tcp(7)
         return not self.unsent and not int.from_bytes(waiting, sys.byteorder)
 
-    def greet(self, data: bytes, size: int) -> bytes | None:
-        """Add bytes of an unauthenticated connection; return the text of its GREETING once that has its size.
-
-        Raises ProtocolError where this is no greeting.
-        """
-        self._greeting += data
-        head = protocol.GREETING + (size - HEAD).to_bytes(4, "big")
-        if self._greeting[:HEAD] != head[: len(self._greeting)] or len(self._greeting) > size:
-            raise ProtocolError("this is no greeting")
-        return self._greeting[HEAD:] if len(self._greeting) == size else None
-
-    def welcome(self, secret: RunSecret, nonce: bytes, rank: int) -> None:
-        """Queue the reply to a greeting, from which on messages are protected. Raises ProtocolError for a bad nonce."""
-        exchange = secret.suite.exchange()
-        nonces = nonce + exchange.nonce
-        material = nonces + exchange.agree(nonce)
-        self.unsent += protocol.pack(protocol.WELCOME, secret.welcome(nonces))
-        self._sealer, self._unsealer = Sealer(secret.to_keeper(material)), Unsealer(secret.to_ddlrun(material))
-        self.greeted_rank = rank
-        self.state = PeerState.WELCOMED
-
-    def queue(self, kind: bytes, text: bytes) -> None:
-        """Queue a message."""
-        if self._sealer is not None:
-            self.unsent += self._sealer.seal(kind, text)
-
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Add bytes; yield the messages that are now complete. Raises ProtocolError for one that must not come now."""
-        for kind, text in () if self._unsealer is None else self._unsealer.feed(data):
+        """Add bytes; yield the messages that are now complete. Raises FrameError for one that must not come now."""
+        for kind, text in self.decoder.feed(data):
             if kind not in ALLOWED[self.state]:
                 raise ProtocolError(f"it sent a message of kind {kind!r}, which it must not send now")
-            if self.state is PeerState.WELCOMED:
-                self.state = PeerState.PROVEN
             yield kind, text
 
     def introduce(self, hello: "Hello") -> None:

@@ -3,13 +3,13 @@
 import _socket  # socket itself takes 6 ms to import
 import os
 import resource
+import sys
 from collections.abc import Sequence
 
 from ddlrun.errors import PreflightError
-from ddlrun.keeper.authentication import RunSecret
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.listening import bind_free_port
-from ddlrun.supervise.encryption import load_suite
+from ddlrun.wire.authentication import KeyExchange, Secret
 from ddlrun.wording import counted
 
 # The files that are open beside the keepers' connections: logs, pipes, unauthenticated connections.
@@ -42,6 +42,18 @@ def allow_files(ranks: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
+def find_cryptography() -> str:
+    """Return the folder of the package cryptography, for SupervisionOptions.encryption. Raises PreflightError."""
+    try:
+        KeyExchange()
+    except ImportError as error:
+        raise PreflightError(
+            f"`--encrypt`: {sys.executable} cannot import cryptography ({error}); "
+            f"{sys.executable} -m pip install cryptography"
+        ) from error
+    return os.path.dirname(os.path.dirname(os.path.abspath(str(sys.modules["cryptography"].__file__))))
+
+
 class Listener:
     """A port on this machine's addresses, and the secret that only the job's keepers have."""
 
@@ -51,7 +63,7 @@ class Listener:
         The kernel hands over a connection when its first data has arrived. So a keeper that is slow to send its
         greeting is not among the unauthenticated connections, and no number of these can displace it.
         """
-        self.secret = RunSecret.draw(None if encryption is None else load_suite())
+        self.secret = Secret.draw(encrypted=encryption is not None)
         self._encryption = encryption
         self._addresses = addresses
         self.sockets = bind_free_port(addresses)

@@ -64,7 +64,9 @@ class Supervision:
         self.ranks = ranks = Ranks(job)
         self._limits = limits = JobLimits(options, ranks, process.pid)
         self._manager = manager = ManagerProcess(process, job, loop, self._on_manager_output)
-        events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
+        events = KeeperEvents(
+            self._on_message, self._on_hang_up, self._on_violation, self._on_unproven, self._on_too_many_files
+        )
         self._keepers = keepers = Keepers(listener, loop, events, ranks=job.ranks)
         self._ending = Ending(ranks, limits, keepers, manager, grace=options.grace, tell=output.tell)
         self._input = InputForwarder(options.input, loop, keepers, lambda: self._on_signal(signal.SIGINT))
@@ -238,9 +240,14 @@ class Supervision:
             self._lose(peer)
         if peer.rank is not None:
             self.ranks.unswept.add(peer.host)
-        rank, job = peer.greeted_rank, self.ranks.job
-        of_greeting = peer.rank is None and 0 <= rank < job.ranks
-        label = f"rank {rank} on {job.host_of(rank)}" if of_greeting else peer.label
+            self._ending.begin(EndCause.DISTURBED_CONNECTION.reason(label=peer.label, problem=problem))
+        else:
+            self._on_unproven(peer.greeted_rank, problem)
+
+    def _on_unproven(self, rank: int, problem: str) -> None:
+        """End the job after a connection was disturbed whose keeper has claimed a rank, but not named it."""
+        job = self.ranks.job
+        label = f"rank {rank} on {job.host_of(rank)}" if 0 <= rank < job.ranks else "a keeper"
         self._ending.begin(EndCause.DISTURBED_CONNECTION.reason(label=label, problem=problem))
 
     def _on_too_many_files(self) -> None:

@@ -101,12 +101,17 @@ class Connection:
         """False if the last read has filled all of its room, so that more may have arrived."""
         self._loop: Loop | None = None
         self._watched = 0
-        self._reading = True
+        self.reading = True
+        """Whether a loop watches for what arrives: see `pause`."""
 
     def begin(self, agreement: Agreement, *, sent: Mapping[bytes, int], received: Mapping[bytes, int]) -> None:
         """Send and receive frames from now on, given the length of the longest text per kind in each direction."""
         self.encoder = Encoder(agreement.outgoing, sent)
         self.decoder = Decoder(agreement.incoming, received)
+
+    def fileno(self) -> int:
+        """Return the descriptor to read from; -1 after `close`."""
+        return self.link.fileno()
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class Connection:
 
     def pause(self, *, reading: bool) -> None:
         """Watch for what arrives, or only for errors."""
-        self._reading = reading
+        self.reading = reading
         self._update()
 
     def close(self) -> None:
@@ -260,7 +265,7 @@ class Connection:
 
     def _update(self) -> None:
         """Watch for the events that the connection waits for."""
-        wanted = (READ if self._reading else 0) | (WRITE if self.unsent else 0)
+        wanted = (READ if self.reading else 0) | (WRITE if self.unsent else 0)
         if self._loop is None or not self.open or wanted == self._watched:
             return
         changed, self._watched = wanted ^ self._watched, wanted

@@ -16,18 +16,22 @@ from tests.support.launches import run
 KEEPER = """
 import os, sys, time
 from ddlrun.keeper.connection import connect
+from ddlrun.keeper.protocol import FROM_KEEPER
+from ddlrun.wire.frames import Encoder
 
 messages = {messages!r}
-links = []
+links, encoders = [], []
 for kind, text in messages:
     if kind is None:
         links.append(connect(os.environ["DDLRUN_CHANNEL"], 300, 0))
+        links[-1].link.settimeout(300)
+        encoders.append(Encoder(links[-1].agreement.outgoing, FROM_KEEPER))
     elif kind == "raw":
-        links[-1].socket.sendall(text)
+        links[-1].link.sendall(text)
     else:
-        links[-1].socket.sendall(links[-1].sealer.seal(kind, text))
+        links[-1].link.sendall(b"".join(encoders[-1].encode(kind, text)))
 for link in links:
-    while link.socket.recv(1000):
+    while link.link.recv(1000):
         pass
 """
 CONNECT = (None, b"")

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import resource
-import select
 import subprocess
 import sys
 import time
@@ -29,10 +28,10 @@ from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
 from ddlrun.supervise.listener import FEWEST_FILES, OTHER_FILES, allow_files
+from ddlrun.wire.listening import MOST_UNAUTHENTICATED
 from tests.conftest import MPIRUNS, launch_line
-from tests.support.keepers import SimulatedKeeper, serving
+from tests.support.keepers import SimulatedKeeper, is_readable, serving
 from tests.support.shapes import machine, placement
 from tests.support.simulated import simulate_replies
 
@@ -167,7 +166,7 @@ def test_keepers_that_connect_at_the_same_time_are_accepted() -> None:
         for _ in range(400):
             keepers.append(stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener))))
             keepers[-1].greet()
-        served.until(lambda: len(served.keepers.peers) == len(keepers))
+        served.until(lambda: all(is_readable(keeper.link) for keeper in keepers))
         for keeper in keepers:
             keeper.read_welcome()
             keeper.send((protocol.HEARTBEAT, b""))
@@ -182,9 +181,9 @@ def test_a_keeper_that_is_slow_to_greet_is_not_displaced_by_other_connections() 
         for client in clients:
             stack.callback(client.close)
             client.link.sendall(client.greeting[:-1])
-        served.until(lambda: select.select([clients[0].link], [], [], 0)[0])  # it was closed to make room
+        served.until(lambda: is_readable(clients[0].link))  # it was closed to make room
         slow.greet()
-        served.until(lambda: len(served.keepers.peers) == MOST_UNAUTHENTICATED + 1)
+        served.until(lambda: is_readable(slow.link))
         slow.read_welcome()
 
 

@@ -4,23 +4,29 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddlrun.keeper import protocol
-from ddlrun.keeper.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.keeper.daemon import open_daemon
+from ddlrun.wire.authentication import Secret, accept_at
+from ddlrun.wire.frames import Decoder, Encoder
+from ddlrun.wire.listening import run_handshake
+from tests.support.handshakes import welcome_all
 
 DEADLINE = 300.0
 WATCHER = """
-import _socket, os, sys
-from ddlrun.keeper.authentication import SIZE, RunSecret
+import _socket, os, sys, time
 from ddlrun.keeper.connection import LauncherConnection, LauncherSocket
 from ddlrun.keeper.daemon import Daemon, DaemonWatcher
-connected = LauncherSocket(_socket.socket(fileno=int(sys.argv[1])), RunSecret(sys.argv[3]), bytes(2 * SIZE))
-connection = LauncherConnection(connected, 0.0, lambda reason: None)
+from ddlrun.wire.authentication import Secret, connect_as
+from ddlrun.wire.listening import run_handshake
+link = _socket.socket(fileno=int(sys.argv[1]))
+agreement = run_handshake(link, connect_as(Secret(sys.argv[3])), time.monotonic() + 300)
+connection = LauncherConnection(LauncherSocket(link, agreement), 0.0, lambda reason: None)
 pid = int(sys.argv[2])
 daemon = Daemon(pid=pid, pidfd=os.pidfd_open(pid), name="orted")
 DaemonWatcher(daemon, connection, over_at=float("inf")).run()
@@ -34,16 +40,18 @@ class Watched:
         self.daemon = subprocess.Popen(["sleep", "3600"])
         self.launcher, connected = socket.socketpair()
         self.launcher.settimeout(DEADLINE)
-        secret = RunSecret.draw()
-        self._sealer = Sealer(secret.to_keeper(bytes(2 * SIZE)))
-        self._unsealer = Unsealer(secret.to_ddlrun(bytes(2 * SIZE)))
+        secret = Secret.draw()
         argv = [sys.executable, "-c", WATCHER, str(connected.fileno()), str(self.daemon.pid), secret.text]
         self.watcher = subprocess.Popen(argv, pass_fds=[connected.fileno()])
         connected.close()
+        agreement = run_handshake(self.launcher, accept_at(secret, 0, welcome_all), time.monotonic() + DEADLINE)
+        self.launcher.settimeout(DEADLINE)
+        self._encoder = Encoder(agreement.outgoing, protocol.TO_KEEPER)
+        self._decoder = Decoder(agreement.incoming, protocol.FROM_KEEPER)
 
     def send(self, kind: bytes) -> None:
         """Send a message to the watcher."""
-        self.launcher.sendall(self._sealer.seal(kind))
+        self.launcher.sendall(b"".join(self._encoder.encode(kind)))
 
     def close(self) -> int:
         """End everything; return the exit code of the watcher."""
@@ -56,7 +64,7 @@ class Watched:
         """Return the texts that the watcher sends before it closes its end."""
         messages: list[tuple[bytes, bytes]] = []
         while data := self.launcher.recv(1 << 16):
-            messages += self._unsealer.feed(data)
+            messages += self._decoder.feed(data)
         return [text.decode() for kind, text in messages if kind == protocol.NOTE]
 
 

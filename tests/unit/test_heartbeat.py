@@ -11,6 +11,7 @@ from ddlrun.supervise.cause import REACHABLE, UNREACHABLE
 from ddlrun.supervise.heartbeat import STARVED, Heartbeat, explain_silence
 from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
 from ddlrun.supervise.keepers import Keepers
+from tests.support.handshakes import agree
 from tests.support.keepers import serving
 from tests.support.processes import wait_for
 
@@ -44,7 +45,7 @@ def test_a_keeper_that_does_not_run_is_on_a_reachable_host(link: Link) -> None:
 def test_a_host_that_acknowledges_nothing_is_unreachable(link: Link) -> None:
     heartbeat = Heartbeat(TIMEOUT, link.peer.heard_at)
     while not link.peer.unsent:  # the kernel takes no more for a keeper that does not read
-        link.keepers.send(link.peer, protocol.SIGNAL, "1" * 100_000)
+        link.keepers.send(link.peer, protocol.INPUT, "1" * 100_000)
     start = link.peer.heard_at
     assert heartbeat.beat(start + TIMEOUT / 2, link.keepers) == []
     assert heartbeat.beat(start + TIMEOUT, link.keepers) == [SilentKeeper(link.peer, reachable=False)]
@@ -64,7 +65,7 @@ def test_a_keeper_is_not_silent_while_ddlrun_does_not_run(link: Link) -> None:
 
 def test_output_that_is_not_read_is_no_silence(link: Link) -> None:
     heartbeat = Heartbeat(TIMEOUT, link.peer.heard_at)
-    link.peer.paused = True
+    link.peer.pause(reading=False)
     assert heartbeat.beat(link.peer.heard_at + 2 * TIMEOUT, link.keepers) == []
 
 
@@ -79,9 +80,9 @@ def test_output_that_is_not_read_is_no_silence(link: Link) -> None:
 def test_the_cause_is_that_of_the_hosts_out_of_reach(reachable: dict[str, bool], text: str) -> None:
     silent = []
     for host, is_reachable in reachable.items():
-        peer = KeeperConnection(socket.socket(), 0)
+        peer = KeeperConnection(socket.socket(), agree()[1], 0)
         peer.host = host
         silent.append(SilentKeeper(peer, is_reachable))
     assert explain_silence(silent, TIMEOUT).text == text
     for keeper in silent:
-        keeper.peer.link.close()
+        keeper.peer.close()

@@ -19,7 +19,7 @@ def test_a_rank_that_writes_while_output_is_not_read_is_paused() -> None:
             keeper.send(message)
         served.until(lambda: served.messages[-2:] == before)
         keeper.send((protocol.OUT, b"2"))
-        wait_for(lambda: select([peer.link.fileno()], [], [], 0)[0])  # it has arrived
+        wait_for(lambda: select([peer], [], [], 0)[0])  # it has arrived
         assert not served.loop.wait(0)
         served.keepers.read(0, reading=True)
         served.until(lambda: (protocol.OUT, b"2") in served.messages)

@@ -86,7 +86,7 @@ VERSION = {"ddlrun", "ddlrun.__version__"}
 # Modules of the start-up hook, which are found on a path of their own.
 HOOKS = ("sitecustomize",)
 # Modules that import a package for --encrypt alone.
-ENCRYPTION = {PACKAGE / "keeper/encryption.py", PACKAGE / "wire/authentication.py"}
+ENCRYPTION = {PACKAGE / "wire/authentication.py"}
 
 # The folders that may read the environment of the process.
 ENVIRONS = {"cli", "application", "keeper", "agent", "ddl", "measure", "api"}
@@ -103,7 +103,7 @@ ALONE = {
     "keras": {"ddl"},
     "rich": {"report"},
     "jinja2": {"schedulers"},
-    "cryptography": {"keeper", "supervise", "wire"},
+    "cryptography": {"wire"},
     "matplotlib": {"report"},
 }
 

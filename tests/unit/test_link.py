@@ -15,24 +15,22 @@ from pathlib import Path
 import pytest
 
 from ddlrun.errors import EXIT_PREFLIGHT, PreflightError
-from ddlrun.keeper import authentication, protocol
-from ddlrun.keeper.authentication import BLAKE2, RANK_BYTES, SHA256, SIZE, PlainSuite, RunSecret, Sealer, Unsealer
+from ddlrun.keeper import protocol
 from ddlrun.keeper.connection import LauncherConnection, LauncherSocket, connect
-from ddlrun.keeper.encryption import EncryptionSuite
 from ddlrun.keeper.protocol import ProtocolError, RankEnd
 from ddlrun.supervise.keeper_connection import Hello, PeerState
-from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
 from ddlrun.supervise.listener import Listener
-from ddlrun.wire.loop import READ
-from tests.support.keepers import PATIENCE, Served, SimulatedKeeper, serving
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ddlrun.keeper.authentication import Suite
+from ddlrun.wire.authentication import BLAKE2, CODE_BYTES, SHA256, KeyExchange, Secret, accept_at, connect_as
+from ddlrun.wire.frames import HEAD_BYTES, Agreement, Decoder, Encoder, FrameError
+from ddlrun.wire.listening import MOST_UNAUTHENTICATED
+from tests.support.handshakes import agree, shake_hands, welcome_all
+from tests.support.keepers import PATIENCE, Served, SimulatedKeeper, is_readable, serving
 
 HELLO = protocol.HELLO, b"0\tn0\t0\t1"
 OUTPUT = protocol.OUT, b"output\n"
-PLAIN_BYTES = protocol.HEAD + 2 * SIZE + RANK_BYTES
+PLAIN_BYTES = 2 * CODE_BYTES + protocol.CLAIM_BYTES
+FORGERY = "a message was altered or forged on the way"
+BOTH = {**protocol.TO_KEEPER, **protocol.FROM_KEEPER}
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
@@ -51,19 +49,14 @@ def stack() -> Iterator[contextlib.ExitStack]:
 
 
 FORGED: dict[str, Callable[[SimulatedKeeper], bytes]] = {
-    "no secret": lambda _: protocol.pack(protocol.GREETING, RunSecret.draw().greeting(bytes(SIZE), 0)),
+    "no secret": lambda _: next(connect_as(Secret.draw(), bytes(4)))[0] + bytes(32),
     "half a code": lambda keeper: keeper.greeting[:-8] + bytes(8),
-    "another nonce": lambda keeper: (
-        keeper.greeting[: protocol.HEAD]
-        + bytes([keeper.greeting[protocol.HEAD] ^ 1])
-        + keeper.greeting[protocol.HEAD + 1 :]
+    "another nonce": lambda keeper: bytes([keeper.greeting[0] ^ 1]) + keeper.greeting[1:],
+    "another rank": lambda keeper: keeper.greeting[:-17] + bytes([keeper.greeting[-17] ^ 1]) + keeper.greeting[-16:],
+    "web browser": lambda _: (
+        b"GET / HTTP/1.1\r\nHost: ddlrun.example.org\r\nUser-Agent: a browser of some kind\r\n\r\n"
     ),
-    "a welcome": lambda keeper: protocol.pack(protocol.WELCOME, keeper.greeting[protocol.HEAD :]),
-    "a great length": lambda _: protocol.GREETING + b"\xff\xff\xff\xff" + bytes(200),
-    "no length": lambda _: protocol.GREETING + bytes(4),
-    "web browser": lambda _: b"GET / HTTP/1.1\r\nHost: ddlrun\r\n\r\n",
-    "TLS": lambda _: bytes.fromhex("16030100c5010000c10303"),
-    "output": lambda _: protocol.pack(*OUTPUT),
+    "zeros": lambda _: bytes(100),
 }
 
 
@@ -79,14 +72,11 @@ def test_what_is_no_greeting_is_dropped(
 
 def is_closed(served: Served, keeper: SimulatedKeeper) -> bool:
     """Serve the connections until ddlrun sends something on this one, or closes it; return True if it closes it."""
-    served.loop.watch(keeper.link.fileno(), READ, lambda _: None)
+    served.until(lambda: is_readable(keeper.link))
     try:
-        served.until(lambda: select.select([keeper.link], [], [], 0)[0])
         return keeper.link.recv(1) == b""
     except ConnectionResetError:  # ddlrun has not read all of it
         return True
-    finally:
-        served.loop.forget(keeper.link.fileno())
 
 
 def test_a_copy_of_a_greeting_is_dropped(served: Served, stack: contextlib.ExitStack) -> None:
@@ -99,41 +89,40 @@ def test_a_copy_of_a_greeting_is_dropped(served: Served, stack: contextlib.ExitS
 
 
 def test_a_greeting_alone_proves_nothing(served: Served, stack: contextlib.ExitStack) -> None:
-    thief = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+    thief = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener, rank=3)))
     thief.greet()
-    served.until(lambda: served.keepers.peers)
-    thief.read_welcome()
-    (peer,) = served.keepers.peers.values()
-    assert not peer.trusted
-    thief.link.sendall(protocol.pack(protocol.HEARTBEAT, b"") + bytes(SIZE))
+    served.until(lambda: is_readable(thief.link))
+    thief.link.sendall(bytes(CODE_BYTES))
+    assert len(thief.link.recv(1000)) == thief.welcome_bytes
     assert is_closed(served, thief)
-    assert (served.messages, served.violations) == ([], [(peer, authentication.FORGED)])
+    assert (served.messages, served.keepers.peers) == ([], {})
+    assert served.violations == [(3, "its greeting is a copy, or what it sent was altered on the way")]
 
 
 def test_a_flood_of_connections_displaces_no_keeper(served: Served, stack: contextlib.ExitStack) -> None:
     keeper, peer = served.connect()
     stack.callback(keeper.close)
+    clients = []
     for _ in range(2 * MOST_UNAUTHENTICATED):
-        client = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
-        client.link.sendall(client.greeting[:-1])
+        clients.append(stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener))))
+        clients[-1].link.sendall(clients[-1].greeting[:-1])
     keeper.send(HELLO)
     served.until(lambda: HELLO in served.messages)
-    served.until(lambda: len(served.keepers.peers) == MOST_UNAUTHENTICATED + 1)
-    served.keepers.drop_slow_unauthenticated(peer.heard_at + 2 * PATIENCE)
+    served.until(lambda: sum(is_readable(client.link) for client in clients) == MOST_UNAUTHENTICATED)
     assert list(served.keepers.peers.values()) == [peer]
 
 
 # Two messages of a keeper, and what an attacker makes of them.
 ATTACKS: dict[str, Callable[[bytes, bytes], bytes]] = {
-    "altered text": lambda first, _: first[: protocol.HEAD] + b"O" + first[protocol.HEAD + 1 :],
+    "altered text": lambda first, _: first[:HEAD_BYTES] + b"O" + first[HEAD_BYTES + 1 :],
     "altered kind": lambda first, _: protocol.ERR + first[1:],
     "altered code": lambda first, _: first[:-1] + bytes([first[-1] ^ 1]),
-    "shorter text": lambda first, _: protocol.pack_head(protocol.OUT, b"short") + first[protocol.HEAD :],
+    "shorter text": lambda first, _: protocol.OUT + b"\0\0\0\5" + first[HEAD_BYTES:],
     "left out": lambda _, second: second,
     "repeated": lambda first, _: first + first,
     "reordered": lambda first, second: second + first,
-    "inserted": lambda first, second: first + protocol.pack(*OUTPUT) + bytes(SIZE) + second,
-    "oversized": lambda _, __: protocol.OUT + b"\xff\xff\xff\xff" + bytes(SIZE),
+    "inserted": lambda first, second: first + protocol.HEARTBEAT + bytes(4 + CODE_BYTES) + second,
+    "oversized": lambda _, __: protocol.OUT + b"\xff\xff\xff\xff" + bytes(CODE_BYTES),
 }
 
 
@@ -188,7 +177,6 @@ def test_half_a_message_is_none(served: Served) -> None:
         (PeerState.PROVEN, protocol.ENDED),
         (PeerState.PROVEN, protocol.NOTE),
         (PeerState.RUNNING, protocol.HELLO),
-        (PeerState.RUNNING, protocol.GREETING),
         (PeerState.RUNNING, protocol.TERMINATE),
         (PeerState.RUNNING, b"\x00"),
         (PeerState.ENDED, protocol.ENDED),
@@ -249,13 +237,14 @@ def answer_with_the_greeting(link: socket.socket) -> None:
 
 
 def answer_with_another_secret(link: socket.socket) -> None:
-    greeting = link.recv(PLAIN_BYTES, socket.MSG_WAITALL)
-    nonces = greeting[protocol.HEAD :][:SIZE] + bytes(SIZE)
-    link.sendall(protocol.pack(protocol.WELCOME, RunSecret.draw().welcome(nonces)))
+    link.recv(PLAIN_BYTES, socket.MSG_WAITALL)
+    other, greeting = accept_at(secret := Secret.draw(), 4, welcome_all), next(connect_as(secret, bytes(4)))[0]
+    next(other)
+    link.sendall(other.send(greeting)[0])
 
 
 def answer_half(link: socket.socket) -> None:
-    link.sendall(protocol.pack(protocol.WELCOME, bytes(2 * SIZE))[:-1])
+    link.sendall(bytes(2 * CODE_BYTES - 1))
 
 
 def close(link: socket.socket) -> None:
@@ -306,14 +295,15 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 def test_another_program_on_the_port_is_not_ddlrun(answer: Callable[[socket.socket], None], reason: str) -> None:
     seconds = 1.0 if reason == "timed out" else PATIENCE
     with answering(answer) as port, pytest.raises(OSError, match=reason):
-        connect(f"{RunSecret.draw().text}@elsewhere@127.0.0.1:{port}@@{protocol.VERSION}", seconds, 0)
+        connect(f"{Secret.draw().text}@elsewhere@127.0.0.1:{port}@@{protocol.VERSION}", seconds, 0)
 
 
-def test_a_welcome_of_an_earlier_connection_is_not_accepted(served: Served, stack: contextlib.ExitStack) -> None:
+def test_a_welcome_of_an_earlier_connection_is_not_accepted(stack: contextlib.ExitStack) -> None:
+    served = stack.enter_context(serving())
     earlier = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
     earlier.greet()
-    served.until(lambda: served.keepers.peers)
-    welcome = earlier.link.recv(served.listener.secret.welcome_bytes, socket.MSG_WAITALL)
+    served.until(lambda: is_readable(earlier.link))
+    welcome = earlier.link.recv(earlier.welcome_bytes, socket.MSG_WAITALL)
 
     def repeat(link: socket.socket) -> None:
         link.recv(PLAIN_BYTES, socket.MSG_WAITALL)
@@ -323,69 +313,83 @@ def test_a_welcome_of_an_earlier_connection_is_not_accepted(served: Served, stac
         connect(f"{served.listener.secret.text}@elsewhere@127.0.0.1:{port}@@{protocol.VERSION}", PATIENCE, 0)
 
 
+@pytest.mark.parametrize("encryption", [None, "/"])
 @pytest.mark.parametrize("algorithm", [BLAKE2, SHA256])
-def test_a_keeper_and_ddlrun_authenticate_each_other(served: Served, algorithm: str) -> None:
-    suite = served.listener.secret.suite
-    encryption = None if isinstance(suite, PlainSuite) else suite
-    served.listener.secret = RunSecret(f"{algorithm}:{os.urandom(32).hex()}", encryption)
-    connected: list[LauncherSocket] = []
-    thread = threading.Thread(target=lambda: connected.append(connect(served.listener.variable(), PATIENCE, 0)))
-    thread.start()
-    served.until(lambda: any(peer.trusted for peer in served.keepers.peers.values()))
-    thread.join()
-    keeper = LauncherConnection(connected[0], 0, pytest.fail)
-    keeper.send(*HELLO)
-    keeper.send(protocol.OUT, bytes(2 * protocol.MOST_TEXT))
-    while keeper.unsent:
-        keeper.flush()
-        served.loop.wait(PATIENCE)
-        if HELLO in served.messages:
-            for peer in served.keepers.peers.values():
-                peer.state = PeerState.RUNNING
-    served.until(lambda: len(served.messages) == 3)
-    assert served.messages[1:] == [HELLO, (protocol.OUT, bytes(protocol.MOST_TEXT))], "longer texts are cut off"
-    served.keepers.send_all(protocol.SIGNAL, "10")
-    select.select([keeper], [], [], PATIENCE)
-    assert keeper.receive() == [(protocol.SIGNAL, b"10")]
-    connected[0].socket.close()
+def test_a_keeper_and_ddlrun_authenticate_each_other(algorithm: str, encryption: str | None) -> None:
+    secret = Secret(f"{algorithm}:{os.urandom(32).hex()}", encrypted=encryption is not None)
+    with serving(secret=secret) as served:
+        connected: list[LauncherSocket] = []
+        thread = threading.Thread(target=lambda: connected.append(connect(served.listener.variable(), PATIENCE, 0)))
+        thread.start()
+        served.until(lambda: served.keepers.peers)
+        thread.join()
+        keeper = LauncherConnection(connected[0], 0, pytest.fail)
+        received: list[tuple[bytes, bytes]] = []
+        keeper.run_in(served.loop, lambda kind, text: received.append((kind, text)))
+        keeper.send(*HELLO)
+        served.until(lambda: HELLO in served.messages)
+        (peer,) = served.keepers.peers.values()
+        peer.introduce(Hello(0, "n0", 0))
+        keeper.send(protocol.OUT, bytes(2 * protocol.LONG))
+        served.until(lambda: len(served.messages) == 2)
+        assert served.messages == [HELLO, (protocol.OUT, bytes(protocol.LONG))], "longer texts are cut off"
+        served.keepers.send_all(protocol.SIGNAL, "10")
+        served.until(lambda: received)
+        assert received == [(protocol.SIGNAL, b"10")]
+        keeper.close()
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_a_keeper_that_hears_a_forged_message_is_alone(attack: Callable[[bytes, bytes], bytes]) -> None:
-    secret, nonces = RunSecret.draw(), os.urandom(2 * SIZE)
     losses: list[str] = []
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        keeper = LauncherConnection(LauncherSocket(ours, secret, nonces), 0, losses.append)
-        ddlrun = Sealer(secret.to_keeper(nonces))
-        theirs.sendall(attack(ddlrun.seal(*OUTPUT), ddlrun.seal(protocol.OUT, b"more")))
-        assert keeper.receive() in ([], [OUTPUT])
-        kind, reason = next(Unsealer(secret.to_ddlrun(nonces)).feed(theirs.recv(1 << 16)))
+    with linked(0, losses.append) as (keeper, ddlrun, theirs):
+        seal = Encoder(ddlrun.outgoing, BOTH).encode
+        theirs.sendall(attack(b"".join(seal(protocol.INPUT, b"input")), b"".join(seal(protocol.INPUT, b"more"))))
+        assert list(keeper.receive()) in ([], [(protocol.INPUT, b"input")])
+        kind, reason = next(Decoder(ddlrun.incoming, BOTH).feed(theirs.recv(1 << 16)))
     assert not keeper.open
     assert (kind, [reason.decode()]) == (protocol.ALTERED, losses), "ddlrun learns why"
+
+
+@contextlib.contextmanager
+def linked(
+    heartbeat: float, on_loss: Callable[[str], object]
+) -> Iterator[tuple[LauncherConnection, Agreement, socket.socket]]:
+    """Yield a keeper's connection, what ddlrun's end agrees on, and its socket."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        agreed, ddlruns = agree()
+        yield LauncherConnection(LauncherSocket(ours, agreed), heartbeat, on_loss), ddlruns, theirs  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["@0.0.9/7", "", "/opt/venv/site-packages"])
 def test_another_version_of_ddlrun_is_named(version: str) -> None:
     problem = f"its host has version {protocol.VERSION}, and another version has started the job; install the same one"
     with pytest.raises(OSError, match=re.escape(problem)):
-        connect(f"{RunSecret.draw().text}@elsewhere@127.0.0.1:1@{version}", PATIENCE, 0)
+        connect(f"{Secret.draw().text}@elsewhere@127.0.0.1:1@{version}", PATIENCE, 0)
 
 
 # -- what both share ----------------------------------------------------------------------------
 
 
-def test_programs_have_a_secret_of_their_own() -> None:
-    run, other = RunSecret.draw(), RunSecret.draw()
-    assert run.program_secret() == RunSecret(run.text).program_secret() != other.program_secret()
-    assert len(bytes.fromhex(run.program_secret())) == SIZE
-    assert run.program_secret() not in run.text
+def test_the_secret_of_the_run_cannot_be_computed_from_that_of_its_programs(stack: contextlib.ExitStack) -> None:
+    served = stack.enter_context(serving())
+    connected: list[LauncherSocket] = []
+    thread = threading.Thread(target=lambda: connected.append(connect(served.listener.variable(), PATIENCE, 0)))
+    thread.start()
+    served.until(lambda: served.keepers.peers)
+    thread.join()
+    stack.callback(connected[0].link.close)
+    text = connected[0].program_secret
+    assert text == served.listener.secret.derive(b"programs").text != Secret.draw().derive(b"programs").text
+    assert len(bytes.fromhex(text.partition(":")[2])) == CODE_BYTES
+    assert text.partition(":")[2] not in served.listener.secret.text
 
 
 WITHOUT_BLAKE2 = """
 import sys
 sys.modules["_blake2"] = None
-from ddlrun.keeper.authentication import choose_algorithm
+from ddlrun.wire.authentication import choose_algorithm
 from ddlrun.keeper.connection import connect
 from ddlrun.keeper.protocol import VERSION
 print(choose_algorithm())
@@ -415,9 +419,6 @@ def test_a_python_without_blake2_uses_sha256() -> None:
     assert problem.startswith("its Python has no blake2b, which ddlrun's own machine uses: ")
 
 
-SUITES: dict[bool, "Suite"] = {False: PlainSuite(BLAKE2), True: EncryptionSuite()}
-
-
 def test_a_python_without_cryptography_cannot_connect(tmp_path: Path) -> None:
     line = [sys.executable, "-I", "-S", "-c", WITHOUT_CRYPTOGRAPHY, str(Path(__file__).parents[2]), str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
@@ -433,32 +434,34 @@ def test_a_launcher_without_cryptography_names_the_remedy() -> None:
     assert done.stderr.endswith(f"{sys.executable} -m pip install cryptography\n")
 
 
-@pytest.mark.parametrize("suite", SUITES.values(), ids=["plain", "encrypted"])
-def test_an_altered_byte_is_noticed_as_soon_as_its_code_has_arrived(suite: "Suite") -> None:
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_an_altered_byte_is_noticed_as_soon_as_its_code_has_arrived(*, encrypted: bool) -> None:
     """An altered length above all, of which the receiver would wait for the rest."""
-    secret, keeper, ddlrun = agree(suite)
-    sealer = Sealer(secret.to_ddlrun(keeper))
-    head, text = (protocol.HEAD + SIZE, 6 + SIZE)
-    sent = sealer.seal(protocol.HEARTBEAT) + sealer.seal(protocol.OUT, b"output")
+    head, text = (HEAD_BYTES + CODE_BYTES, 6 + CODE_BYTES)
+    secret, exchanges = Secret.draw(encrypted=encrypted), None
+    exchanges = [secret.exchange(), secret.exchange()]
+
+    def agreed() -> tuple[Agreement, Agreement]:
+        steps = connect_as(secret, b"", exchanges[0]), accept_at(secret, 0, welcome_all, exchanges[1])
+        return tuple(shake_hands(*steps))  # type: ignore[return-value]
+
+    encode = Encoder(agreed()[0].outgoing, BOTH).encode
+    sent = b"".join((*encode(protocol.HEARTBEAT), *encode(protocol.OUT, b"output")))
     for at in range(len(sent)):
         ends = [end for end in (head, 2 * head, 2 * head + text) if end > at]
         for bit in range(8):
             altered = bytearray(sent)
             altered[at] ^= 1 << bit
-            with pytest.raises(ProtocolError, match=authentication.FORGED):
-                list(Unsealer(secret.to_ddlrun(ddlrun)).feed(bytes(altered[: ends[0]])))
+            with pytest.raises(FrameError, match=FORGERY):
+                list(Decoder(agreed()[1].incoming, BOTH).feed(bytes(altered[: ends[0]])))
 
 
 def test_parts_of_messages_are_no_sign_of_life() -> None:
-    secret, nonces = RunSecret.draw(), os.urandom(2 * SIZE)
     losses: list[str] = []
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        keeper = LauncherConnection(LauncherSocket(ours, secret, nonces), 30, losses.append)
+    with linked(30, losses.append) as (keeper, ddlrun, theirs):
         before = keeper.deadline()
-        sealed = Sealer(secret.to_keeper(nonces)).seal(*OUTPUT)
-        theirs.sendall(sealed[:-1])
-        assert (keeper.receive(), keeper.deadline()) == ([], before)
+        theirs.sendall(b"".join(Encoder(ddlrun.outgoing, BOTH).encode(protocol.INPUT, b"input"))[:-1])
+        assert (list(keeper.receive()), keeper.deadline()) == ([], before)
         now = time.monotonic()
         keeper.keep_alive(now + 100)  # it did not run until now
         for seconds in (110, 120, 129):
@@ -469,76 +472,68 @@ def test_parts_of_messages_are_no_sign_of_life() -> None:
 
 
 def test_a_long_message_may_take_its_time() -> None:
-    secret, nonces = RunSecret.draw(), os.urandom(2 * SIZE)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        keeper = LauncherConnection(LauncherSocket(ours, secret, nonces), 30, pytest.fail)
+    with linked(30, pytest.fail) as (keeper, ddlrun, theirs):
         keeper.finish_sending()
         before = keeper.deadline()
-        theirs.sendall(Sealer(secret.to_keeper(nonces)).seal(protocol.INPUT, bytes(protocol.MOST_TEXT))[:1000])
-        assert keeper.receive() == []
+        theirs.sendall(b"".join(Encoder(ddlrun.outgoing, BOTH).encode(protocol.INPUT, bytes(protocol.LONG)))[:1000])
+        assert list(keeper.receive()) == []
         assert keeper.deadline() > before
     with serving() as served:
         simulated, peer = served.connect()
         heard_at = peer.heard_at
-        simulated.link.sendall(simulated.seal(protocol.OUT, bytes(protocol.MOST_TEXT))[:1000])
-        served.loop.wait(PATIENCE)
-        assert peer.heard_at > heard_at
+        simulated.link.sendall(simulated.seal(protocol.OUT, bytes(protocol.LONG))[:1000])
+        served.until(lambda: peer.heard_at > heard_at)
         simulated.close()
 
 
 def test_encrypted_output_cannot_be_read() -> None:
-    secret, keeper, ddlrun = agree(EncryptionSuite())
+    keeper, ddlrun = agree(encrypted=True)
     text = b"the output of a rank" * 10
-    sealed = Sealer(secret.to_ddlrun(keeper)).seal(protocol.OUT, text)
+    sealed = b"".join(Encoder(keeper.outgoing, BOTH).encode(protocol.OUT, text))
     assert text[:10] not in sealed
-    assert len(sealed) == protocol.HEAD + len(text) + 2 * SIZE
-    assert list(Unsealer(secret.to_ddlrun(ddlrun)).feed(sealed)) == [(protocol.OUT, text)]
-
-
-def agree(suite: "Suite") -> tuple[RunSecret, bytes, bytes]:
-    """Return the secret of a run, and the key material of both ends of a connection."""
-    secret = RunSecret.draw(suite)
-    keeper, ddlrun = suite.exchange(), suite.exchange()
-    nonces = keeper.nonce + ddlrun.nonce
-    return secret, nonces + keeper.agree(ddlrun.nonce), nonces + ddlrun.agree(keeper.nonce)
+    assert len(sealed) == HEAD_BYTES + len(text) + 2 * CODE_BYTES
+    assert list(Decoder(ddlrun.incoming, BOTH).feed(sealed)) == [(protocol.OUT, text)]
 
 
 def test_the_secret_of_the_run_alone_does_not_decrypt() -> None:
-    secret, keeper, _ = agree(EncryptionSuite())
-    sealed = Sealer(secret.to_ddlrun(keeper)).seal(protocol.OUT, b"output")
-    recorded = keeper[: 2 * EncryptionSuite.nonce_size]
-    for guess in (recorded, recorded + bytes(32), recorded + EncryptionSuite().exchange().agree(recorded[:32])):
-        with pytest.raises(ProtocolError):
-            list(Unsealer(secret.to_ddlrun(guess)).feed(sealed))
+    secret = Secret.draw(encrypted=True)
+    sent: list[bytes] = []
+    steps = connect_as(secret, bytes(4)), accept_at(secret, 4, welcome_all)
+    keeper, _ = shake_hands(*steps, lambda data: sent.append(data) or data)  # type: ignore[func-returns-value]
+    sealed = b"".join(Encoder(keeper.outgoing, BOTH).encode(protocol.OUT, b"output"))
+    recorded = sent[0][: -2 * CODE_BYTES + CODE_BYTES] + sent[1][:32]
+    for guess in (b"", bytes(32), KeyExchange().agree(sent[0][:32]), KeyExchange().agree(sent[1][:32])):
+        incoming = secret.protection(b"to the end that accepts", recorded + guess)
+        with pytest.raises(FrameError):
+            list(Decoder(incoming, BOTH).feed(sealed))
 
 
 def test_each_message_has_a_key_stream_of_its_own() -> None:
-    secret, keeper, _ = agree(EncryptionSuite())
-    sealers = Sealer(secret.to_ddlrun(keeper)), Sealer(secret.to_keeper(keeper))
-    sealed = [sealer.seal(protocol.OUT, bytes(64)) for sealer in sealers for _ in range(3)]
+    encoders = [Encoder(end.outgoing, BOTH) for end in agree(encrypted=True)]
+    sealed = [b"".join(encoder.encode(protocol.OUT, bytes(64))) for encoder in encoders for _ in range(3)]
     assert len(set(sealed)) == len(sealed)
 
 
 @pytest.mark.parametrize("key", [bytes(32), (1).to_bytes(32, "little"), bytes.fromhex("ed" + "ff" * 30 + "7f")])
 def test_public_keys_of_small_order_are_refused(key: bytes) -> None:
-    with pytest.raises(ProtocolError, match="unsuitable"):
-        EncryptionSuite().exchange().agree(key)
+    with pytest.raises(FrameError, match="unsuitable"):
+        KeyExchange().agree(key)
 
 
 def test_a_keeper_with_an_unsuitable_key_is_dropped(stack: contextlib.ExitStack) -> None:
     served = stack.enter_context(serving(encrypted=True))
     keeper = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
-    keeper.link.sendall(protocol.pack(protocol.GREETING, served.listener.secret.greeting(bytes(32), 0)))
+    greeting = bytes(32 + protocol.CLAIM_BYTES)
+    keeper.link.sendall(greeting + served.listener.secret.code(b"greeting", greeting))
     assert is_closed(served, keeper)
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_ends_of_different_suites_do_not_connect(stack: contextlib.ExitStack, *, encrypted: bool) -> None:
+def test_an_end_with_encryption_and_one_without_do_not_connect(stack: contextlib.ExitStack, *, encrypted: bool) -> None:
     served = stack.enter_context(serving(encrypted=encrypted))
     keeper = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
-    other = RunSecret(served.listener.secret.text, SUITES[not encrypted])
-    keeper.link.sendall(protocol.pack(protocol.GREETING, other.greeting(other.suite.exchange().nonce, 0)))
+    other = Secret(served.listener.secret.text, encrypted=not encrypted)
+    keeper.link.sendall(next(connect_as(other, bytes(4)))[0] + bytes(32))
     assert is_closed(served, keeper)
 
 
@@ -547,9 +542,9 @@ def test_the_secret_is_never_sent(served: Served, stack: contextlib.ExitStack) -
     assert len(key) == 32
     keeper = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
     keeper.greet()
-    served.until(lambda: served.keepers.peers)
-    sent = keeper.greeting, keeper.link.recv(served.listener.secret.welcome_bytes, socket.MSG_WAITALL)
-    assert not any(secret in message for message in sent for secret in (key, key.hex().encode(), key[:SIZE]))
+    served.until(lambda: is_readable(keeper.link))
+    sent = keeper.greeting, keeper.link.recv(keeper.welcome_bytes, socket.MSG_WAITALL)
+    assert not any(secret in message for message in sent for secret in (key, key.hex().encode(), key[:CODE_BYTES]))
 
 
 def test_only_the_addresses_of_keepers_and_loopback_are_listened_on() -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
-from ddlrun.keeper.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.keeper.program_input import set_size
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.outcome import Outcome, RankEnd
@@ -31,6 +30,8 @@ from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.rank_output import RankOutput, split_lines
 from ddlrun.supervise.streams import OutputStream
+from ddlrun.wire.frames import Decoder, Encoder
+from tests.support.handshakes import agree
 
 TRACEBACK = b"Traceback (most recent call last):\n"
 TEXT = st.one_of(
@@ -242,11 +243,12 @@ def test_tags_can_be_removed(pieces: list[bytes]) -> None:
     st.lists(st.tuples(st.sampled_from([b"o", b"e", b"."]), st.binary(max_size=300)), max_size=10), st.integers(1, 50)
 )
 def test_messages_arrive_in_any_pieces(messages: list[tuple[bytes, bytes]], size: int) -> None:
-    secret, nonces = RunSecret.draw(), bytes(2 * SIZE)
-    sealer, unsealer = Sealer(secret.to_ddlrun(nonces)), Unsealer(secret.to_ddlrun(nonces))
-    data = b"".join(sealer.seal(kind, text) for kind, text in messages)
+    keeper, ddlrun = agree()
+    encoder = Encoder(keeper.outgoing, {b"o": 300, b"e": 300, b".": 300})
+    decoder = Decoder(ddlrun.incoming, {b"o": 300, b"e": 300, b".": 300})
+    data = b"".join(part for kind, text in messages for part in encoder.encode(kind, text))
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    assert [message for piece in pieces for message in unsealer.feed(piece)] == messages
+    assert [message for piece in pieces for message in decoder.feed(piece)] == messages
 
 
 @given(

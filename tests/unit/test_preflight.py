@@ -34,7 +34,7 @@ from ddlrun.preflight.ssh import SshFailure, SshProblem, explain_failure
 from ddlrun.preflight.table import check_record, render_report
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.supervise.encryption import find_cryptography
+from ddlrun.supervise.listener import find_cryptography
 from tests.support.json_schemas import validate
 
 TEXT = f"""\

@@ -11,6 +11,7 @@ from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection
 from ddlrun.supervise.ranks import Ranks
 from ddlrun.topology import RankOrder, Topology
+from tests.support.handshakes import agree
 
 JOB = SupervisedJob(Topology((1, 2)), RankOrder.HOST, ("n0.example.org", "n1.example.org"), own_manager(""))
 TRACEBACK = b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: no\n'
@@ -19,7 +20,7 @@ TRACEBACK = b'Traceback (most recent call last):\n  File "t.py", line 1, in <mod
 @pytest.fixture
 def peer() -> Iterator[KeeperConnection]:
     with socket.socket() as link:
-        peer = KeeperConnection(link, 0.0)
+        peer = KeeperConnection(link, agree()[1], 0.0)
         peer.introduce(Hello(0, "n0", 0))
         yield peer
 

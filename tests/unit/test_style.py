@@ -78,7 +78,7 @@ def bound_names(tree: ast.Module) -> Iterator[str]:
 
 
 # What wire/ replaces, which has classes of the same names.
-REPLACED = ("keeper/authentication.py", "keeper/encryption.py", "ddl/tcp/handshake.py", "ddl/tcp/connection.py")
+REPLACED = ("ddl/tcp/handshake.py", "ddl/tcp/connection.py")
 
 
 def test_a_class_name_occurs_once() -> None:

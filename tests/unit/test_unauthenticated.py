@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import pytest
 
-from ddlrun.keeper import protocol
 from ddlrun.metrics.openmetrics_server import MOST_UNAUTHENTICATED as MOST
 from ddlrun.metrics.openmetrics_server import MetricsServer, UnauthenticatedConnections
 from ddlrun.page.server import PageServer
@@ -29,9 +28,8 @@ from ddlrun.ship.host.results import send_results
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultServer
 from ddlrun.ship.server import TransferPlan, TransferServer
-from ddlrun.supervise.keeper_connection import PeerState
-from ddlrun.supervise.keepers import MOST_UNAUTHENTICATED
-from tests.support.keepers import SimulatedKeeper, serving
+from ddlrun.wire.listening import MOST_UNAUTHENTICATED
+from tests.support.keepers import SimulatedKeeper, is_readable, serving
 from tests.support.ports import reserved_port
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -155,10 +153,9 @@ def keepers(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
         def meet() -> None:
             with closing(SimulatedKeeper(served.listener)) as keeper:
                 keeper.greet()
-                served.until(lambda: any(link.state is PeerState.WELCOMED for link in served.keepers.peers.values()))
+                served.until(lambda: is_readable(keeper.link))
                 keeper.read_welcome()
-                keeper.send((protocol.HEARTBEAT, b""))
-                served.until(lambda: any(link.trusted for link in served.keepers.peers.values()))
+                served.until(lambda: served.keepers.peers)
 
         yield Guarded(served.listener.port, os.getpid(), meet, MOST_UNAUTHENTICATED + 1)
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,9 +25,7 @@ from ddlrun.wire.connection import ClosedError, Connection, Pipes
 from ddlrun.wire.frames import Agreement, Checksums, Decoder, Encoder, Fixed, FrameError
 from ddlrun.wire.listening import Acceptor, AcceptorEvents, run_handshake
 from ddlrun.wire.loop import NEVER, READ, WRITE, Loop
-
-if TYPE_CHECKING:
-    from ddlrun.wire.authentication import Handshake
+from tests.support.handshakes import shake_hands, welcome_all
 
 TEXT, EMPTY, FILE, FIXED, SECOND = b"t", b"e", b"f", b"x", 1.0
 LIMITS = {TEXT: 1 << 20, EMPTY: 0, FILE: 8, FIXED: Fixed(6)}
@@ -36,33 +33,12 @@ SECRETS = [f"blake2b:{'5e' * 32}", f"sha256:{'5e' * 32}"]
 CLAIM = b"\0\0\0\7"
 
 
-def welcome_all(_nonce: bytes, _claim: bytes) -> None:
-    return
-
-
-def shake(connecting: "Handshake", accepting: "Handshake", alter: Callable[[bytes], bytes] = bytes) -> list[Agreement]:
-    """Run both ends of a handshake; `alter` changes what they send."""
-    _, size = next(accepting)
-    greeting, reply_size = next(connecting)
-    assert len(greeting) == size
-    reply, size = accepting.send(alter(greeting))
-    assert len(reply) == reply_size
-    confirmation, _ = connecting.send(alter(reply))
-    assert len(confirmation) == size
-    sessions = []
-    for steps, data in ((connecting, b""), (accepting, alter(confirmation))):
-        with pytest.raises(StopIteration) as end:
-            steps.send(data)
-        sessions.append(end.value.value)
-    return sessions
-
-
 @pytest.mark.parametrize("protection", ["authenticated", "encrypted"])
 @pytest.mark.parametrize("text", SECRETS)
 def test_both_ends_of_a_handshake_get_matching_keys_and_the_claim(text: str, protection: str) -> None:
     encrypted = protection == "encrypted"
     secret = Secret(text, encrypted=encrypted)
-    connecting, accepting = shake(connect_as(secret, CLAIM), accept_at(secret, len(CLAIM), welcome_all))
+    connecting, accepting = shake_hands(connect_as(secret, CLAIM), accept_at(secret, len(CLAIM), welcome_all))
     assert connecting.claim == accepting.claim == CLAIM
     for sender, receiver in ((connecting, accepting), (accepting, connecting)):
         sent = b"".join(Encoder(sender.outgoing, LIMITS).encode(TEXT, b"abc"))
@@ -79,11 +55,11 @@ def test_the_end_that_accepts_refuses_other_secrets_claims_and_altered_bytes() -
         raise HandshakeError(f"claim {claim.hex()}")
 
     with pytest.raises(HandshakeError, match="forged"):
-        shake(connect_as(Secret.draw(), CLAIM), accept_at(secret, 4, welcome_all))
+        shake_hands(connect_as(Secret.draw(), CLAIM), accept_at(secret, 4, welcome_all))
     with pytest.raises(HandshakeError, match="claim 00000007"):
-        shake(connect_as(secret, CLAIM), accept_at(secret, 4, refuse))
+        shake_hands(connect_as(secret, CLAIM), accept_at(secret, 4, refuse))
     with pytest.raises(HandshakeError, match="another program"):
-        shake(connect_as(secret, CLAIM), accept_at(secret, 4, welcome_all), flip_a_bit_of(CODE_BYTES * 2))
+        shake_hands(connect_as(secret, CLAIM), accept_at(secret, 4, welcome_all), flip_a_bit_of(CODE_BYTES * 2))
     accepting = accept_at(secret, 4, welcome_all)
     next(accepting)
     accepting.send(next(connect_as(secret, CLAIM))[0])
@@ -111,7 +87,7 @@ def test_a_handshake_is_a_function_of_its_nonces() -> None:
         return data
 
     for _ in range(2):
-        shake(connect_as(secret, CLAIM, nonces[0]), accept_at(secret, 4, welcome_all, nonces[1]), record)
+        shake_hands(connect_as(secret, CLAIM, nonces[0]), accept_at(secret, 4, welcome_all, nonces[1]), record)
     assert sent[:3] == sent[3:]
     assert [len(data) for data in sent[:3]] == [36, 32, 16]
 
@@ -361,10 +337,10 @@ def test_a_client_with_the_secret_is_accepted_among_many_without(
     strangers[1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     agreement = list[Agreement]()
 
-    def shake_hands() -> None:
+    def connect_in_thread() -> None:
         agreement.append(run_handshake(connect(), connect_as(secret, CLAIM), time.monotonic() + 30))
 
-    thread = threading.Thread(target=shake_hands)
+    thread = threading.Thread(target=connect_in_thread)
     thread.start()
     while not recorder.links:
         loop.wait()

@@ -12,7 +12,7 @@ from ddlrun.plan.supervision import InputMode, OutputStyle, RankInput, StallActi
 from ddlrun.plan.wrappers import Wrapper, make_debugger
 from ddlrun.ranges import parse_ranges
 from ddlrun.schedulers import Allocation
-from ddlrun.supervise.encryption import find_cryptography
+from ddlrun.supervise.listener import find_cryptography
 from ddlrun.wording import did_you_mean
 
 OUTPUT_WORDS = ("tag", "no-tag", "timestamp", "fold", "dir=DIR")

@@ -10,7 +10,7 @@ import time
 
 from ddlrun.keeper.proc_files import read_lines
 from ddlrun.keeper.processes import descendants_of, is_python, list_processes, read_command
-from ddlrun.keeper.protocol import MOST_TEXT
+from ddlrun.keeper.protocol import LONG
 from ddlrun.keeper.stacks.flight_recorder import read_recorder
 from ddlrun.keeper.stacks.process_facts import (
     describe_call,
@@ -54,7 +54,7 @@ def take_snapshot(pid: int, seconds: float) -> str:
     recorded = read_recorder(running, max(0.1, end - time.monotonic()))
     while True:
         text = json.dumps({"processes": described, "connections": connections, **recorded})
-        if len(text) < MOST_TEXT or not described:
+        if len(text) < LONG or not described:
             return text
         described.pop()
 

@@ -112,7 +112,7 @@ def keepers(ranks: str) -> dict[str, float]:
     def gone(*_: object) -> None:
         raise SystemExit("a keeper was rejected")
 
-    ours = Keepers(listener, loop, KeeperEvents(receive, gone, gone, gone), ranks=count)
+    ours = Keepers(listener, loop, KeeperEvents(receive, gone, gone, gone, gone), ranks=count)
 
     def receive_all(count: int) -> float:
         begin = cpu()
