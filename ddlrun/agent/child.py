@@ -10,7 +10,7 @@ from ddlrun.agent.local_ranks import fork
 from ddlrun.agent.protocol import pack_words
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import complain
-from ddlrun.keeper.process_stat import StopDetector
+from ddlrun.keeper.proc_files import StopDetector
 from ddlrun.wire.connection import Connection, Pipes
 from ddlrun.wire.frames import FrameError
 

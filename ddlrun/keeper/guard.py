@@ -19,7 +19,7 @@ from ddlrun.keeper.daemon import open_daemon, watch_daemon
 from ddlrun.keeper.escalation import UNKILLABLE_SECONDS, Escalation
 from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER, close_files
 from ddlrun.keeper.leftovers import remove_leftovers
-from ddlrun.keeper.process_stat import STOPPED, read_stat
+from ddlrun.keeper.proc_files import STOPPED, read_stat
 from ddlrun.keeper.processes import has_children, send_signal
 from ddlrun.keeper.signals import SignalQueue
 from ddlrun.keeper.task import Task

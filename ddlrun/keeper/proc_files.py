@@ -1,4 +1,4 @@
-"""Files of /proc and /sys, read with few system calls."""
+"""Files of /proc and /sys, read with few system calls; the detection of a process that stays stopped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import os
 
 CHUNK = 1 << 16
 TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
+PF_EXITING = 4
+STOPPED = "T"
+"""The state of a process that has received SIGSTOP; one that a debugger has stopped is in another."""
+# A process is checked at this interval, and stays stopped if it was so each of some times in a row.
+CHECK_SECONDS = 3.0
+CHECKS = 4
 
 
 def read_file(path: str) -> bytes:
@@ -55,3 +61,56 @@ def parse_counters(text: bytes) -> dict[bytes, int]:
     """
     words = text.split()
     return dict(zip(words[::2], map(int, words[1::2])))  # noqa: B905 - as fast as possible
+
+
+class ProcessStat:
+    """The fields of /proc/PID/stat that ddlrun uses (see proc_pid_stat(5))."""
+
+    def __init__(self, text: bytes) -> None:
+        r"""Parse the text of the file.
+
+        >>> stat = ProcessStat(b"7 (a (b) c) S 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0")
+        >>> stat.name, stat.state, stat.parent, stat.exiting, stat.start_ticks
+        ('a (b) c', 'S', 1, True, 4711)
+        """
+        name, _, rest = text.partition(b"(")[2].rpartition(b")")
+        fields = self._fields = rest.split()
+        self.name = name.decode(errors="replace")
+        self.state = fields[0].decode()
+        self.parent = int(fields[1])
+        self.exiting = self.state in ("Z", "X") or bool(int(fields[6]) & PF_EXITING)
+
+    @property
+    def start_ticks(self) -> int:
+        """The time of its start, in ticks since that of the kernel."""
+        return int(self._fields[19])
+
+    @property
+    def usage(self) -> tuple[int, int, int]:
+        """The ms of CPU time in user mode and in the kernel, and the number of major page faults."""
+        return int(self._fields[11]) * TICK_MS, int(self._fields[12]) * TICK_MS, int(self._fields[9])
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return a process's record, or None if there is no such process."""
+    text = read_file(f"/proc/{pid}/stat")
+    return ProcessStat(text) if text else None
+
+
+class StopDetector:
+    """The detection of a process that stays stopped although this one runs: the job as a whole is not suspended."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.next_check = 0.0
+        """The time (time.monotonic) from which `stays_stopped` checks the process once more."""
+        self._times = 0
+
+    def stays_stopped(self, now: float) -> bool:
+        """Check the process if that is due; return True when it has been stopped each of the last times."""
+        if now < self.next_check:
+            return False
+        self.next_check = now + CHECK_SECONDS
+        stat = read_stat(self._pid)
+        self._times = self._times + 1 if stat is not None and stat.state == STOPPED else 0
+        return self._times >= CHECKS

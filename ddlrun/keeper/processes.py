@@ -6,8 +6,7 @@ import os
 from binascii import crc32
 
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.proc_files import read_lines, read_link
-from ddlrun.keeper.process_stat import ProcessStat, read_stat
+from ddlrun.keeper.proc_files import ProcessStat, read_lines, read_link, read_stat
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))
 BUBBLEWRAP = "bwrap"

@@ -6,8 +6,7 @@ from typing import Any
 
 from ddlrun.keeper.protocol import ProtocolError, parse_number
 from ddlrun.keeper.usage.gpus import MOST_GPUS
-from ddlrun.keeper.usage.host import HOST_FIELDS, NIC_FIELDS, PEER_FIELDS
-from ddlrun.keeper.usage.peer_traffic import MOST_PEERS
+from ddlrun.keeper.usage.host import HOST_FIELDS, MOST_PEERS, NIC_FIELDS, PEER_FIELDS
 from ddlrun.keeper.usage.rank import LONGEST_FUNCTION, USAGE_FIELDS
 from ddlrun.metrics.gpu_samples import GpuSample, parse_gpu_sample
 

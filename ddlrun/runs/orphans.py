@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ddlrun.environment.open_mpi import RANK_VARIABLES
 from ddlrun.errors import InputError
 from ddlrun.keeper.leftovers import SCRIPT
-from ddlrun.keeper.process_stat import STOPPED
+from ddlrun.keeper.proc_files import STOPPED
 from ddlrun.keeper.processes import FIRST_MARK, MARK_LIMIT, mark_of
 from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess

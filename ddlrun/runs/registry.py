@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypedDict
 
-from ddlrun.keeper.process_stat import read_stat
+from ddlrun.keeper.proc_files import read_stat
 from ddlrun.mapping.placement import Placement
 from ddlrun.plan.plan import Plan
 from ddlrun.ranges import parse_ranges, render_ranges

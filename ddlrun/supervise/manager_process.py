@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ddlrun.agent.protocol import TO_DDLRUN
-from ddlrun.keeper.process_stat import STOPPED, StopDetector, read_stat
+from ddlrun.keeper.proc_files import STOPPED, StopDetector, read_stat
 from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
 from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.supervision import SupervisedJob

@@ -15,9 +15,17 @@ import pytest
 
 from ddlrun.hangs.snapshot import RankSnapshot, RecordedCollective, parse_snapshot
 from ddlrun.keeper.program import HOOK
-from ddlrun.keeper.stacks.flight_recorder import parse_recorder, read_recorder
 from ddlrun.keeper.stacks.process_facts import read_busy_time, read_transferred, uses_gpu
-from ddlrun.keeper.stacks.python_stacks import STACKS_SIGNAL, UNKNOWN, find_py_spy, parse_dump, probe, read_stacks
+from ddlrun.keeper.stacks.python_stacks import (
+    STACKS_SIGNAL,
+    UNKNOWN,
+    find_py_spy,
+    parse_dump,
+    parse_recorder,
+    probe,
+    read_recorder,
+    read_stacks,
+)
 from ddlrun.keeper.stacks.snapshot import take_snapshot
 from tests.support import needs
 from tests.support.waiting import wait_until

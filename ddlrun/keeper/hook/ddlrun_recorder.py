@@ -1,7 +1,7 @@
 """The flight recorder of torch.distributed, for the duty "stacks": a thread writes it to a file in memory on request.
 
 A main thread that waits in a collective operation runs no Python code, so that a signal does not suffice. A request is
-a word in a pipe, whose descriptor is a part of the file's name. See keeper/stacks/flight_recorder.py.
+a word in a pipe, whose descriptor is a part of the file's name. See keeper/stacks/python_stacks.py.
 """
 
 # ruff: noqa: PLC0415, INP001 - it imports as little as possible, and nothing from the package
@@ -9,7 +9,7 @@ a word in a pipe, whose descriptor is a part of the file's name. See keeper/stac
 import os
 import sys
 
-# As in ddlrun/keeper/stacks/flight_recorder.py.
+# As in ddlrun/keeper/stacks/python_stacks.py.
 RECORDER_FILE = "ddlrun-flight-recorder"
 # Programs use the low descriptors, and may close and reuse them.
 LEAST_DESCRIPTOR = 200

@@ -11,7 +11,6 @@ import time
 from ddlrun.keeper.proc_files import read_lines
 from ddlrun.keeper.processes import descendants_of, is_python, list_processes, read_command
 from ddlrun.keeper.protocol import LONG
-from ddlrun.keeper.stacks.flight_recorder import read_recorder
 from ddlrun.keeper.stacks.process_facts import (
     describe_call,
     list_unacknowledged,
@@ -20,14 +19,14 @@ from ddlrun.keeper.stacks.process_facts import (
     read_transferred,
     uses_gpu,
 )
-from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_stacks
+from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_recorder, read_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ddlrun.keeper.process_stat import ProcessStat
+    from ddlrun.keeper.proc_files import ProcessStat
 
 MOST_SECONDS = 15.0
 RECORDER_MODULE = "/ddlrun_recorder.py"

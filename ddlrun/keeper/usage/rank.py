@@ -11,8 +11,7 @@ import time
 from _operator import sub  # operator itself takes a file more
 
 from ddlrun.keeper import protocol
-from ddlrun.keeper.proc_files import list_folder, read_file
-from ddlrun.keeper.process_stat import read_stat
+from ddlrun.keeper.proc_files import list_folder, read_file, read_stat
 from ddlrun.keeper.processes import SHELLS
 from ddlrun.keeper.task import Task
 from ddlrun.keeper.usage.cpu_quota import QuotaPeriods
