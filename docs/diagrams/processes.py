@@ -37,13 +37,14 @@ def draw_processes() -> Drawing:
     """Draw the processes of a running job and their connections."""
     drawing = Drawing(
         "The processes of a job on two hosts",
-        "ddlrun starts mpirun. mpirun starts a daemon on each host by ssh or the scheduler's command. The daemon "
-        "starts a keeper per rank, and the keeper starts the program. Each keeper has a TCP connection to ddlrun.",
+        "ddlrun starts mpirun, srun or its own agent. That starts a daemon or an agent on each host by ssh or the "
+        "scheduler's command, which starts a keeper per rank. The keeper's child, the guard, starts the program. Each "
+        "keeper has a TCP connection to ddlrun.",
         720, 372,
     )  # fmt: skip
     drawing.words(Point(14, 30), "host of ddlrun", font="bold")
     ddlrun = drawing.box(Box(14, 160, 130, 52), "ddlrun", style="strong")
-    mpirun = drawing.box(Box(14, 244, 130, 44), "mpirun")
+    mpirun = drawing.box(Box(14, 244, 130, 44), "mpirun, srun", "or an agent", size=13)
     drawing.arrow(ddlrun.bottom, mpirun.top)
     for host in range(2):
         _draw_host(drawing, 182 + host * 268, host, (ddlrun, mpirun))
@@ -59,9 +60,9 @@ def _draw_host(drawing: Drawing, left: float, host: int, sources: tuple[Box, Box
     ddlrun, mpirun = sources
     drawing.box(Box(left, 14, 256, 286), style="frame")
     drawing.words(Point(left + 12, 36), f"n{host + 1}", font="bold")
-    daemon = drawing.box(Box(left + 50, 244, 156, 44), "mpirun's daemon")
+    daemon = drawing.box(Box(left + 50, 244, 156, 44), "daemon, slurmstepd", "or agent", size=13)
     for place in range(2):
-        keeper = drawing.box(Box(left + 12 + place * 122, 126, 110, 40), "keeper")
+        keeper = drawing.box(Box(left + 12 + place * 122, 126, 110, 40), "keeper", "and guard", size=13)
         program = drawing.box(Box(left + 12 + place * 122, 50, 110, 40), f"rank {2 * host + place}", style="strong")
         drawing.arrow(keeper.top, program.bottom)
         outer = keeper.x + (22 if place == 0 else 88)
