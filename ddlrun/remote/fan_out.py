@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from ddlrun.errors import EXIT_UNREACHABLE, InputError
 from ddlrun.host_names import check_host_name
 from ddlrun.remote.agent import SCRIPT_SECONDS, SSH_OPTIONS, AgentLauncher, run_script
-from ddlrun.remote.captured_commands import CapturedCommand, CommandRunner
-from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.processes import CapturedCommand, CommandRunner, FinishedProcess
 from ddlrun.remote.slurm_step import run_in_step
 from ddlrun.wording import printable
 

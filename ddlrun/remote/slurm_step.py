@@ -10,8 +10,7 @@ from contextlib import suppress
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.remote.agent import PARTS
-from ddlrun.remote.captured_commands import CapturedCommand, CommandRunner
-from ddlrun.remote.processes import FinishedProcess, start_command
+from ddlrun.remote.processes import CapturedCommand, CommandRunner, FinishedProcess, start_command
 from ddlrun.wording import printable
 
 # For the output and the errors of a step. The replies of hosts have less than 1 MiB each.

@@ -91,7 +91,7 @@ ENCRYPTION = {PACKAGE / "wire/authentication.py"}
 # The folders that may read the environment of the process.
 ENVIRONS = {"cli", "application", "keeper", "agent", "ddl", "measure", "api"}
 # A module that passes it on to commands, as posix_spawn does not do so by itself.
-SPAWN = PACKAGE / "remote/captured_commands.py"
+SPAWN = PACKAGE / "remote/processes.py"
 
 # What -> the folders that may import or name it.
 ALONE = {

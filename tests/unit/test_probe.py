@@ -301,9 +301,42 @@ def test_differences_in_words() -> None:
     assert "a: 2 packages x 10 cores, SMT8, 4 GPUs, 5 cores usable (minsky)" in render_groups(groups, Canvas())
 
 
+# A program that interrupts itself at a moment.
+INTERRUPT = """
+import os, signal, sys, time
+sent, slow = [], []
+def interrupt():
+    if not sent:
+        sent.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+# When a process was started, and before it is recorded.
+STARTED = """
+def on_event(_frame, event, function):
+    if event == "c_return" and function.__name__ == "posix_spawnp":
+        interrupt()
+sys.setprofile(on_event)
+"""
+
+
+@pytest.mark.parametrize("hosts", ["n1", "n1,n2"])
+def test_a_ctrl_c_while_a_process_starts_ends_ddlrun_and_the_process(hosts: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    nap = f"60.{os.getpid()}"
+    agent.write_text(f"#!/bin/sh\nexec sleep {nap}\n")
+    agent.chmod(0o755)
+    line = ["ddlrun", "probe", hosts, "--launcher", "agent", "--start-timeout", "30"]
+    program = f"{INTERRUPT}\nfrom ddlrun.cli import main\nsys.argv = {line}\n{STARTED}\nmain()"
+    environ = os.environ | {"OMPI_MCA_plm_rsh_agent": str(agent)}
+    with (tmp_path / "output").open("w") as output:  # a pipe would stay open until the last process has closed it
+        done = subprocess.run([sys.executable, "-c", program], env=environ, stdout=output, stderr=output, check=False)
+    assert (done.returncode, (tmp_path / "output").read_text().strip()) == (130, "")
+    wait_for(lambda: not running(nap))
+
+
 # Moments of an interrupt: in a fork handler, as logging has, whose exceptions Python drops; there, with a machine so
-# busy that the exception is raised again before its handler has returned; in logging's own, before Python 3.13; and
-# before the new process is recorded.
+# busy that the exception is raised again before its handler has returned; in logging's own, before Python 3.13.
 MOMENTS = {
     "fork": "os.register_at_fork(after_in_parent=interrupt)",
     "busy": "os.register_at_fork(after_in_parent=interrupt); sys.setprofile(lambda frame, event, function: "
@@ -312,35 +345,27 @@ MOMENTS = {
     "sys.setprofile(lambda frame, event, _: "
     "frame.f_code is logging._acquireLock.__code__ and event == 'call' "
     "and 'logging' not in frame.f_back.f_code.co_filename and interrupt())",
-    "start": "sys.setprofile(lambda frame, event, _: "
-    "(event, frame.f_code.co_name) == ('return', '_execute_child') and interrupt())",
 }
+FORK = """
+from ddlrun.cli.signals import handle_signals
+handle_signals()
+{moment}
+try:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    time.sleep(60)
+except KeyboardInterrupt:
+    os.waitpid(child, 0)
+    sys.exit(130)
+"""
 
 
 @pytest.mark.parametrize("moment", [name for name in MOMENTS if name != "lock" or sys.version_info < (3, 13)])
-def test_a_ctrl_c_while_a_process_starts_ends_ddlrun_and_the_process(moment: str, tmp_path: Path) -> None:
-    agent = tmp_path / "agent"
-    nap = f"60.{os.getpid()}"
-    agent.write_text(f"#!/bin/sh\nexec sleep {nap}\n")
-    agent.chmod(0o755)
-    program = f"""
-import os, signal, sys, time
-sent, slow = [], []
-def interrupt():
-    if not sent:
-        sent.append(1)
-        os.kill(os.getpid(), signal.SIGINT)
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from ddlrun.cli import main
-sys.argv = ["ddlrun", "probe", "n1,n2", "--launcher", "agent", "--start-timeout", "30"]
-{MOMENTS[moment]}
-main()
-"""
-    environ = os.environ | {"OMPI_MCA_plm_rsh_agent": str(agent)}
-    with (tmp_path / "output").open("w") as output:  # a pipe would stay open until the last process has closed it
-        done = subprocess.run([sys.executable, "-c", program], env=environ, stdout=output, stderr=output, check=False)
-    assert (done.returncode, (tmp_path / "output").read_text().strip()) == (130, "")
-    wait_for(lambda: not running(nap))
+def test_a_ctrl_c_in_a_callback_of_a_fork_is_not_lost(moment: str) -> None:
+    program = INTERRUPT + FORK.format(moment=MOMENTS[moment])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_without_sys_each_cpu_is_a_core(tmp_path: Path) -> None:

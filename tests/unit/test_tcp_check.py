@@ -61,6 +61,7 @@ class Conversation:
                 while True:
                     if answer is None:
                         with self.server.accept()[0] as stream:
+                            stream.recv(1 << 16)
                             stream.sendall(b"hello\n")
                     else:
                         self.accept(answer).close()
