@@ -117,13 +117,13 @@ class Ending:
     def start_rank(self, peer: KeeperConnection) -> None:
         """End a rank that has started while the job ends."""
         if self.reason is not None:
-            self._keepers.send(peer, protocol.TERMINATE, str(self._grace))
+            peer.send(protocol.TERMINATE, str(self._grace).encode())
 
     def end_rank(self, peer: KeeperConnection, end: RankEnd) -> None:
         """End the job if a rank failed or was cut off; let its keeper leave if the others have been told to."""
         if self.reason is not None:
             if self.phase is Phase.LEAVING:
-                self._keepers.send(peer, protocol.LEAVE)
+                peer.send(protocol.LEAVE)
         elif end.exit_code and not end.ordered:
             self.begin(self._find_signal_before() or EndCause.RANK_FAILED.reason(exit_code=end.exit_code))
         elif end.reason:
@@ -203,9 +203,9 @@ class Ending:
     def hand_over(self, peer: KeeperConnection) -> None:
         """Let a keeper leave: its connection now belongs to the process that watches the process manager's daemon."""
         peer.state = PeerState.WATCHING
-        self._keepers.send(peer, protocol.HANDED_OVER)
+        peer.send(protocol.HANDED_OVER)
         if self._over_at < NEVER:
-            self._keepers.send(peer, protocol.OVER)
+            peer.send(protocol.OVER)
 
     def is_over(self, now: float) -> bool:
         """Return True if the process manager and all keepers have ended, and no daemon is watched.
@@ -259,11 +259,11 @@ class Ending:
         if self._over_at == NEVER:
             self._over_at = now
             for peer in self._keepers.watchers:
-                self._keepers.send(peer, protocol.OVER)
+                peer.send(protocol.OVER)
 
     def _order_sweeps(self) -> None:
         """On hosts where a keeper was killed, order another one to kill the children of its program."""
         for peer in self._keepers.peers.values():
             if peer.host in self._ranks.unswept and peer.rank is not None:
-                self._keepers.send(peer, protocol.SWEEP)
+                peer.send(protocol.SWEEP)
                 self._ranks.unswept.remove(peer.host)

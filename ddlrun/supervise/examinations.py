@@ -60,7 +60,7 @@ class Examinations:
         """Order a snapshot from the keepers of all running ranks, and return these ranks."""
         peers = {peer.rank: peer for peer in self._keepers.peers.values() if peer.running and peer.rank is not None}
         for peer in peers.values():
-            self._keepers.send(peer, protocol.TAKE_SNAPSHOT)
+            peer.send(protocol.TAKE_SNAPSHOT)
         return peers.keys()
 
     def acknowledged(self, ranks: Collection[int]) -> Mapping[int, bool]:

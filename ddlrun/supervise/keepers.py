@@ -37,32 +37,18 @@ class Keepers(AcceptorEvents):
     def __init__(self, listener: Listener, loop: Loop, events: KeeperEvents, *, ranks: int = 0) -> None:
         """Accept connections in a loop, of up to `ranks` ranks at once."""
         self._loop, self._events = loop, events
-        self._acceptor = Acceptor(
-            loop,
-            listener.sockets,
-            listener.secret,
-            self,
-            protocol.CLAIM_BYTES,
-            most=max(MOST_UNAUTHENTICATED, ranks),
-        )
+        most = max(MOST_UNAUTHENTICATED, ranks)
+        self._acceptor = Acceptor(loop, listener.sockets, listener.secret, self, protocol.CLAIM_BYTES, most=most)
         self.peers: dict[int, KeeperConnection] = {}
         self.complete = False
         """Whether the keepers of all ranks have connected."""
         self.reading = True
         """Whether the ranks' output is read; otherwise the ranks that write any block."""
 
-    def send(self, peer: KeeperConnection, kind: bytes, text: str = "") -> None:
-        """Send a message as soon as the other side takes it."""
-        self.send_bytes(peer, kind, text.encode())
-
-    def send_bytes(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
-        """Send a message whose text is in no encoding as soon as the other side takes it."""
-        peer.send(kind, text)
-
     def send_all(self, kind: bytes, text: str = "") -> None:
         """Send a message to all keepers."""
         for peer in self.peers.values():
-            self.send(peer, kind, text)
+            peer.send(kind, text.encode())
 
     @property
     def watchers(self) -> list[KeeperConnection]:
@@ -78,7 +64,7 @@ class Keepers(AcceptorEvents):
         """Send a signal to the programs of all ranks that it has not reached."""
         for peer in self.peers.values():
             if peer.rank is not None and peer.rank not in reached:
-                self.send(peer, protocol.SIGNAL, str(number))
+                peer.send(protocol.SIGNAL, str(number).encode())
 
     def read(self, now: float, *, reading: bool) -> None:
         """Read output from now on, or pause each keeper at its next output."""
@@ -135,15 +121,11 @@ class Keepers(AcceptorEvents):
             for kind, text in peer.feed(data):
                 peer.heard_at = now
                 self._events.message(peer, kind, text)
-                self._pause_at(peer, kind)
+                if kind in protocol.OUTPUT and not self.reading:
+                    peer.pause(reading=False)
         except FrameError as error:
             self._drop(peer)
             self._events.violation(peer, str(error))
-
-    def _pause_at(self, peer: KeeperConnection, kind: bytes) -> None:
-        """Pause a keeper after a message if that was output, and output is not read at present."""
-        if kind in protocol.OUTPUT and not self.reading:
-            peer.pause(reading=False)
 
     def _drop(self, peer: KeeperConnection) -> None:
         del self.peers[peer.fileno()]

@@ -71,7 +71,6 @@ class Listener:
         for listening in self.sockets:
             listening.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_DEFER_ACCEPT, DEFER_SECONDS)
             listening.listen(BACKLOG)
-            listening.setblocking(False)
 
     def variable(self) -> str:
         """Return the value of protocol.ADDRESSES for the keepers."""

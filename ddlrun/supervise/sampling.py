@@ -54,4 +54,4 @@ class Sampling:
         for peer in list(keepers.peers.values()):
             if peer.running and peer.rank is not None and peer.rank not in self._ordered:
                 self._ordered.add(peer.rank)
-                keepers.send(peer, protocol.MEASURE, f"{self._interval:g}")
+                peer.send(protocol.MEASURE, f"{self._interval:g}".encode())

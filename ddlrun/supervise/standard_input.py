@@ -54,7 +54,7 @@ class InputForwarder:
         size = terminal_size()
         if self._terminal and self._reader is not None and size != self._size:
             self._size = size
-            self._keepers.send(self._reader, protocol.RESIZE, f"{size.lines} {size.columns}")
+            self._reader.send(protocol.RESIZE, f"{size.lines} {size.columns}".encode())
 
     def end(self, rank: int) -> None:
         """Give the terminal back if this rank has ended, which had it."""
@@ -83,7 +83,7 @@ class InputForwarder:
 
     def _send(self, peer: KeeperConnection, data: bytes) -> None:
         self._peer = None
-        self._keepers.send_bytes(peer, protocol.INPUT, data)
+        peer.send(protocol.INPUT, data)
 
 
 def input_variable(chosen: RankInput | None) -> dict[str, str]:

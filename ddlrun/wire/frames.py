@@ -10,8 +10,6 @@ from its number in its direction, from 1. They detect bytes that were altered, l
 
 from __future__ import annotations
 
-from binascii import crc32
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,6 +56,9 @@ class Checksums:
     code_bytes = 4
 
     def __init__(self) -> None:
+        from binascii import crc32  # noqa: PLC0415 - 0.4 ms, which keepers do not need
+
+        self._crc32 = crc32
         self._number = 0
 
     def protect(self, head: bytes, text: Bytes) -> tuple[Bytes, ...]:
@@ -73,7 +74,7 @@ class Checksums:
 
     def _next(self, head: bytes, text: Bytes | bytearray) -> bytes:
         self._number += 1
-        return crc32(text, crc32(head, self._number & 0xFFFFFFFF)).to_bytes(4, "big")
+        return self._crc32(text, self._crc32(head, self._number & 0xFFFFFFFF)).to_bytes(4, "big")
 
 
 class Encoder:

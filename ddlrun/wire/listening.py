@@ -75,14 +75,10 @@ class NewConnection:
     """A connection whose handshake is in progress."""
 
     def __init__(self, link: _socket.socket) -> None:
-        self.link = link
-        self.since = time.monotonic()
+        self.link, self.since = link, time.monotonic()
         self.claim: bytes | None = None
         """The claim of its greeting, whose code is right; None: it is unauthenticated."""
-
-    def start(self, steps: Handshake) -> None:
-        """Begin the handshake."""
-        self.advance = HandshakeProgress(self.link, steps).advance
+        self.progress: HandshakeProgress
 
 
 class Acceptor:
@@ -160,7 +156,7 @@ class Acceptor:
             new.claim = claim
             self._greeted[new.link.fileno()] = self._unauthenticated.pop(new.link.fileno())
 
-        new.start(accept_at(self._secret, self._claim_bytes, check))
+        new.progress = HandshakeProgress(new.link, accept_at(self._secret, self._claim_bytes, check))
         self._unauthenticated[new.link.fileno()] = new
         self._loop.watch(new.link.fileno(), READ, lambda _events: self._advance(new))
         self._loop.watch_deadline(self._deadline, self._drop_overdue)
@@ -169,7 +165,7 @@ class Acceptor:
 
     def _advance(self, new: NewConnection) -> None:
         try:
-            agreement = new.advance()
+            agreement = new.progress.advance()
         except (OSError, HandshakeError) as error:
             if isinstance(error, OSError) and error.errno is None:
                 raise

@@ -45,7 +45,7 @@ def test_a_keeper_that_does_not_run_is_on_a_reachable_host(link: Link) -> None:
 def test_a_host_that_acknowledges_nothing_is_unreachable(link: Link) -> None:
     heartbeat = Heartbeat(TIMEOUT, link.peer.heard_at)
     while not link.peer.unsent:  # the kernel takes no more for a keeper that does not read
-        link.keepers.send(link.peer, protocol.INPUT, "1" * 100_000)
+        link.peer.send(protocol.INPUT, bytes(100_000))
     start = link.peer.heard_at
     assert heartbeat.beat(start + TIMEOUT / 2, link.keepers) == []
     assert heartbeat.beat(start + TIMEOUT, link.keepers) == [SilentKeeper(link.peer, reachable=False)]

@@ -17,6 +17,7 @@ import pytest
 from ddlrun.errors import EXIT_PREFLIGHT, PreflightError
 from ddlrun.keeper import protocol
 from ddlrun.keeper.connection import LauncherConnection, LauncherSocket, connect
+from ddlrun.keeper.program_streams import TAIL
 from ddlrun.keeper.protocol import ProtocolError, RankEnd
 from ddlrun.supervise.keeper_connection import Hello, PeerState
 from ddlrun.supervise.listener import Listener
@@ -223,6 +224,14 @@ END = RankEnd(exit_code=7, signal=9, seconds=1.5).pack().rstrip(b"\n")
 def test_reports_of_impossible_ends_are_refused(text: bytes) -> None:
     with pytest.raises(ProtocolError):
         RankEnd.parse(text)
+
+
+def test_the_longest_report_of_an_end_fits_its_message() -> None:
+    """Each byte of a tail may be none of UTF-8, and is replaced by three."""
+    tail = (b"\xff" * TAIL).decode(errors="replace")
+    text = RankEnd(reason="r" * 1000, tail=tail, output_tail=tail).pack()
+    assert len(text) < protocol.FROM_KEEPER[protocol.ENDED]
+    assert RankEnd.parse(text).output_tail == tail
 
 
 # -- the keeper's end: programs that answer instead of ddlrun -----------------------------------
