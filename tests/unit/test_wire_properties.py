@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import ddlrun.agent.protocol as agents
 import ddlrun.ddl.tcp.protocol as ddl
+import ddlrun.keeper.protocol as keepers
 import ddlrun.preflight.peer as check
 import ddlrun.ship.host.protocol as ship
 from ddlrun.wire.authentication import (
@@ -42,6 +43,7 @@ Delivery = tuple[tuple[int, int], int, int | None]
 TEXT, EMPTY, SHORTER, FILE, FIXED, LONGER = b"p", b"q", b"r", b"t", b"x", b"0"
 TABLES: dict[str, Limits] = {
     "all sorts": {TEXT: 1 << 16, EMPTY: 0, SHORTER: 3, FILE: Fixed(4), FIXED: Fixed(20), LONGER: Fixed(6000)},
+    "keepers, to ddlrun": keepers.FROM_KEEPER, "keepers, to keepers": keepers.TO_KEEPER,
     "to agents": agents.TO_AGENT, "from agents": agents.FROM_AGENT,
     "ship, to ddlrun": ship.TO_DDLRUN, "ship, to hosts": ship.TO_HOST,
     "ddl": ddl.KINDS, "ddl, addresses": ddl.RECORDS,
