@@ -137,8 +137,6 @@ class Keeper:
             self._go(Event.DRAINED)
         if self._state == State.SENDING and not self._connection.unsent:
             self._go(Event.SENT_BESIDE_DAEMON if self._host.has_daemon else Event.SENT)
-        for output in self._program.outputs:
-            output.go_on()
 
     def _is_drained(self) -> bool:
         if not has_children():
@@ -176,6 +174,8 @@ class Keeper:
             signal_program(self._program.pid, number)
 
     def _on_loss(self, _reason: str) -> None:
+        for output in self._program.outputs:  # the program can still end as it wants to
+            output.go_on()
         self._go(Event.LOST)
         self._order_end(self._settings.grace)
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16
 TAIL = 16 << 10
-# While this much output waits to be sent, the program is not read.
-MOST_UNSENT = 1 << 18
 
 
 class OutputPipe(Task):
@@ -42,7 +40,6 @@ class OutputPipe(Task):
         """The last output."""
         self.own_paths: OwnPaths | None = None
         """Replaces the paths of shipped files by those that the user knows; None: there are none."""
-        self._paused = False
 
     def begin(self, loop: Loop, connection: LauncherConnection) -> None:
         """Pass output on over a connection."""
@@ -50,17 +47,12 @@ class OutputPipe(Task):
         self.join(loop)
 
     def on_ready(self, _events: int) -> None:
-        """Pass on what the pipe holds, or pause while too much waits to be sent."""
-        if self._connection.unsent < MOST_UNSENT:
-            self._pass_on()
-        elif self.loop is not None:
-            self._paused = True
-            self.loop.forget(self.fd)
+        """Pass on what the pipe holds."""
+        self._pass_on()
 
     def go_on(self) -> None:
-        """End a pause if little enough waits to be sent."""
-        if self._paused and self.loop is not None and self._connection.unsent < MOST_UNSENT:
-            self._paused = False
+        """Read output again after a pause."""
+        if self.loop is not None:
             self.join(self.loop)
 
     def drain(self) -> None:
@@ -70,10 +62,12 @@ class OutputPipe(Task):
         self.close()
 
     def _pass_on(self) -> bool:
-        """Send on what the pipe holds; return False if that is nothing."""
+        """Send on what the pipe holds, and pause until that is sent; return False if it holds nothing."""
         data = self._read() if self.fd >= 0 else b""
         if data:
-            self._connection.send(self.kind, data)
+            sent = self._connection.send(self.kind, data, self.go_on)
+            if self.loop is not None and self._connection.open and not sent:
+                self.loop.forget(self.fd)
             if self._stdin is not None:
                 self._stdin.end_again()
         return data != b""
