@@ -108,11 +108,3 @@ class Hello(NamedTuple):
             raise ProtocolError("its introduction cannot be read")
         rank, local_rank = (protocol.parse_number(word, ranks - 1) for word in (words[0], words[2]))
         return cls(rank, " ".join(printable(words[1]).split()), local_rank)
-
-
-class SilentKeeper(NamedTuple):
-    """A keeper that was dropped because it sent nothing for too long."""
-
-    peer: KeeperConnection
-    reachable: bool
-    """Whether its host had acknowledged ddlrun's heartbeats."""

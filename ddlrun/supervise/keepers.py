@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ddlrun.keeper import protocol
-from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
+from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.listener import Listener
 from ddlrun.wire.authentication import HandshakeError
 from ddlrun.wire.connection import CHUNK, ClosedError
@@ -40,8 +40,6 @@ class Keepers(AcceptorEvents):
         most = max(MOST_UNAUTHENTICATED, ranks)
         self._acceptor = Acceptor(loop, listener.sockets, listener.secret, self, protocol.CLAIM_BYTES, most=most)
         self.peers: dict[int, KeeperConnection] = {}
-        self.complete = False
-        """Whether the keepers of all ranks have connected."""
         self.reading = True
         """Whether the ranks' output is read; otherwise the ranks that write any block."""
 
@@ -73,17 +71,19 @@ class Keepers(AcceptorEvents):
             peer.heard_at = now
             peer.pause(reading=True)
 
-    def drop_silent(self, limit: float) -> list[SilentKeeper]:
-        """Drop and return the keepers without a message since a time; those that are paused stay."""
+    def drop_silent(self, limit: float) -> dict[KeeperConnection, bool]:
+        """Drop the keepers without a message since a time, but those that are paused.
+
+        Returns each with True if its host had acknowledged all that was sent.
+        """
         peers = [peer for peer in self.peers.values() if peer.reading and peer.heard_at < limit]
-        silent = [SilentKeeper(peer, peer.acknowledged) for peer in peers]
+        silent = {peer: peer.acknowledged for peer in peers}
         for peer in peers:
             self._drop(peer)
         return silent
 
     def stop_listening(self) -> None:
         """Accept no more connections, as all keepers have connected."""
-        self.complete = True
         self._acceptor.close()
 
     def close(self) -> None:

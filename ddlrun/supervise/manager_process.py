@@ -92,7 +92,10 @@ class ManagerProcess:
 
     def _read(self, fd: int) -> bool:
         """Store and pass on what a pipe holds now: text, or that of messages; return False if that is nothing."""
-        data = read_now(fd)
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return False
         is_text = self._decoder is None or self._pipes[fd] != 0
         chunk = data if is_text else self._decode(data)
         self._output = (self._output + chunk)[-MOST_STORED:]
@@ -158,11 +161,3 @@ class ManagerProcess:
             self.terminate()
             if now > kill_at:
                 self.kill()
-
-
-def read_now(fd: int) -> bytes:
-    """Return the bytes that a non-blocking descriptor holds now, none if there are none."""
-    try:
-        return os.read(fd, CHUNK)
-    except BlockingIOError:
-        return b""

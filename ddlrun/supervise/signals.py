@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from ddlrun.keeper.signals import WARNING_SECONDS
@@ -11,6 +11,8 @@ from ddlrun.keeper.signals import WARNING_SECONDS
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 # A scheduler's warning reaches the ranks of all hosts within this time; then the other ranks get it from ddlrun.
 PASS_ON_SECONDS = 0.5
+# More than are ever queued: Python writes a byte for each to `wake`.
+MOST_SIGNALS = 1 << 16
 
 
 class SignalWarnings:
@@ -99,6 +101,8 @@ class Signals:
 
     def take(self) -> list[int]:
         """Return the queued signals, oldest first, and empty the queue."""
+        with suppress(BlockingIOError):
+            os.read(self.wake, MOST_SIGNALS)
         pending, self._pending = self._pending, []
         return pending
 

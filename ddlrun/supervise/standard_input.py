@@ -9,7 +9,6 @@ from ddlrun.keeper.program_input import VARIABLE
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.supervision import RankInput
 from ddlrun.supervise.keeper_connection import KeeperConnection
-from ddlrun.supervise.keepers import Keepers
 from ddlrun.wire.loop import READ, Loop
 
 STDIN = 0
@@ -22,9 +21,9 @@ DEFAULT_SIZE = os.terminal_size((80, 24))
 class InputForwarder:
     """Standard input on its way to one rank: read when its program has taken everything before."""
 
-    def __init__(self, chosen: RankInput | None, loop: Loop, keepers: Keepers, on_quit: Callable[[], None]) -> None:
+    def __init__(self, chosen: RankInput | None, loop: Loop, on_quit: Callable[[], None]) -> None:
         """Read standard input for a rank, if one is chosen; `on_quit` is called for QUIT_KEY."""
-        self._chosen, self._loop, self._keepers, self._on_quit = chosen, loop, keepers, on_quit
+        self._chosen, self._loop, self._on_quit = chosen, loop, on_quit
         self._terminal = chosen is not None and chosen.terminal and os.isatty(STDIN)
         self._peer: KeeperConnection | None = None
         """The keeper that wants input."""

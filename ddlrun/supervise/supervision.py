@@ -14,12 +14,11 @@ from ddlrun.remote.manager_session import Process
 from ddlrun.supervise.cause import EndCause
 from ddlrun.supervise.ending import Ending, Phase
 from ddlrun.supervise.examinations import Examinations
-from ddlrun.supervise.heartbeat import explain_silence
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
-from ddlrun.supervise.limits import JobLimits
+from ddlrun.supervise.limits import JobLimits, explain_silence
 from ddlrun.supervise.listener import Listener
-from ddlrun.supervise.manager_process import ManagerProcess, read_now
+from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.output import STATUS_SECONDS, Output, status_line
 from ddlrun.supervise.ranks import Ranks
 from ddlrun.supervise.sampling import Sampling
@@ -59,7 +58,7 @@ class Supervision:
         """Supervise a running process manager; keepers connect to the listener."""
         self._options, self._signals = options, signals
         self._loop = loop = Loop()
-        loop.watch(signals.wake, READ, self._on_wake)
+        loop.watch(signals.wake, READ, lambda _: None)  # `take` empties it
         self._output = output = Output(options, job.ranks, files, loop)
         self.ranks = ranks = Ranks(job)
         self._limits = limits = JobLimits(options, ranks, process.pid)
@@ -69,7 +68,7 @@ class Supervision:
         )
         self._keepers = keepers = Keepers(listener, loop, events, ranks=job.ranks)
         self._ending = Ending(ranks, limits, keepers, manager, grace=options.grace, tell=output.tell)
-        self._input = InputForwarder(options.input, loop, keepers, lambda: self._on_signal(signal.SIGINT))
+        self._input = InputForwarder(options.input, loop, lambda: self._on_signal(signal.SIGINT))
         self._samples = samples = Sampling(options.sample_interval, job.ranks, files, output.tell)
         self._warnings = SignalWarnings()
         self._examinations = Examinations(options, files, limits, keepers, self._ending.begin, output.tell)
@@ -151,11 +150,11 @@ class Supervision:
             self._output.tell(message)
 
     def _check_heartbeats(self, now: float) -> None:
-        silent = [keeper for keeper in self._limits.heartbeat.beat(now, self._keepers) if not keeper.peer.watching]
-        for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
+        silent = {peer: it for peer, it in self._limits.heartbeat.beat(now, self._keepers).items() if not peer.watching}
+        for peer in [peer for peer in silent if peer.running]:
             self._lose(peer)
             self.ranks.lost_hosts.add(peer.host)
-        reachable = [keeper.peer.host for keeper in silent if keeper.reachable]
+        reachable = [peer.host for peer, is_reachable in silent.items() if is_reachable]
         self.ranks.unswept.update(reachable)
         self.ranks.unwatched.update(reachable)
         if silent:
@@ -203,9 +202,6 @@ class Supervision:
             self._on_end(peer, rank, RankEnd.parse(text))
         elif kind in self._on_text:
             self._on_text[kind](peer, rank, _decode(text))
-
-    def _on_wake(self, _events: int) -> None:
-        read_now(self._signals.wake)
 
     def _on_start(self, peer: KeeperConnection, hello: Hello) -> None:
         if not self.ranks.any_started:

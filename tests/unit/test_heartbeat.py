@@ -8,9 +8,9 @@ import pytest
 
 from ddlrun.keeper import protocol
 from ddlrun.supervise.cause import REACHABLE, UNREACHABLE
-from ddlrun.supervise.heartbeat import STARVED, Heartbeat, explain_silence
-from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
+from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import Keepers
+from ddlrun.supervise.limits import STARVED, Heartbeat, explain_silence
 from tests.support.handshakes import agree
 from tests.support.keepers import serving
 from tests.support.processes import wait_for
@@ -36,9 +36,9 @@ def link() -> Iterator[Link]:
 def test_a_keeper_that_does_not_run_is_on_a_reachable_host(link: Link) -> None:
     start = link.peer.heard_at
     heartbeat = Heartbeat(TIMEOUT, start)
-    assert heartbeat.beat(start + TIMEOUT / 2, link.keepers) == []
+    assert heartbeat.beat(start + TIMEOUT / 2, link.keepers) == {}
     wait_for(lambda: link.peer.acknowledged)
-    assert heartbeat.beat(start + TIMEOUT, link.keepers) == [SilentKeeper(link.peer, reachable=True)]
+    assert heartbeat.beat(start + TIMEOUT, link.keepers) == {link.peer: True}
     assert link.keepers.peers == {}
 
 
@@ -47,26 +47,26 @@ def test_a_host_that_acknowledges_nothing_is_unreachable(link: Link) -> None:
     while not link.peer.unsent:  # the kernel takes no more for a keeper that does not read
         link.peer.send(protocol.INPUT, bytes(100_000))
     start = link.peer.heard_at
-    assert heartbeat.beat(start + TIMEOUT / 2, link.keepers) == []
-    assert heartbeat.beat(start + TIMEOUT, link.keepers) == [SilentKeeper(link.peer, reachable=False)]
+    assert heartbeat.beat(start + TIMEOUT / 2, link.keepers) == {}
+    assert heartbeat.beat(start + TIMEOUT, link.keepers) == {link.peer: False}
 
 
 def test_a_keeper_is_not_silent_while_ddlrun_does_not_run(link: Link) -> None:
     start = link.peer.heard_at
     heartbeat = Heartbeat(TIMEOUT, start)
     assert heartbeat.explain_farewell("no sign of life", start) == f"no sign of life: {STARVED}"
-    assert heartbeat.beat(start + 2 * TIMEOUT, link.keepers) == []
+    assert heartbeat.beat(start + 2 * TIMEOUT, link.keepers) == {}
     assert heartbeat.explain_farewell("no sign of life", start + 2 * TIMEOUT).startswith(
         "no sign of life: ddlrun did not run for 15 s (it was stopped"
     )
-    assert heartbeat.beat(start + 2.5 * TIMEOUT, link.keepers) == []  # it may have been suspended for as long
-    assert [keeper.peer for keeper in heartbeat.beat(start + 3 * TIMEOUT, link.keepers)] == [link.peer]
+    assert heartbeat.beat(start + 2.5 * TIMEOUT, link.keepers) == {}  # it may have been suspended for as long
+    assert list(heartbeat.beat(start + 3 * TIMEOUT, link.keepers)) == [link.peer]
 
 
 def test_output_that_is_not_read_is_no_silence(link: Link) -> None:
     heartbeat = Heartbeat(TIMEOUT, link.peer.heard_at)
     link.peer.pause(reading=False)
-    assert heartbeat.beat(link.peer.heard_at + 2 * TIMEOUT, link.keepers) == []
+    assert heartbeat.beat(link.peer.heard_at + 2 * TIMEOUT, link.keepers) == {}
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_output_that_is_not_read_is_no_silence(link: Link) -> None:
     ],
 )
 def test_the_cause_is_that_of_the_hosts_out_of_reach(reachable: dict[str, bool], text: str) -> None:
-    silent = []
+    silent = {}
     for host, is_reachable in reachable.items():
         peer = KeeperConnection(socket.socket(), agree()[1], 0)
         peer.host = host
-        silent.append(SilentKeeper(peer, is_reachable))
+        silent[peer] = is_reachable
     assert explain_silence(silent, TIMEOUT).text == text
-    for keeper in silent:
-        keeper.peer.close()
+    for peer in silent:
+        peer.close()
