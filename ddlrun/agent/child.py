@@ -11,14 +11,15 @@ from ddlrun.agent.protocol import pack_words
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import complain
 from ddlrun.keeper.proc_files import StopDetector
-from ddlrun.wire.connection import Connection, Pipes
 from ddlrun.wire.frames import FrameError
+from ddlrun.wire.pipes import PipeConnection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddlrun.agent.protocol import AgentJob, HostRanks
+    from ddlrun.wire.connection import Connection
 
 GREETING = b"@ddlrun-agent "
 """The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
@@ -64,7 +65,7 @@ class ClientGroup:
             pid = fork(lambda: os._exit(EXIT_NOT_FOUND))  # as a shell does
         for fd in (stdin[0], stdout[1]):
             os.close(fd)
-        return pid, Connection(Pipes(stdout[0], stdin[1]))
+        return pid, PipeConnection(stdout[0], stdin[1])
 
 
 class Child:

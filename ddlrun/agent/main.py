@@ -11,7 +11,7 @@ from ddlrun.errors import EXIT_BAD_INPUT, EXIT_PREFLIGHT
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import complain
 from ddlrun.keeper.protocol import VERSION
-from ddlrun.wire.connection import Connection, Pipes
+from ddlrun.wire.pipes import PipeConnection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _run_agent(archive: int) -> NoReturn:
     from ddlrun.agent.agent import Agent  # noqa: PLC0415 - the root does without it
 
     _name_process(AGENT_NAME)
-    parent = Connection(Pipes(os.dup(0), os.dup(1)))
+    parent = PipeConnection(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)  # what a keeper prints by itself

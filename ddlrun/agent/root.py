@@ -12,14 +12,15 @@ from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import complain
 from ddlrun.keeper.leftovers import remove_leftovers
 from ddlrun.keeper.protocol import ADDRESSES
-from ddlrun.wire.connection import Connection, Pipes
 from ddlrun.wire.loop import NEVER
+from ddlrun.wire.pipes import PipeConnection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddlrun.agent.protocol import AgentJob, HostRanks
+    from ddlrun.wire.connection import Connection
 
 # After the first failure, the keepers of other ranks may have been told to leave, too.
 LEAVE_SECONDS = 1.0
@@ -59,7 +60,7 @@ class Root(Node):
         self._supervisor: Connection | None = None
         """The connection to the ddlrun that supervises the job: standard output."""
         if os.environ.get(ADDRESSES):
-            self._supervisor = Connection(Pipes(-1, os.dup(1)))
+            self._supervisor = PipeConnection(-1, os.dup(1))
             protocol.begin(self._supervisor, sent=protocol.TO_DDLRUN, received={})
             self._supervisor.join(self._loop, lambda: None)
             os.dup2(2, 1)  # what a keeper prints by itself

@@ -9,9 +9,8 @@ import time
 
 from ddlrun.keeper import protocol
 from ddlrun.wire.authentication import Secret, connect_as
-from ddlrun.wire.connection import ClosedError, Connection
+from ddlrun.wire.connection import ClosedError, Connection, run_handshake
 from ddlrun.wire.frames import FrameError
-from ddlrun.wire.listening import run_handshake
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddlrun.wire.authentication import Secret, connect_as
-from ddlrun.wire.connection import ClosedError, Connection
+from ddlrun.wire.connection import ClosedError, Connection, run_handshake
 from ddlrun.wire.frames import Decoder, Encoder, FrameError
-from ddlrun.wire.listening import Acceptor, AcceptorEvents, run_handshake
+from ddlrun.wire.listening import Acceptor, AcceptorEvents
 from ddlrun.wire.loop import ENDED, Loop
 
 if TYPE_CHECKING:

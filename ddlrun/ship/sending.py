@@ -5,8 +5,9 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 from ddlrun.errors import DdlrunError
-from ddlrun.wire.connection import ClosedError, Connection, Pipes
+from ddlrun.wire.connection import ClosedError, Connection
 from ddlrun.wire.loop import NEVER, Loop
+from ddlrun.wire.pipes import PipeConnection
 
 # The fastest level: 946 MB of an environment with PyTorch become 265 MB, at 365 MB/s per thread.
 COMPRESS = ("zstd", "-q", "-c", "-1", "-T4")
@@ -53,7 +54,7 @@ class CompressedSending:
         self._connection = connection
         to_read, output = os.pipe()
         source, to_write = os.pipe()
-        self._pipes = Connection(Pipes(to_read, to_write))
+        self._pipes = PipeConnection(to_read, to_write)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - constant words
                 COMPRESS, stdin=source, stdout=output, stderr=subprocess.DEVNULL

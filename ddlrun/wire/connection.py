@@ -1,4 +1,4 @@
-"""Connections that never block: frames and raw bytes in both directions, over a socket or two pipes.
+"""Connections that never block: frames and raw bytes in both directions; and how they begin, the handshake.
 
 What the kernel does not take at once waits in an outbox. A connection in a loop sends the rest as soon as there is
 room, and watches for that only while something waits. `unsent` is the number of bytes in the outbox: whoever produces
@@ -8,21 +8,23 @@ data pauses while they are too many. Errors of sending are reported by the next 
 from __future__ import annotations
 
 import _socket  # socket itself takes 6 ms to import
-import os
+import time
 
 from ddlrun.wire.frames import Decoder, Encoder
 from ddlrun.wire.loop import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
+    from ddlrun.wire.authentication import Handshake
     from ddlrun.wire.frames import Agreement, Bytes
     from ddlrun.wire.loop import Loop
 
 CHUNK = 1 << 18
 # Buffers that are passed to the kernel at once (at most IOV_MAX, which is 1024).
 MOST_BUFFERS = 256
+MOMENT = 1e-3
 
 
 class ClosedError(ConnectionError):
@@ -32,57 +34,11 @@ class ClosedError(ConnectionError):
         super().__init__(0, "it has closed the connection")
 
 
-class Pipes:
-    """Two pipes, with the methods of a socket that a connection uses; -1: there is no such direction."""
-
-    def __init__(self, read_fd: int, write_fd: int) -> None:
-        """Take over the pipes."""
-        self.read_fd, self.write_fd = read_fd, write_fd
-        for fd in (read_fd, write_fd):
-            if fd >= 0:
-                os.set_inheritable(fd, False)
-
-    def fileno(self) -> int:
-        """Return the descriptor to read from."""
-        return self.read_fd
-
-    def setblocking(self, blocking: bool, /) -> None:  # noqa: FBT001 - as of a socket
-        """Let calls wait or not."""
-        for fd in (self.read_fd, self.write_fd):
-            if fd >= 0:
-                os.set_blocking(fd, blocking)
-
-    def recv(self, most: int) -> bytes:
-        """Read."""
-        return os.read(self.read_fd, most)
-
-    def recvmsg_into(self, buffers: Sequence[memoryview | bytearray]) -> tuple[int]:
-        """Read into buffers, one after the other."""
-        return (os.readv(self.read_fd, buffers),)
-
-    def sendmsg(self, buffers: list[Bytes], _ancillary: object, _flags: int) -> int:
-        """Write."""
-        return os.writev(self.write_fd, buffers)
-
-    def shutdown(self, _how: int) -> None:
-        """Close the direction to the other end."""
-        if self.write_fd >= 0:
-            os.close(self.write_fd)
-            self.write_fd = -1
-
-    def close(self) -> None:
-        """Close both directions."""
-        self.shutdown(_socket.SHUT_WR)
-        if self.read_fd >= 0:
-            os.close(self.read_fd)
-            self.read_fd = -1
-
-
 class Connection:
-    """A connection over a socket or two pipes. Before `begin`, it carries raw bytes alone."""
+    """A connection over a socket (see pipes.py for another one). Before `begin`, it carries raw bytes alone."""
 
-    def __init__(self, link: _socket.socket | Pipes) -> None:
-        """Take over a connected socket, or pipes."""
+    def __init__(self, link: _socket.socket) -> None:
+        """Take over a connected socket."""
         link.setblocking(False)
         self.link = link
         self.open = True
@@ -247,9 +203,7 @@ class Connection:
             self.open = False
             self._discard()
             if self._loop is not None:
-                self._loop.forget(self.link.fileno())
-                if isinstance(self.link, Pipes):
-                    self._loop.forget(self.link.write_fd)
+                self._forget(self._loop)
             self.link.close()
 
     def _discard(self) -> None:
@@ -268,16 +222,14 @@ class Connection:
         wanted = (READ if self.reading else 0) | (WRITE if self.unsent else 0)
         if self._loop is None or not self.open or wanted == self._watched:
             return
-        changed, self._watched = wanted ^ self._watched, wanted
-        if not isinstance(self.link, Pipes):
-            self._loop.watch(self.link.fileno(), wanted, self._on_events)
-            return
-        if changed & ~WRITE and self.link.read_fd >= 0:
-            self._loop.watch(self.link.read_fd, wanted & ~WRITE, self._on_events)
-        if wanted & WRITE:
-            self._loop.watch(self.link.write_fd, WRITE, self._on_events)
-        elif changed & WRITE:
-            self._loop.forget(self.link.write_fd)
+        self._watched = wanted
+        self._watch(self._loop, wanted)
+
+    def _watch(self, loop: Loop, events: int) -> None:
+        loop.watch(self.link.fileno(), events, self._on_events)
+
+    def _forget(self, loop: Loop) -> None:
+        loop.forget(self.link.fileno())
 
     def _end_sending(self) -> None:
         self._update()
@@ -285,3 +237,50 @@ class Connection:
             self.link.shutdown(_socket.SHUT_WR)
         except OSError as error:
             self._error = self._error or error
+
+
+class HandshakeProgress:
+    """The handshake of a connection in progress, over a socket that may block or not."""
+
+    def __init__(self, link: _socket.socket, steps: Handshake) -> None:
+        """Send the first bytes. The socket is connected. Raises OSError."""
+        self._link, self._steps = link, steps
+        self._received = b""
+        self._send(*next(steps))
+
+    def advance(self) -> Agreement | None:
+        """Receive once; return the agreement at the end of the handshake. Raises OSError or HandshakeError."""
+        try:
+            data = self._link.recv(self._wanted - len(self._received))
+        except BlockingIOError:
+            return None
+        if not data:
+            raise ClosedError
+        self._received += data
+        try:
+            if len(self._received) == self._wanted:
+                received, self._received = self._received, b""
+                self._send(*self._steps.send(received))
+            if not self._wanted:
+                self._steps.send(b"")
+        except StopIteration as end:
+            agreement: Agreement = end.value
+            return agreement
+        return None
+
+    def _send(self, data: bytes, wanted: int) -> None:
+        """Send a part of the handshake, for which a new connection has room."""
+        self._wanted = wanted
+        if data:
+            self._link.send(data, _socket.MSG_NOSIGNAL)
+
+
+def run_handshake(link: _socket.socket, steps: Handshake, until: float) -> Agreement:
+    """Run a handshake over a socket, but no longer than until a time. Raises OSError or HandshakeError."""
+    link.settimeout(max(MOMENT, until - time.monotonic()))
+    progress = HandshakeProgress(link, steps)
+    while True:
+        agreement = progress.advance()
+        if agreement is not None:
+            return agreement
+        link.settimeout(max(MOMENT, until - time.monotonic()))

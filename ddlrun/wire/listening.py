@@ -1,4 +1,4 @@
-"""New connections: their handshakes, and the limits of those whose other end has not proved to know the secret."""
+"""New connections, and the limits of those whose other end has not proved to know the secret."""
 
 from __future__ import annotations
 
@@ -8,67 +8,19 @@ import time
 from itertools import islice
 
 from ddlrun.wire.authentication import HandshakeError, accept_at
-from ddlrun.wire.connection import ClosedError
+from ddlrun.wire.connection import HandshakeProgress
 from ddlrun.wire.loop import NEVER, READ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddlrun.wire.authentication import Handshake, Secret
+    from ddlrun.wire.authentication import Secret
     from ddlrun.wire.frames import Agreement
     from ddlrun.wire.loop import Loop
 
-MOMENT = 1e-3
 # Limits of unauthenticated connections: seconds, and their number.
 HANDSHAKE_SECONDS, MOST_UNAUTHENTICATED = 10.0, 256
-
-
-class HandshakeProgress:
-    """The handshake of a connection in progress, over a socket that may block or not."""
-
-    def __init__(self, link: _socket.socket, steps: Handshake) -> None:
-        """Send the first bytes. The socket is connected. Raises OSError."""
-        self._link, self._steps = link, steps
-        self._received = b""
-        self._send(*next(steps))
-
-    def advance(self) -> Agreement | None:
-        """Receive once; return the agreement at the end of the handshake. Raises OSError or HandshakeError."""
-        try:
-            data = self._link.recv(self._wanted - len(self._received))
-        except BlockingIOError:
-            return None
-        if not data:
-            raise ClosedError
-        self._received += data
-        try:
-            if len(self._received) == self._wanted:
-                received, self._received = self._received, b""
-                self._send(*self._steps.send(received))
-            if not self._wanted:
-                self._steps.send(b"")
-        except StopIteration as end:
-            agreement: Agreement = end.value
-            return agreement
-        return None
-
-    def _send(self, data: bytes, wanted: int) -> None:
-        """Send a part of the handshake, for which a new connection has room."""
-        self._wanted = wanted
-        if data:
-            self._link.send(data, _socket.MSG_NOSIGNAL)
-
-
-def run_handshake(link: _socket.socket, steps: Handshake, until: float) -> Agreement:
-    """Run a handshake over a socket, but no longer than until a time. Raises OSError or HandshakeError."""
-    link.settimeout(max(MOMENT, until - time.monotonic()))
-    progress = HandshakeProgress(link, steps)
-    while True:
-        agreement = progress.advance()
-        if agreement is not None:
-            return agreement
-        link.settimeout(max(MOMENT, until - time.monotonic()))
 
 
 class NewConnection:

@@ -13,8 +13,8 @@ import pytest
 from ddlrun.keeper import protocol
 from ddlrun.keeper.daemon import open_daemon
 from ddlrun.wire.authentication import Secret, accept_at
+from ddlrun.wire.connection import run_handshake
 from ddlrun.wire.frames import Decoder, Encoder
-from ddlrun.wire.listening import run_handshake
 from tests.support.handshakes import welcome_all
 
 DEADLINE = 300.0
@@ -23,7 +23,7 @@ import _socket, os, sys, time
 from ddlrun.keeper.connection import LauncherConnection, LauncherSocket
 from ddlrun.keeper.daemon import Daemon, DaemonWatcher
 from ddlrun.wire.authentication import Secret, connect_as
-from ddlrun.wire.listening import run_handshake
+from ddlrun.wire.connection import run_handshake
 link = _socket.socket(fileno=int(sys.argv[1]))
 agreement = run_handshake(link, connect_as(Secret(sys.argv[3])), time.monotonic() + 300)
 connection = LauncherConnection(LauncherSocket(link, agreement), 0.0, lambda reason: None)

@@ -14,9 +14,8 @@ import pytest
 
 from ddlrun.preflight import peer
 from ddlrun.wire.authentication import Secret, accept_at, connect_as
-from ddlrun.wire.connection import ClosedError
+from ddlrun.wire.connection import ClosedError, run_handshake
 from ddlrun.wire.frames import Decoder, Encoder
-from ddlrun.wire.listening import run_handshake
 from tests.support.ports import reserved_port
 from tests.support.waiting import PATIENCE, wait_until
 

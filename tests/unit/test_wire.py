@@ -21,10 +21,11 @@ from ddlrun.wire.authentication import (
     accept_at,
     connect_as,
 )
-from ddlrun.wire.connection import ClosedError, Connection, Pipes
+from ddlrun.wire.connection import ClosedError, Connection, run_handshake
 from ddlrun.wire.frames import Agreement, Checksums, Decoder, Encoder, Fixed, FrameError
-from ddlrun.wire.listening import Acceptor, AcceptorEvents, run_handshake
+from ddlrun.wire.listening import Acceptor, AcceptorEvents
 from ddlrun.wire.loop import NEVER, READ, WRITE, Loop
+from ddlrun.wire.pipes import PipeConnection
 from tests.support.handshakes import shake_hands, welcome_all
 
 TEXT, EMPTY, FILE, FIXED, SECOND = b"t", b"e", b"f", b"x", 1.0
@@ -158,11 +159,10 @@ def loop() -> Iterator[Loop]:
 def ends(request: pytest.FixtureRequest) -> Iterator[list[Connection]]:
     """Yield both ends of a connection that carries frames."""
     if request.param == "socket":
-        links: list[socket.socket | Pipes] = [*socket.socketpair()]
+        made = [Connection(link) for link in socket.socketpair()]
     else:
         (there_read, there_write), (back_read, back_write) = os.pipe(), os.pipe()
-        links = [Pipes(back_read, there_write), Pipes(there_read, back_write)]
-    made = [Connection(link) for link in links]
+        made = [PipeConnection(back_read, there_write), PipeConnection(there_read, back_write)]
     for end in made:
         end.begin(Agreement(b"", Checksums(), Checksums()), sent=LIMITS, received=LIMITS)
     yield made

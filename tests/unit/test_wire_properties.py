@@ -29,8 +29,8 @@ from ddlrun.wire.authentication import (
     accept_at,
     connect_as,
 )
+from ddlrun.wire.connection import HandshakeProgress
 from ddlrun.wire.frames import HEAD_BYTES, SHORT, Agreement, Checksums, Decoder, Encoder, Fixed, FrameError
-from ddlrun.wire.listening import HandshakeProgress
 
 if TYPE_CHECKING:
     from ddlrun.wire.authentication import Handshake

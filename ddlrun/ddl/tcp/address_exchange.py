@@ -15,9 +15,9 @@ from ddlrun.ddl.tcp.protocol import CLAIM, EXCHANGE, RECORD, RECORDS, REPLIES, C
 from ddlrun.errors import LostRankError
 from ddlrun.ranges import name_numbers
 from ddlrun.wire.authentication import HandshakeError, connect_as
-from ddlrun.wire.connection import Connection
+from ddlrun.wire.connection import Connection, run_handshake
 from ddlrun.wire.frames import FrameError
-from ddlrun.wire.listening import MOST_UNAUTHENTICATED, Acceptor, AcceptorEvents, run_handshake
+from ddlrun.wire.listening import MOST_UNAUTHENTICATED, Acceptor, AcceptorEvents
 from ddlrun.wire.loop import Loop
 
 if TYPE_CHECKING:

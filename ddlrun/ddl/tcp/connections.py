@@ -26,8 +26,8 @@ from ddlrun.ddl.tcp.peer_memory import OwnMemory
 from ddlrun.ddl.tcp.protocol import CLAIM, CONNECT, EXCHANGE, KNOCK, LOST, Claim
 from ddlrun.errors import LostRankError
 from ddlrun.wire.authentication import HandshakeError, connect_as
-from ddlrun.wire.connection import ClosedError
-from ddlrun.wire.listening import MOST_UNAUTHENTICATED, Acceptor, AcceptorEvents, HandshakeProgress
+from ddlrun.wire.connection import ClosedError, HandshakeProgress
+from ddlrun.wire.listening import MOST_UNAUTHENTICATED, Acceptor, AcceptorEvents
 from ddlrun.wire.loop import READ, WRITE
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from ddlrun.ship.host.protocol import (
 )
 from ddlrun.ship.host.unpack import BLOCK
 from ddlrun.wire.authentication import Secret, connect_as
-from ddlrun.wire.connection import ClosedError
+from ddlrun.wire.connection import ClosedError, run_handshake
 from ddlrun.wire.frames import Decoder, Encoder, FrameError
-from ddlrun.wire.listening import Acceptor, AcceptorEvents, run_handshake
+from ddlrun.wire.listening import Acceptor, AcceptorEvents
 from ddlrun.wire.loop import Loop
 
 TYPE_CHECKING = False
