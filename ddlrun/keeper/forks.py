@@ -20,11 +20,8 @@ PR_SET_PTRACER = 0x59616D61
 
 
 def load_prctl() -> Callable[[int, int], object]:
-    """Return prctl as a function of an option and its argument; without effect if the system has none."""
-    try:
-        address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
-    except OSError:
-        return lambda _option, _argument: None
+    """Return prctl as a function of an option and its argument."""
+    address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
     return lambda option, argument: _ctypes.call_function(address, (option, int(argument), 0, 0, 0))
 
 

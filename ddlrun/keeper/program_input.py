@@ -70,7 +70,8 @@ class ProgramInput(Task):
             terminal: Whether it is the latter.
         """
         self.fd, self.terminal = fd, terminal
-        self._waiting = b""
+        self.waiting = b""
+        """The data that waits for the program."""
         self._ended = False
         os.set_blocking(fd, False)
 
@@ -79,15 +80,10 @@ class ProgramInput(Task):
         self.loop, self._on_taken = loop, on_taken
         on_taken()
 
-    @property
-    def waiting(self) -> bool:
-        """Whether data waits for the program."""
-        return bool(self._waiting)
-
     def add(self, data: bytes) -> None:
         """Write data; empty data is the end of the input. What the program does not take now is written later."""
         self._ended = not data
-        self._waiting += END_OF_TRANSMISSION if self._ended and self.terminal else data
+        self.waiting += END_OF_TRANSMISSION if self._ended and self.terminal else data
         self._write()
 
     def on_ready(self, _events: int) -> None:
@@ -99,7 +95,7 @@ class ProgramInput(Task):
 
         The end that was sent while the terminal still had lines is another character to it.
         """
-        if self._ended and self.terminal and self.fd >= 0 and not self._waiting and _reads_keys(self.fd):
+        if self._ended and self.terminal and self.fd >= 0 and not self.waiting and _reads_keys(self.fd):
             self.add(b"")
 
     def resize(self, rows: int, columns: int) -> None:
@@ -110,14 +106,14 @@ class ProgramInput(Task):
     def _write(self) -> None:
         """Write as much as the program takes now, and wait until it takes the rest."""
         try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self.fd, self._waiting) :]
+            while self.waiting:
+                self.waiting = self.waiting[os.write(self.fd, self.waiting) :]
         except BlockingIOError:
             if self.loop is not None:
                 self.join(self.loop)
             return
         except OSError:  # the program has closed its standard input
-            self._waiting = b""
+            self.waiting = b""
             self.close()
             return
         if self.loop is not None:

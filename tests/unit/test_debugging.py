@@ -119,9 +119,9 @@ def test_input_of_a_program_that_does_not_read() -> None:
     os.close(reader)
     stdin = ProgramInput(writer, terminal=False)
     loop, requests = Loop(), list[bool]()
-    stdin.begin(loop, lambda: requests.append(stdin.waiting))
+    stdin.begin(loop, lambda: requests.append(bool(stdin.waiting)))
     stdin.add(b"x")
-    assert (requests, stdin.waiting) == ([False], False)
+    assert (requests, stdin.waiting) == ([False], b"")
     loop.close()
     stdin.resize(24, 80)
 

@@ -33,6 +33,7 @@ MOST_THREADS = 256
 LONGEST_FUNCTION = 40
 # The errors where a file of /proc is not as proc(5) describes it: on this kernel, it has another content.
 UNREADABLE = (OSError, ValueError, IndexError, KeyError)
+NANOSECONDS_PER_MS = 1_000_000
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 USAGE_FIELDS = (
@@ -130,13 +131,15 @@ class ProcessUsage:
         if self._reports % REFRESH == 0 or self._main not in self._processes:
             self._refresh()
         self._reports += 1
-        total = Totals(len(self._processes))
+        total = no_usage()
+        total["processes"] = len(self._processes)
         for pid, process in list(self._processes.items()):
             if not process.read(total):
                 del self._processes[pid]
         main = self._processes.get(self._main)
         state, function = ("Z", "-") if main is None else (main.state, read_function(self._main))
-        numbers = (self._cores, *total.numbers(), *self._quota.take())
+        total["wait_ms"] //= NANOSECONDS_PER_MS  # threads have added nanoseconds
+        numbers = (self._cores, *total.values(), *self._quota.take())
         return f"{join_numbers(numbers)} {state} {function}"
 
     def _refresh(self) -> None:
@@ -152,23 +155,6 @@ class ProcessUsage:
             self._cores = 0
 
 
-class Totals:
-    """The sums over all processes of a rank."""
-
-    def __init__(self, processes: int = 0) -> None:
-        self._processes = processes
-        self.user = self.system = self.wait_ns = self.switches = 0
-        self.threads = self.running = self.blocked = 0
-        self.rss = self.anonymous = self.faults = self.input = self.read = self.written = 0
-
-    def numbers(self) -> tuple[int, ...]:
-        """Return the numbers of a report from `user_ms` to `written_bytes`."""
-        return (
-            self.user, self.system, self.wait_ns // 1000000, self.switches, self._processes, self.threads, self.running,
-            self.blocked, self.rss, self.anonymous, self.faults, self.input, self.read, self.written,
-        )  # fmt: skip
-
-
 class Process:
     """The counters of one process."""
 
@@ -179,7 +165,7 @@ class Process:
         self._before = (0, 0, 0, 0, 0, 0)
         self._threads: dict[str, Thread] = {}
 
-    def read(self, total: Totals) -> bool:
+    def read(self, total: dict[str, int]) -> bool:
         """Add the use since the last call to the sums; return False if the process has ended."""
         stat = read_stat(self._pid)
         if stat is None:
@@ -189,22 +175,22 @@ class Process:
         transferred = (int(words[1]), int(words[9]), int(words[11])) if words else self._before[3:]
         before, self._before = self._before, (*stat.usage, *transferred)
         user, system, faults, received, read, written = map(sub, self._before, before)
-        total.user += user
-        total.system += system
-        total.faults += faults
-        total.input += received
-        total.read += read
-        total.written += written
+        total["user_ms"] += user
+        total["system_ms"] += system
+        total["major_faults"] += faults
+        total["input_bytes"] += received
+        total["read_bytes"] += read
+        total["written_bytes"] += written
         memory = read_file(f"{self._folder}/statm").split()
         if memory:
-            total.rss += int(memory[1]) * PAGE_KIB
-            total.anonymous += (int(memory[1]) - int(memory[2])) * PAGE_KIB
+            total["rss_kib"] += int(memory[1]) * PAGE_KIB
+            total["anonymous_kib"] += (int(memory[1]) - int(memory[2])) * PAGE_KIB
         self._read_threads(total)
         return True
 
-    def _read_threads(self, total: Totals) -> None:
+    def _read_threads(self, total: dict[str, int]) -> None:
         names = list_folder(f"{self._folder}/task")
-        total.threads += len(names)
+        total["threads"] += len(names)
         threads = {}
         for name in names[:MOST_THREADS]:
             thread = threads[name] = self._threads.get(name) or Thread(f"{self._folder}/task/{name}")
@@ -221,7 +207,7 @@ class Thread:
         self._wait_ns = self._switches = 0
         self._state = b"?"
 
-    def read(self, total: Totals) -> None:
+    def read(self, total: dict[str, int]) -> None:
         """Add the use since the last call to the sums."""
         schedstat = read_file(f"{self._folder}/schedstat")
         if schedstat != self._schedstat or not schedstat:  # a thread that has not run is in the same state
@@ -230,13 +216,13 @@ class Thread:
             words = schedstat.split()
             if words:
                 wait_ns, switches = int(words[1]), int(words[2])
-                total.wait_ns += wait_ns - self._wait_ns
-                total.switches += switches - self._switches
+                total["wait_ms"] += wait_ns - self._wait_ns
+                total["switches"] += switches - self._switches
                 self._wait_ns, self._switches = wait_ns, switches
         if self._state == b"R":
-            total.running += 1
+            total["running"] += 1
         elif self._state == b"D":
-            total.blocked += 1
+            total["blocked"] += 1
 
 
 def join_numbers(numbers: Sequence[int]) -> str:
@@ -248,10 +234,15 @@ def join_numbers(numbers: Sequence[int]) -> str:
     return " ".join(str(max(0, number)) for number in numbers)
 
 
+def no_usage() -> dict[str, int]:
+    """Return the sums over no process, of the fields of a report from `user_ms` to `written_bytes`."""
+    return dict.fromkeys(USAGE_FIELDS[3:-2], 0)
+
+
 def begin_process(pid: int) -> Process:
     """Return a process whose use counts from now on."""
     process = Process(pid)
-    process.read(Totals())
+    process.read(no_usage())
     return process
 
 
