@@ -17,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from ddlrun.agent import protocol
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.managers.own import START
 from ddlrun.remote.agent import AgentLauncher
+from ddlrun.wire.frames import Checksums, Encoder
 from tests.bench.measure import DDLRUN, Row, Sample, Series, interleaved, show, wall
 from tests.bench.options import bench_parser
 from tests.bench.processor_time import adopt_orphans, processor_time
@@ -31,7 +33,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 SIMULATED_AGENT = """#!/bin/sh
 echo "@ddlrun-agent {version}"
 sleep 5
-printf 'X\\0\\0\\0\\0030 0D\\0\\0\\0\\0'
+printf '{messages}'
 """
 
 
@@ -132,7 +134,11 @@ def _compared(series: dict[str, Series]) -> list[Row]:
 def _simulated(count: int, folder: Path) -> None:
     """Show the processor time and the memory of the root of a job over simulated hosts, without a tree."""
     agent = folder / "agent"
-    agent.write_text(SIMULATED_AGENT.format(version=VERSION))
+    encoder = Encoder(Checksums(), protocol.FROM_AGENT)
+    end = protocol.ExitedRank(rank=0, code=0).pack()
+    frames = [*encoder.encode(protocol.EXITED, end), *encoder.encode(protocol.DONE)]
+    messages = "".join(f"\\{byte:03o}" for byte in b"".join(frames))
+    agent.write_text(SIMULATED_AGENT.format(version=VERSION, messages=messages))
     agent.chmod(0o755)
     file = _write_hosts(folder, [f"n{number}" for number in range(count)])
     argv = _by_hand(file, [f"--via={agent}", "--via=@host", f"--fan-out={count}"])
