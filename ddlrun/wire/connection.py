@@ -37,10 +37,12 @@ class ClosedError(ConnectionError):
 class Connection:
     """A connection over a socket (see pipes.py for another one). Before `begin`, it carries raw bytes alone."""
 
-    def __init__(self, link: _socket.socket) -> None:
-        """Take over a connected socket."""
-        link.setblocking(False)
-        self.link = link
+    link: _socket.socket
+
+    def __init__(self, link: _socket.socket | None) -> None:
+        """Take over a connected socket; None: until `connect`, all that is sent waits."""
+        self.is_connected = False
+        """Whether there was a socket, even if it is closed."""
         self.open = True
         """Whether `close` was not called."""
         self.unsent = 0
@@ -59,6 +61,14 @@ class Connection:
         self._watched = 0
         self.reading = True
         """Whether a loop watches for what arrives: see `pause`."""
+        if link is not None:
+            self.connect(link)
+
+    def connect(self, link: _socket.socket) -> None:
+        """Take over a connected socket, and send what waits."""
+        link.setblocking(False)
+        self.link, self.is_connected = link, True
+        self.flush()
 
     def begin(self, agreement: Agreement, *, sent: Mapping[bytes, int], received: Mapping[bytes, int]) -> None:
         """Send and receive frames from now on, given the length of the longest text per kind in each direction."""
@@ -114,6 +124,8 @@ class Connection:
 
     def _send_some(self, buffers: list[Bytes]) -> int:
         """Return the number of bytes that the kernel took."""
+        if not self.is_connected:
+            return 0
         try:
             return self.link.sendmsg(buffers[:MOST_BUFFERS], (), _socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -202,6 +214,8 @@ class Connection:
         if self.open:
             self.open = False
             self._discard()
+            if not self.is_connected:
+                return
             if self._loop is not None:
                 self._forget(self._loop)
             self.link.close()

@@ -63,18 +63,16 @@ class Checksums:
 
     def protect(self, head: bytes, text: Bytes) -> tuple[Bytes, ...]:
         """Return the next text and its checksum."""
-        return text, self._next(head, text)
+        self._number = self._number + 1 & 0xFFFFFFFF
+        return text, self._crc32(text, self._crc32(head, self._number)).to_bytes(4, "big")
 
     def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
         """Return the next text. Raises FrameError if this is another one."""
+        self._number = self._number + 1 & 0xFFFFFFFF
         text = protected[:-4]
-        if protected[-4:] != self._next(head, text):
+        if protected[-4:] != self._crc32(text, self._crc32(head, self._number)).to_bytes(4, "big"):
             raise FrameError("a message was altered on the way")
         return bytes(text)
-
-    def _next(self, head: bytes, text: Bytes | bytearray) -> bytes:
-        self._number += 1
-        return self._crc32(text, self._crc32(head, self._number & 0xFFFFFFFF)).to_bytes(4, "big")
 
 
 class Encoder:

@@ -596,7 +596,7 @@ def test_a_connection_that_broke_before_a_message_was_awaited_is_a_failure(waiti
         exchange_over_connections(comm)
         transport, owner, endpoint = TcpTransport[Owner](comm.Dup()), Owner(), comm.endpoint
         if comm.rank != waiting:
-            file: Any = endpoint.connections.get(waiting, 2).wire.link  # type: ignore[union-attr]
+            file: Any = endpoint.connections.get(waiting, 2).link
             file.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
             file.close()
             broken.set()
@@ -703,7 +703,8 @@ def test_a_rank_is_woken_up_once_a_long_message_is_complete() -> None:
     connection = PeerConnection(1, Mailbox(1), OwnMemory(make_secret(SECRET), 0), {})
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
-        connection.use(server.accept()[0], loop, connection.read)
+        connection.connect(server.accept()[0])
+    connection.join(loop, connection.move)
     connection.post_receive(1, 1, Completion(owner, complete, memoryview(buffer)))
     encoder, data = Encoder(Checksums(), KINDS), bytes(range(250)) * (size // 250)
     sender.sendall(b"".join([*encoder.encode(MESSAGE, ENVELOPE.pack(1, 1, size)), data[:early]]))

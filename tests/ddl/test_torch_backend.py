@@ -116,12 +116,12 @@ def test_a_collective_that_is_completed_by_the_start_of_another_one_is_noticed()
             started.set()
             while not transport.complete:
                 there.poll(0.01)
-                here.connections.get(1).wire.flush()  # type: ignore[union-attr] # as any wait does
+                here.connections.get(1).flush()  # as any wait does
             return lambda: False
 
         try:
             thread.submit(Call("broadcast", None), start, done.set)
-            while not here.connections.all() or here.connections.get(1).wire is None:
+            while not here.connections.all() or not here.connections.get(1).is_connected:
                 there.poll(0.01)
             thread.submit(Call("allreduce", None), start_another, lambda: None)
             assert started.wait(60)

@@ -278,6 +278,19 @@ def test_memory_may_change_once_what_is_unsent_was_copied(ends: list[Connection]
     assert arrived == b"x" * len(data)
 
 
+def test_what_is_sent_before_there_is_a_socket_waits_for_it() -> None:
+    complete, (link, peer) = list[bytes](), socket.socketpair()
+    with closing(Connection(None)) as early, closing(Connection(peer)) as there:
+        for end in (early, there):
+            end.begin(Agreement(b"", Checksums(), Checksums()), sent=LIMITS, received=LIMITS)
+        assert not early.send(TEXT, b"first", lambda: complete.append(b"first"))
+        early.connect(link)
+        assert early.send(TEXT, b"second")
+        assert list(there.receive()) == [(TEXT, b"first"), (TEXT, b"second")]
+    assert complete == [b"first"]
+    Connection(None).close()
+
+
 def test_a_connection_is_closed_after_its_loop(ends: list[Connection], loop: Loop) -> None:
     here, _ = ends
     here.join(loop, lambda: None)

@@ -13,13 +13,11 @@ from ddlrun.wire.connection import Connection
 from ddlrun.wire.frames import Agreement, Checksums
 
 if TYPE_CHECKING:
-    import _socket
     from collections.abc import Callable, Mapping
 
     from ddlrun.ddl.tcp.message import Completion, Incoming, Mailbox
     from ddlrun.ddl.tcp.peer_memory import OwnMemory
     from ddlrun.wire.frames import Bytes
-    from ddlrun.wire.loop import Loop
 
     # Handles a frame that consists of a number.
     Handler = Callable[["PeerConnection", int], None]
@@ -30,23 +28,22 @@ AHEAD = 4096
 LEAST_WAKE, MOST_WAKE = 1 << 14, 1 << 20
 
 
-class PeerConnection:
+class PeerConnection(Connection):
     """A connection to the rank `peer`. It is used once both ends have authenticated each other.
 
     Buffers may be posted, and messages sent, before there is a socket. Further connections to the same rank share the
-    mailbox.
+    mailbox. Frames are protected by checksums alone.
     """
 
     def __init__(self, peer: int, mailbox: Mailbox, memory: OwnMemory, handlers: Mapping[bytes, Handler]) -> None:
         """Take the rank of the peer in the group, its mailbox, this rank's memory, and the handlers of some kinds."""
+        super().__init__(None)
+        self.begin(Agreement(b"", Checksums(), Checksums()), sent=KINDS, received=KINDS)
         self.peer, self.mailbox, self._handlers = peer, mailbox, handlers
-        self.wire: Connection | None = None
-        self._waiting: list[tuple[bytes, bytes, Bytes, Completion | None]] = []
-        """What is sent once there is a socket."""
+        self.loans = loans.Loans(peer, mailbox, memory, self.transmit)
         self._sending: deque[Completion] = deque()
         """Those of the messages of which the kernel has not taken all bytes."""
         self._incoming: Incoming | None = None
-        self.loans = loans.Loans(peer, mailbox, memory, self.transmit)
         self._wake = 1
         self.ended = ""
         """The reason for which the connection has ended; "" while it is usable."""
@@ -54,29 +51,18 @@ class PeerConnection:
         """False after a message of a wrong length: what follows is not read."""
 
     @property
-    def is_open(self) -> bool:
+    def is_usable(self) -> bool:
         """True while there is a socket."""
-        return self.wire is not None and self.wire.open
+        return self.is_connected and self.open
 
     @property
     def awaited(self) -> bool:
         """True if a message from or to the peer is not complete."""
         return (
             bool(self.loans.lent or self._sending)
-            or any(completion is not None for *_, completion in self._waiting)
             or any(self.mailbox.posted.values())
             or (self._incoming is not None and self._incoming.completion is not None)
         )
-
-    def use(self, link: _socket.socket, loop: Loop, on_readable: Callable[[], None]) -> None:
-        """Use a socket whose ends have authenticated each other, and send what waits."""
-        self._link, self.wire = link, Connection(link)
-        self.wire.begin(Agreement(b"", Checksums(), Checksums()), sent=KINDS, received=KINDS)
-        self.wire.join(loop, on_readable)
-        waiting, self._waiting = self._waiting, []
-        for kind, text, payload, completion in waiting:
-            if self.transmit(kind, text, payload, completion) and completion is not None:
-                completion.finish()
 
     def post_receive(self, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a group and tag. It counts as open unless it is here already.
@@ -97,7 +83,7 @@ class PeerConnection:
                 early.post(completion)
                 completion.owner.open += 1
 
-    def send(self, group: int, tag: int, data: memoryview, completion: Completion | None, *, lend: bool) -> None:
+    def post_send(self, group: int, tag: int, data: memoryview, completion: Completion | None, *, lend: bool) -> None:
         """Send a message. It counts as open unless the kernel takes all of it at once.
 
         Args:
@@ -110,9 +96,13 @@ class PeerConnection:
         if lend and self.loans.can_lend and completion is not None and loans.LEAST <= len(data) <= loans.MOST:
             self.loans.lend(group, tag, data, completion)
             return
-        is_complete = self.transmit(MESSAGE, ENVELOPE.pack(group, tag, len(data)), data, completion)
-        if completion is not None and not is_complete:
+        buffers = self.encoder.encode(MESSAGE, ENVELOPE.pack(group, tag, len(data)))
+        buffers.append(data)
+        if completion is None:
+            self.send_raw(buffers)
+        elif not self.send_raw(buffers, self._finish_sending):
             completion.owner.open += 1
+            self._sending.append(completion)
 
     def send_number(self, kind: bytes, number: int) -> None:
         """Send a frame that consists of a number."""
@@ -121,15 +111,11 @@ class PeerConnection:
     def transmit(self, kind: bytes, text: bytes, payload: Bytes = b"", completion: Completion | None = None) -> bool:
         """Send a frame and its payload; return True if the kernel has taken all of it.
 
-        If not, the completion is called once it has. An error is reported by `read`.
+        If not, the completion is called once it has. An error is reported by `move`.
         """
-        wire = self.wire
-        if wire is None:
-            self._waiting.append((kind, text, payload, completion))
-            return False
-        buffers = wire.encoder.encode(kind, text)
+        buffers = self.encoder.encode(kind, text)
         buffers.append(payload)
-        if wire.send_raw(buffers, None if completion is None else self._finish_sending):
+        if self.send_raw(buffers, None if completion is None else self._finish_sending):
             return True
         if completion is not None:
             self._sending.append(completion)
@@ -138,13 +124,7 @@ class PeerConnection:
     def _finish_sending(self) -> None:
         self._sending.popleft().finish()
 
-    def keep_unsent(self) -> None:
-        """Copy what is still to be sent: its memory may change from now on."""
-        self._waiting = [(kind, text, bytes(payload), completion) for kind, text, payload, completion in self._waiting]
-        if self.wire is not None:
-            self.wire.copy_unsent()
-
-    def read(self) -> None:
+    def move(self) -> None:
         """Receive what has come.
 
         Raises:
@@ -152,32 +132,31 @@ class PeerConnection:
             FrameError: Bytes were altered on the way.
             WrongLengthError: A message has another length than its buffer.
         """
-        wire = self.wire
-        if wire is None or not self.is_readable:
-            return
-        while True:
+        while self.is_readable:
             incoming = self._incoming
             if incoming is None:
-                for kind, text in wire.decoder.feed(wire.read(AHEAD)):
-                    self._take(wire, kind, text)
+                for kind, text in self.decoder.feed(self.read(AHEAD)):
+                    self._take(kind, text)
             else:
                 rest = incoming.view[incoming.at :]
-                size = wire.read_into(rest, AHEAD)
-                incoming.at += min(size, len(rest))
-                if size >= len(rest):
+                size, missing = self.read_into(rest, AHEAD), len(rest)
+                if size < missing:
+                    incoming.at += size
+                else:
                     self._end_message(incoming)
-                if size > len(rest):
-                    for kind, text in wire.decoder.feed(b""):
-                        self._take(wire, kind, text)
-            if wire.is_drained or not wire.open:
+                if size > missing:
+                    for kind, text in self.decoder.feed(b""):
+                        self._take(kind, text)
+            if self.is_drained or not self.open:
                 break
-        self._set_wake()
+        if self._incoming is not None or self._wake > 1:
+            self._set_wake()
 
-    def _take(self, wire: Connection, kind: bytes, text: bytes) -> None:
+    def _take(self, kind: bytes, text: bytes) -> None:
         """Handle a frame that has come."""
         if kind == MESSAGE:
             incoming = self.mailbox.begin(*ENVELOPE.unpack(text))
-            part = wire.decoder.take(len(incoming.view))
+            part = self.decoder.take(len(incoming.view))
             if part:
                 incoming.view[: len(part)] = part
                 incoming.at = len(part)
@@ -194,9 +173,10 @@ class PeerConnection:
                 self.loans.handle(kind, number)
 
     def _end_message(self, incoming: Incoming) -> None:
-        self._incoming = None
+        self._incoming, incoming.at = None, len(incoming.view)
         if incoming.completion is not None:
-            incoming.deliver(incoming.completion)
+            if not incoming.is_posted:
+                incoming.deliver(incoming.completion)
             incoming.completion.finish()
 
     def _set_wake(self) -> None:
@@ -204,17 +184,11 @@ class PeerConnection:
         incoming = self._incoming
         missing = len(incoming.view) - incoming.at if incoming is not None else 0
         wake = min(missing, MOST_WAKE) if missing >= LEAST_WAKE else 1
-        if wake != self._wake and self.is_open:
+        if wake != self._wake and self.open:
             self._wake = wake
-            self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
+            self.link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
 
     def stop_reading(self) -> None:
         """Leave what follows to the kernel."""
         self.is_readable = False
-        if self.wire is not None:
-            self.wire.pause(reading=False)
-
-    def close(self) -> None:
-        """Close the socket."""
-        if self.wire is not None:
-            self.wire.close()
+        self.pause(reading=False)

@@ -190,7 +190,8 @@ class Connections(AcceptorEvents):
         connection = self._connections.get((peer, lane)) or self._add(peer, lane)
         set_options(link)
         self._loop.forget(link.fileno())
-        connection.use(link, self._loop, partial(self._events.read, connection))
+        connection.connect(link)
+        connection.join(self._loop, partial(self._events.read, connection))
         if self._job.rank < peer and not lane and self._is_local(peer):
             connection.loans.offer()
 

@@ -83,7 +83,7 @@ class Endpoint:
         """
         try:
             connection = self.connections.get(peer, lane or 0)
-            connection.send(group, tag, data, completion, lend=lane is not None)
+            connection.post_send(group, tag, data, completion, lend=lane is not None)
             if connection.ended:
                 self._check(connection)
         except BaseException as error:
@@ -130,7 +130,7 @@ class Endpoint:
     def give_up(self) -> None:
         """Let the memory of open messages change from now on."""
         for connection in self.connections.all():
-            connection.keep_unsent()
+            connection.copy_unsent()
         self.connections.memory.revoke()
 
     def stop(self, error: Exception) -> None:
@@ -163,16 +163,16 @@ class Endpoint:
         while any(map(self._lingers, self.connections.all())) and (left := until - time.monotonic()) > 0:
             self._loop.wait(left)
         for connection in self.connections.all():
-            if connection.is_open:
+            if connection.is_usable:
                 with suppress(OSError, FrameError, WrongLengthError):
-                    connection.read()  # unread bytes would let the kernel discard what is still to be sent
+                    connection.move()  # unread bytes would let the kernel discard what is still to be sent
         self.close_files()
 
     def _lingers(self, connection: PeerConnection) -> bool:
         """Return True if the peer has still to receive messages, such as the report of a loss."""
-        if connection.wire is None:
-            return self.connections.lost is not None and not connection.ended
-        return connection.wire.unsent > 0
+        if connection.is_connected:
+            return connection.unsent > 0
+        return self.connections.lost is not None and not connection.ended
 
     def close_files(self) -> None:
         """Close all sockets; in a child process, the parent goes on to use them: so the loop is closed first."""
@@ -199,7 +199,7 @@ class Endpoint:
         try:
             if not connection.is_readable:
                 raise ClosedError
-            connection.read()
+            connection.move()
         except (OSError, FrameError) as error:
             self.end(connection, error)
         except WrongLengthError as error:
@@ -222,12 +222,12 @@ class Endpoint:
             raise error
         connections = self.connections.all_to(connection.peer)
         for item in (connection,) if isinstance(error, ClosedError) else connections:
-            if item.is_open:
+            if item.is_usable:
                 with suppress(OSError, FrameError, WrongLengthError):
-                    item.read()  # its last message may report a lost rank
+                    item.move()  # its last message may report a lost rank
                 item.close()
         connection.ended = _explain(error)
-        if not any(item.is_open for item in connections):
+        if not any(item.is_usable for item in connections):
             for item in connections:
                 item.ended = item.ended or connection.ended
         self._check(connection)
@@ -235,7 +235,7 @@ class Endpoint:
     def _check(self, connection: PeerConnection) -> None:
         """Fail if a message is awaited and all connections to the peer have ended."""
         connections = self.connections.all_to(connection.peer)
-        if not any(item.is_open for item in connections) and any(item.awaited for item in connections):
+        if not any(item.is_usable for item in connections) and any(item.awaited for item in connections):
             self._fail(connection.peer, connection.ended)
 
     def _fail(self, lost: int, reason: str) -> None:

@@ -54,9 +54,7 @@ class Incoming:
         return self.at == len(self.view)
 
     def deliver(self, completion: Completion) -> None:
-        """Hand the bytes over, all of which are here."""
-        if self.is_posted:
-            return
+        """Hand the bytes over, all of which are here, and not in a posted buffer."""
         if completion.buffer is None:
             completion.owner.data = self.view
         else:
