@@ -18,11 +18,13 @@ Result = TypeVar("Result")
 
 CHUNK = 1 << 16
 # The interval at which the end of a command is awaited that has closed its output.
-MOMENT = 5e-3
+MOMENT = 1e-3
 # The time from SIGTERM to SIGKILL. srun ends its step on SIGTERM alone.
 GRACE_SECONDS = 3.0
 # The signals that Python ignores, which an exec would not change.
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+# Those whose handlers raise exceptions (see cli/signals.py).
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 # The exit code of a command that could not be started.
 EXIT_NOT_STARTED = 127
 
@@ -60,8 +62,8 @@ class CapturedCommand:
             (out, out_end), (err, err_end) = os.pipe(), os.pipe()
             self.pipes = {out, err}
             files = [(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate((stdin.fileno(), out_end, err_end))]
-            # Signal handlers raise exceptions: the process would not be killed before its number is known.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            # The process would not be killed if an exception came before its number is known.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             try:
                 self.pid = os.posix_spawnp(
                     self.argv[0], self.argv, os.environ, file_actions=files, setpgroup=0, setsigmask=mask,
