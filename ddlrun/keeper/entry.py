@@ -11,7 +11,7 @@ from ddlrun.keeper.binding import bind_rank
 from ddlrun.keeper.command_line import add_arguments, wrap
 from ddlrun.keeper.forks import PR_SET_PDEATHSIG, become, complain, load_prctl
 from ddlrun.keeper.framework_environment import in_use, set_framework_variables
-from ddlrun.keeper.program_input import read_request
+from ddlrun.keeper.program_streams import read_request
 from ddlrun.keeper.settings import CONTAINER, MPIRUN, OPEN_MPI, OTHER_MANAGER, SHIPPED, KeeperSettings
 
 TYPE_CHECKING = False

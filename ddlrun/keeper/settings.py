@@ -7,7 +7,7 @@ from ddlrun.keeper.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.keeper.container import Container
-    from ddlrun.keeper.program_input import InputRequest
+    from ddlrun.keeper.program_streams import InputRequest
     from ddlrun.keeper.shipped import Places
 
 # The variables in which Open MPI says which rank a process is; DDLRUN_RANK_VARIABLES has the names of another process

@@ -13,7 +13,7 @@ from ddlrun.environment.horovod_hierarchical import (
     plan_hierarchical_variables,
 )
 from ddlrun.errors import InputError
-from ddlrun.keeper import program_input, protocol
+from ddlrun.keeper import program_streams, protocol
 from ddlrun.managers import DaemonRequest, TransportChoice
 from ddlrun.managers.openmpi import OVERRULING
 from ddlrun.managers.program_mpi import mpi4py_variables
@@ -84,7 +84,7 @@ def _unsupervised(job: PlacedJob) -> dict[str, str]:
     if first_is_local or not job.manager.gives_no_input:
         variables[STDIN] = os.devnull
     if job.settings.supervision.input is not None or not first_is_local:
-        variables[program_input.VARIABLE] = ""
+        variables[program_streams.VARIABLE] = ""
     return variables
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
-from ddlrun.keeper import program_input
+from ddlrun.keeper import program_streams
 from ddlrun.managers import ProcessManager
 from ddlrun.ranges import name_numbers
 from ddlrun.topology import JobTopology, RankOrder
@@ -46,9 +46,9 @@ def choose_shown(style: OutputStyle, local_ranks: Mapping[int, int]) -> OutputSt
 class InputMode(enum.Enum):
     """How a rank gets ddlrun's standard input."""
 
-    PIPE = program_input.PIPE
-    TERMINAL = program_input.TERMINAL
-    DEBUGGER = program_input.DEBUGGER
+    PIPE = program_streams.PIPE
+    TERMINAL = program_streams.TERMINAL
+    DEBUGGER = program_streams.DEBUGGER
 
 
 class RankInput(NamedTuple):

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from ddlrun.keeper import protocol
-from ddlrun.keeper.program_input import VARIABLE
+from ddlrun.keeper.program_streams import VARIABLE
 from ddlrun.listening import own_addresses
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import STDIN, Plan

@@ -5,7 +5,7 @@ import termios
 from collections.abc import Callable
 
 from ddlrun.keeper import protocol
-from ddlrun.keeper.program_input import VARIABLE
+from ddlrun.keeper.program_streams import VARIABLE
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.supervision import RankInput
 from ddlrun.supervise.keeper_connection import KeeperConnection

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.keeper.program_input import set_size
+from ddlrun.keeper.program_streams import set_size
 
 COLUMNS, ROWS = 100, 28
 PATIENCE_SECONDS = 300.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddlrun.keeper.program_input import set_size
+from ddlrun.keeper.program_streams import set_size
 
 DEADLINE_SECONDS = 60.0
 CHUNK = 1 << 14

@@ -11,7 +11,7 @@ import pytest
 from ddlrun.application.options.supervision import parse_wrapper, read_input
 from ddlrun.errors import InputError
 from ddlrun.keeper.command_line import WRAPPERS, wrap
-from ddlrun.keeper.program_input import VARIABLE, ProgramInput, read_request
+from ddlrun.keeper.program_streams import VARIABLE, ProgramInput, read_request
 from ddlrun.plan.supervision import InputMode, RankInput
 from ddlrun.plan.wrappers import DEBUGGER, Wrapper, highest_rank, make_debugger, render_wrappers
 from ddlrun.wire.loop import Loop

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
-from ddlrun.keeper.program_input import set_size
+from ddlrun.keeper.program_streams import set_size
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.run_dir import RunDir
