@@ -21,8 +21,6 @@ from ddlrun.wire.loop import Loop
 
 STATUS_SECONDS = 1.0
 TICK_SECONDS = 0.1
-# The interval at which a slow terminal is written to; the loop reports when a pipe takes more.
-FLUSH_SECONDS = 0.01
 # A job may end by itself at about the time at which the readers of its output do.
 PATIENCE_SECONDS = 5.0
 DEFAULT_COLUMNS = 80
@@ -110,12 +108,7 @@ class Output:
         self._log.flush()
         next_tick = self._tick_at if self._ticking else NEVER
         next_end = NEVER if self._gone_at is None else self._gone_at + PATIENCE_SECONDS
-        return min(next_tick, next_end, now + FLUSH_SECONDS if self.waiting else NEVER)
-
-    def flush(self) -> None:
-        """Write as much as the streams take now."""
-        for stream in self._streams:
-            stream.flush()
+        return min(next_tick, next_end)
 
     def failure(self, now: float) -> EndReason | None:
         """Return the reason to end the job if a stream cannot be written any more, or both have lost their readers.
@@ -157,8 +150,7 @@ class Output:
             self._streams[1].write(self._streams[1].lines.end_line())
         until = time.monotonic() + seconds
         while self.waiting and time.monotonic() < until and not interrupted():
-            self._loop.wait(FLUSH_SECONDS)
-            self.flush()
+            self._loop.wait(TICK_SECONDS)
         self._log.flush()
         self._open_files.close_all()
         for stream in self._streams:

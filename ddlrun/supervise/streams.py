@@ -32,7 +32,8 @@ class OutputStream:
         self._waiting = backlog
         self._out = fd
         self._loop: Loop | None = None
-        self._watched = -1
+        self._watched: int | None = None
+        """The events for which the loop watches it; None: it does not."""
         self._mode = 0
         self._never_blocks = False
         try:
@@ -48,23 +49,26 @@ class OutputStream:
             self.closed = error.errno != errno.ENXIO  # no program has opened the other end of a pipe
 
     def join(self, loop: Loop) -> None:
-        """Write what waits when a pipe or a socket takes more, and notice the end of its reader."""
-        if stat.S_ISFIFO(self._mode) or stat.S_ISSOCK(self._mode):
-            self._loop = loop
-            self._watch()
+        """Write what waits when the stream takes more, and notice the end of the reader of a pipe or a socket."""
+        self._loop = loop
+        self._watch()
 
     def _watch(self) -> None:
-        wanted = WRITE if self.waiting else 0
-        if self._loop is not None and wanted != self._watched:
-            self._watched = wanted
+        idle = 0 if stat.S_ISFIFO(self._mode) or stat.S_ISSOCK(self._mode) else None
+        wanted = WRITE if self.waiting else idle
+        if self._loop is None or wanted == self._watched or self.reader_gone:
+            return
+        self._watched = wanted
+        if wanted is None:
+            self._loop.forget(self.fd)
+        else:
             self._loop.watch(self.fd, wanted, self._on_events)
 
     def _on_events(self, events: int) -> None:
+        self.flush()
         if self._loop is not None and events & ENDED:
             self._loop.forget(self.fd)
-            self._loop, self.reader_gone = None, True
-        else:
-            self.flush()
+            self.reader_gone = True
 
     @property
     def waiting(self) -> int:

@@ -120,7 +120,6 @@ class Supervision:
 
     def _on_time(self, now: float) -> None:
         """Do what has become due, and react to signals."""
-        self._output.flush()
         self._ending.begin(self._output.failure(now))
         # While a slow terminal or pipe has too much to take, the ranks that write wait.
         self._keepers.read(now, reading=not self._output.full or self._ending.reason is not None)
