@@ -213,6 +213,7 @@ class KeyExchange:
 class Authentication:
     """The codes of the frames of one direction, in their order."""
 
+    __slots__ = ("_digest", "_number")
     code_bytes = CODE_BYTES
 
     def __init__(self, digest: Digest) -> None:

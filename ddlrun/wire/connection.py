@@ -256,6 +256,8 @@ class Connection:
 class HandshakeProgress:
     """The handshake of a connection in progress, over a socket that may block or not."""
 
+    __slots__ = ("_link", "_received", "_steps", "_wanted")
+
     def __init__(self, link: _socket.socket, steps: Handshake) -> None:
         """Send the first bytes. The socket is connected. Raises OSError."""
         self._link, self._steps = link, steps

@@ -42,6 +42,8 @@ class FrameError(Exception):
 class Agreement:
     """The result of a handshake: the claim of the end that has connected, and the protection of both directions."""
 
+    __slots__ = ("claim", "incoming", "outgoing")
+
     def __init__(self, claim: bytes, outgoing: Protection, incoming: Protection) -> None:
         self.claim, self.outgoing, self.incoming = claim, outgoing, incoming
 
@@ -78,6 +80,8 @@ class Checksums:
 class Encoder:
     """Makes the frames of one direction."""
 
+    __slots__ = ("_limits", "_protect")
+
     def __init__(self, protection: Protection, limits: Mapping[bytes, int]) -> None:
         """Protect frames; `limits` has the length of the longest text per kind."""
         self._protect, self._limits = protection.protect, limits
@@ -97,6 +101,8 @@ class Encoder:
 
 class Decoder:
     """Splits the bytes of one direction into frames, and checks them."""
+
+    __slots__ = ("_at", "_code_bytes", "_data", "_head", "_limits", "_reveal", "_wanted")
 
     def __init__(self, protection: Protection, limits: Mapping[bytes, int]) -> None:
         """Check frames; `limits` has the length of the longest text per kind that may arrive."""

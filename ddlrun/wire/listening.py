@@ -24,13 +24,22 @@ HANDSHAKE_SECONDS, MOST_UNAUTHENTICATED = 10.0, 256
 
 
 class NewConnection:
-    """A connection whose handshake is in progress."""
+    """A connection whose handshake is in progress; `claim`: that of its greeting; None: it is unauthenticated."""
 
-    def __init__(self, link: _socket.socket) -> None:
-        self.link, self.since = link, time.monotonic()
+    __slots__ = ("_acceptor", "claim", "link", "progress", "since")
+
+    def __init__(self, link: _socket.socket, acceptor: Acceptor, secret: Secret, claim_bytes: int) -> None:
+        self.link, self._acceptor, self.since = link, acceptor, time.monotonic()
         self.claim: bytes | None = None
-        """The claim of its greeting, whose code is right; None: it is unauthenticated."""
-        self.progress: HandshakeProgress
+        self.progress = HandshakeProgress(link, accept_at(secret, claim_bytes, self._check))
+
+    def on_events(self, _events: int) -> None:
+        """Go on with the handshake."""
+        self._acceptor.advance(self)
+
+    def _check(self, nonce: bytes, claim: bytes) -> None:
+        self._acceptor.check(nonce, claim)
+        self.claim = claim
 
 
 class Acceptor:
@@ -94,28 +103,27 @@ class Acceptor:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_unauthenticated(0):
                     self._events.on_full(error)
                 return
-            self._begin(NewConnection(_socket.socket(fileno=fd)))
+            self._begin(_socket.socket(fileno=fd), fd)
 
-    def _begin(self, new: NewConnection) -> None:
-        new.link.setblocking(False)
-        new.link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-
-        def check(nonce: bytes, claim: bytes) -> None:
-            if nonce in self._nonces:
-                raise HandshakeError("this greeting is a copy")
-            self._events.check(claim)
-            self._nonces.add(nonce)
-            new.claim = claim
-            self._greeted[new.link.fileno()] = self._unauthenticated.pop(new.link.fileno())
-
-        new.progress = HandshakeProgress(new.link, accept_at(self._secret, self._claim_bytes, check))
-        self._unauthenticated[new.link.fileno()] = new
-        self._loop.watch(new.link.fileno(), READ, lambda _events: self._advance(new))
+    def _begin(self, link: _socket.socket, fd: int) -> None:
+        link.setblocking(False)
+        link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+        new = self._unauthenticated[fd] = NewConnection(link, self, self._secret, self._claim_bytes)
+        self._loop.watch(fd, READ, new.on_events)
         self._loop.watch_deadline(self._deadline, self._drop_overdue)
-        self._advance(new)  # its greeting may be here already
+        self.advance(new)  # its greeting may be here already
         self._drop_unauthenticated(self._most)
 
-    def _advance(self, new: NewConnection) -> None:
+    def check(self, nonce: bytes, claim: bytes) -> None:
+        """Check a greeting whose code is right. Raises HandshakeError where it is not welcome."""
+        if nonce in self._nonces:
+            raise HandshakeError("this greeting is a copy")
+        self._events.check(claim)
+        self._nonces.add(nonce)
+
+    def advance(self, new: NewConnection) -> None:
+        """Go on with a handshake."""
+        fd = new.link.fileno()
         try:
             agreement = new.progress.advance()
         except (OSError, HandshakeError) as error:
@@ -125,6 +133,8 @@ class Acceptor:
             if new.claim is not None:
                 self._events.on_failure(new.claim, error)
             return
+        if new.claim is not None and fd in self._unauthenticated:
+            self._greeted[fd] = self._unauthenticated.pop(fd)
         if agreement is not None:
             self._forget(new)
             self._events.on_connection(new.link, agreement)
@@ -137,7 +147,7 @@ class Acceptor:
         oldest = list(islice(self._unauthenticated.values(), max(0, len(self._unauthenticated) - most)))
         for new in oldest:
             if self._is_unauthenticated(new):  # an event may have ended the listening
-                self._advance(new)
+                self.advance(new)
         remaining = [new for new in oldest if self._is_unauthenticated(new)]
         for new in remaining:
             self._drop(new)
@@ -161,7 +171,8 @@ class Acceptor:
 
     def _forget(self, new: NewConnection) -> None:
         self._loop.forget(new.link.fileno())
-        (self._unauthenticated if new.claim is None else self._greeted).pop(new.link.fileno())
+        if self._unauthenticated.pop(new.link.fileno(), None) is None:
+            del self._greeted[new.link.fileno()]
         if not self._unauthenticated and not self._greeted:
             self._loop.forget_deadline(self._deadline)
 
