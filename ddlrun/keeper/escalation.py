@@ -60,8 +60,8 @@ class Escalation(Task):
             self._remover = remover
             self._held_until = self._last_order = time.monotonic() + REMOVAL_SECONDS
 
-    def overdue(self, ended_at: float) -> float:
-        """Return the time from which processes that still live count as unkillable."""
+    def overdue(self, ended_at: float = 0.0) -> float:
+        """Return the time from which processes that still live count as unkillable; `ended_at`: the program's end."""
         return max(ended_at, self._last_order) + UNKILLABLE_SECONDS
 
     def deadline(self) -> float:

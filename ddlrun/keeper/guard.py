@@ -16,7 +16,7 @@ import time
 
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.daemon import open_daemon, watch_daemon
-from ddlrun.keeper.escalation import UNKILLABLE_SECONDS, Escalation
+from ddlrun.keeper.escalation import Escalation
 from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER, close_files
 from ddlrun.keeper.leftovers import remove_leftovers
 from ddlrun.keeper.proc_files import STOPPED, read_stat
@@ -144,9 +144,8 @@ def _clear(settings: KeeperSettings, loop: Loop, signals: SignalQueue) -> None:
     escalation.hold(settings.container.remove() if settings.container is not None else NO_PROCESS)
     escalation.kill_by(time.monotonic())
     escalation.join(loop)
-    until = time.monotonic() + UNKILLABLE_SECONDS
-    while has_children() and time.monotonic() < until:
-        loop.wait(until - time.monotonic())
+    while has_children() and time.monotonic() < escalation.overdue():
+        loop.wait(escalation.overdue() - time.monotonic())
         signals.take()
         for _ in reap_children():
             pass
