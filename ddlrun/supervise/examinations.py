@@ -105,15 +105,14 @@ class Examinations:
         if self._examiner is not None:
             self._examiner.end(rank)
 
-    def end_at_limit(self, reason: EndReason | None, now: float) -> None:
+    def end_at_limit(self, reason: EndReason | None) -> None:
         """Examine the job, and end it for a time limit if there is a reason; jobs without ranks are ended at once."""
         if reason is None or self._limit is not None:
             return
-        if reason.cause is not EndCause.TIME_LIMIT or not self._limits.ranks.running:
+        if reason.cause is EndCause.TIME_LIMIT and self._limits.ranks.running:
+            self._limit = reason
+        else:
             self._end_job(reason)
-            return
-        self._limit = reason
-        self._begin(self._on_limit, None, now)
 
     def advance(self, now: float) -> None:
         """Do what has become due."""
@@ -122,7 +121,7 @@ class Examinations:
         if now >= self._next_request:
             self._next_request = now + REQUEST_SECONDS
             self._take_request(now)
-        if self._limit is not None and not self.busy:  # another examination was in the way
+        if self._limit is not None and not self.busy:
             self._begin(self._on_limit, None, now)
         if self._examiner is not None:
             self._examiner.advance(now)

@@ -19,32 +19,28 @@ class SignalWarnings:
     """Signals that reached ranks from outside; times are those of time.monotonic()."""
 
     def __init__(self) -> None:
-        self._first_at: dict[int, float] = {}
-        self._reached: dict[int, set[int]] = {}
+        self._reached: dict[int, tuple[float, set[int]]] = {}
+        """Signal -> the time at which the first rank got it, and the ranks."""
         self._passed_on: set[int] = set()
 
     def add(self, number: int, rank: int, now: float) -> None:
         """Record that a rank has received a signal."""
-        if now > self._first_at.setdefault(number, now) + WARNING_SECONDS:
-            self._first_at[number] = now
-            self._reached.pop(number)
+        if number not in self._reached or now > self._reached[number][0] + WARNING_SECONDS:
+            self._reached[number] = now, set()
             self._passed_on.discard(number)
-        self._reached.setdefault(number, set()).add(rank)
+        self._reached[number][1].add(rank)
 
     def deadline(self) -> float:
         """Return the time at which a signal is to be passed on, infinity if none is."""
-        times = (first for number, first in self._first_at.items() if number not in self._passed_on)
+        times = (first for number, (first, _) in self._reached.items() if number not in self._passed_on)
         return min(times, default=float("inf")) + PASS_ON_SECONDS
 
     def take_due(self, now: float) -> list[tuple[int, set[int]]]:
         """Return the signals to pass on now, each once, with the ranks that have received them."""
-        due = [
-            number
-            for number, first in self._first_at.items()
-            if number not in self._passed_on and now >= first + PASS_ON_SECONDS
-        ]
-        self._passed_on.update(due)
-        return [(number, self._reached[number]) for number in due]
+        waiting = {number: reached for number, reached in self._reached.items() if number not in self._passed_on}
+        due = [(number, ranks) for number, (first, ranks) in waiting.items() if now >= first + PASS_ON_SECONDS]
+        self._passed_on.update(number for number, _ in due)
+        return due
 
 
 class Signals:

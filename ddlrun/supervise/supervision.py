@@ -143,7 +143,7 @@ class Supervision:
         for number, reached in self._warnings.take_due(now):
             if number in self._options.forward:
                 self._keepers.send_signal(number, reached)
-        self._examinations.end_at_limit(self._limits.exceeded(now), now)
+        self._examinations.end_at_limit(self._limits.exceeded(now))
         message = self._limits.early_ends(now)
         if message is not None:
             self._output.tell(message)
