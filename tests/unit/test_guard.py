@@ -1,5 +1,6 @@
 """The guard of a rank, without a job: a keeper that is killed, and a guard that is killed or stopped."""
 
+import json
 import os
 import re
 import signal
@@ -67,6 +68,37 @@ def test_a_stopped_guard_is_continued(keeper: Started, mark: str) -> None:
     for pid in running(mark):
         os.kill(pid, signal.SIGTERM)
     assert os.WEXITSTATUS(int(keeper.stdout.readline())) == 128 + signal.SIGTERM
+
+
+# A keeper whose program is that of a container; the runtime is a stand-in.
+CONTAINED = KEEPER.replace(
+    "settings = KeeperSettings(",
+    """from ddlrun.keeper.container import Container
+container = Container(sys.argv.pop(1), rank=0)
+settings = KeeperSettings(
+    container=container,""",
+)
+RUNTIME = """#!/bin/sh
+[ "$1" = run ] && exec sleep {mark}
+touch {folder}/begun
+until [ -e {folder}/go ]; do sleep 0.05; done
+echo removed >>{folder}/removals
+"""
+
+
+def test_a_guard_removes_the_container_before_it_kills(tmp_path: Path, mark: str) -> None:
+    runtime, removals = tmp_path / "podman", tmp_path / "removals"
+    runtime.write_text(RUNTIME.format(mark=mark, folder=tmp_path))
+    runtime.chmod(0o755)
+    record = {"runtime": "podman", "image": "none", "args": [], "hidden": [], "program": str(runtime)}
+    with started([sys.executable, "-c", CONTAINED, json.dumps(record), str(runtime), "run"]) as process:
+        wait_for(lambda: len(running(mark)) == 1)
+        process.kill()
+        wait_for((tmp_path / "begun").exists)
+        assert len(running(mark)) == 1
+        (tmp_path / "go").touch()
+        wait_for(lambda: running(mark) == [])
+        wait_for(lambda: removals.read_text() == "removed\n" * 2)
 
 
 # As on a host without ddlrun.
