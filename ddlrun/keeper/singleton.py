@@ -48,6 +48,8 @@ class SingletonWatch(Task):
         """Take the program, the number of ranks of the job, and what reports a finding that has a text."""
         self._pid, self._size, self._started_at, self._report = pid, size, started_at, report
         self._mapped_at, self._next = 0.0, started_at
+        self._pages: dict[int, bytes] = {}
+        """The size of the memory of each process in which no MPI was."""
 
     def deadline(self) -> float:
         """Return the time of the next look."""
@@ -55,7 +57,7 @@ class SingletonWatch(Task):
 
     def on_time(self, now: float) -> None:
         """Look at the program."""
-        self._next = now + min(max(SHORTEST_INTERVAL, (now - self._started_at) / 10), LONGEST_INTERVAL)
+        self._next = now + min(max(SHORTEST_INTERVAL, (now - self._started_at) / 5), LONGEST_INTERVAL)
         finding = next(filter(None, map(self._examine, find_pythons(self._pid))), None)
         if finding is None:
             return
@@ -67,9 +69,13 @@ class SingletonWatch(Task):
 
     def _examine(self, pid: int) -> WorldFinding | None:
         """Return the finding about a process; None if it has not loaded MPI."""
+        pages = read_file(f"/proc/{pid}/statm").partition(b" ")[0]
+        if self._pages.get(pid) == pages:  # it has loaded no library since the last look
+            return None
         maps = _read(f"/proc/{pid}/maps")
         user = next((user for part, user in USERS.items() if part in maps), None)
         if user is None:
+            self._pages[pid] = pages
             return None
         words = (word.partition("=") for word in os.fsdecode(_read(f"/proc/{pid}/environ")).split("\0"))
         return judge(user, maps, {name: value for name, _, value in words}, self._size)

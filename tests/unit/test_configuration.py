@@ -115,6 +115,14 @@ def test_variables_of_all_files_reach_the_ranks(folder: Path) -> None:
     assert {"DDLRUN_ENV", "DDLRUN_TIMEOUT"} & {*shown["set"], *shown["passed_on"]} == set()
 
 
+def test_duties_of_the_start_up_hook(folder: Path) -> None:
+    words = ("show", "env", "--json", "--mpirun", MPIRUNS[5], "-np", "1")
+    assert "DDLRUN_HOOK" not in json.loads(run(*words).stdout)["set"]
+    (folder.parent / "ddlrun.yaml").write_text("hook: [stacks, exit]\n")
+    assert json.loads(run(*words).stdout)["set"]["DDLRUN_HOOK"] == "exit,stacks"
+    assert json.loads(run(*words, DDLRUN_HOOK="none").stdout)["set"]["DDLRUN_HOOK"] == "none"
+
+
 def test_one_of_a_group_from_a_higher_source_hides_the_others(folder: Path) -> None:
     (folder / "ddlrun.yaml").write_text("topology: 4x2\nhosts: [a, b]\n")
     words = ("show", "topology", "--machine", "s822lc")

@@ -81,11 +81,7 @@ def _hook(kind: "type[BaseException]", value: BaseException, trace: "TracebackTy
     _plain_hook(kind, value, trace)
     ends = _in_main_thread() and sys._getframe().f_back is None  # noqa: SLF001
     if ends and not hasattr(sys, "ps1") and not sys.flags.interactive:
-        _fail(_error_code(value))
-
-
-def _error_code(error: BaseException) -> int:
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
+        _fail(130 if isinstance(value, KeyboardInterrupt) else 1)
 
 
 def _in_main_thread() -> bool:
@@ -102,7 +98,7 @@ def _fail(code: int) -> None:
         return
     _failed.append(code)
     try:  # noqa: SIM105 - contextlib cannot be imported where too many files are open
-        _thread.start_new_thread(_leave_after_grace, (code,))
+        _thread.start_new_thread(_leave, (code, GRACE_SECONDS))
     except RuntimeError:  # no thread can be started: there is no time limit
         pass
 
@@ -115,19 +111,14 @@ def _uses_mpi() -> bool:
         return True
 
 
-def _leave_after_grace(code: int) -> None:
-    import time
-
-    time.sleep(GRACE_SECONDS)
-    _leave(code)
-
-
-def _leave(code: int) -> None:
-    """Flush all files and end the process."""
+def _leave(code: int, seconds: float = 0) -> None:
+    """Flush all files and end the process, after some seconds."""
     import gc
     import io
     import os
+    import time
 
+    time.sleep(seconds)
     # By type alone: isinstance asks an object for its __class__, and some of torch's warn when they are asked.
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     files = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
@@ -145,7 +136,7 @@ def _at_end() -> None:
     global _finalizing  # noqa: PLW0603 - a module of its own in each process
     error = getattr(sys, "last_value", None)
     if not _failed and sys.excepthook is not _hook and error is not None and _uses_mpi():
-        _failed.append(_error_code(error))  # the script replaced the excepthook
+        _failed.append(130 if isinstance(error, KeyboardInterrupt) else 1)  # the script replaced the excepthook
     _finalizing = True
     if _failed and not _mpi4py_aborts():
         _leave(_failed[0])
