@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.keeper.host_position import RankPositions
-from ddlrun.keeper.proc_files import read_lines
+from ddlrun.keeper.proc_files import find_line
 from ddlrun.ranges import parse_ranges, render_ranges
 
 TYPE_CHECKING = False  # typing itself takes milliseconds to import
@@ -180,14 +180,9 @@ def _select_gpus(planned: RankBinding) -> str | None:
 def _read_uuid(vendor: str, address: str) -> str | None:
     """Return a GPU's UUID from the driver of this host, or None if it has no such GPU."""
     if vendor == "nvidia":
-        for line in read_lines(f"/proc/driver/nvidia/gpus/{address}/information"):
-            key, _, value = line.partition(":")
-            if key == "GPU UUID":
-                return value.strip()
-    if vendor == "amd":
-        for line in read_lines(f"/sys/bus/pci/devices/{address}/unique_id"):
-            return f"GPU-{line.strip()}"
-    return None
+        return find_line(f"/proc/driver/nvidia/gpus/{address}/information", "GPU UUID:") or None
+    number = find_line(f"/sys/bus/pci/devices/{address}/unique_id", "") if vendor == "amd" else ""
+    return f"GPU-{number}" if number else None
 
 
 def set_memory_policy(text: str) -> str | None:

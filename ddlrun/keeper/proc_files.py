@@ -37,6 +37,11 @@ def read_lines(path: str) -> list[str]:
         return []
 
 
+def find_line(path: str, beginning: str) -> str:
+    """Return the rest of the first line of a file that begins with a text; empty if there is none."""
+    return next((line[len(beginning) :].strip() for line in read_lines(path) if line.startswith(beginning)), "")
+
+
 def list_folder(path: str) -> list[str]:
     """Return the names in a folder, none if it cannot be read."""
     try:

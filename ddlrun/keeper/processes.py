@@ -6,7 +6,7 @@ import os
 from binascii import crc32
 
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.proc_files import ProcessStat, read_lines, read_link, read_stat
+from ddlrun.keeper.proc_files import ProcessStat, find_line, read_lines, read_link, read_stat
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))
 BUBBLEWRAP = "bwrap"
@@ -111,10 +111,8 @@ def is_python(pid: int, name: str = "") -> bool:
 
 def handles(pid: int, number: int) -> bool:
     """Return True if a process has a handler for a signal, which would end it otherwise."""
-    for line in read_lines(f"/proc/{pid}/status"):
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    handled = int(find_line(f"/proc/{pid}/status", "SigCgt:") or "0", 16)
+    return bool(handled >> (number - 1) & 1)
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -144,21 +142,16 @@ def mark_process(run: str) -> None:
 
 def kill_run(run_id: str) -> None:
     """Kill every process on this host with the run's id or its mark, except keepers, the manager and its daemons."""
-    variable = f"DDLRUN_RUN={run_id}".encode()
+    variable, mark = f"DDLRUN_RUN={run_id}".encode(), str(mark_of(run_id))
     for pid, stat in list_processes().items():
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 names = [word for word in file.read().split(b"\0") if word.startswith(b"DDLRUN_RUN=")]
-            belongs = variable in names if names else _has_mark(pid, run_id)
+            belongs = variable in names if names else mark in find_line(f"/proc/{pid}/limits", MARK_LIMIT).split()
             if belongs and run_id and plain_name(stat.name) not in LAUNCHERS and START not in read_command(pid):
                 os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
-
-
-def _has_mark(pid: int, run_id: str) -> bool:
-    lines = read_lines(f"/proc/{pid}/limits")
-    return any(line.startswith(MARK_LIMIT) and str(mark_of(run_id)) in line.split() for line in lines)
 
 
 def read_command(pid: int) -> list[str]:
@@ -177,10 +170,9 @@ def count_oom_kills() -> int:
         else:
             continue
         for file in files:
-            for counter in read_lines(file):
-                name, _, count = counter.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
+            count = find_line(file, "oom_kill ")
+            if count:
+                return int(count)
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper.proc_files import list_folder, read_lines, read_link
+from ddlrun.keeper.proc_files import find_line, list_folder, read_lines, read_link
 from ddlrun.keeper.processes import handles, read_command, send_signal
 
 TYPE_CHECKING = False
@@ -143,10 +143,7 @@ def probe(pid: int, state: str) -> int:
 
 def count_switches(pid: int) -> int:
     """Return the number of times that the first thread of a process has begun to wait; 0 if that is not known."""
-    for line in read_lines(f"/proc/{pid}/task/{pid}/status"):
-        if line.startswith("voluntary_ctxt_switches:"):
-            return int(line.split()[1])
-    return 0
+    return int(find_line(f"/proc/{pid}/task/{pid}/status", "voluntary_ctxt_switches:") or 0)
 
 
 def parse_traceback(text: str, pid: int) -> Threads:
