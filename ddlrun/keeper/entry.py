@@ -59,8 +59,6 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     channel = os.environ.pop(protocol.ADDRESSES, "")
     if link is not None:
         os.set_inheritable(link, True)
-    if not channel:
-        _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
     manager = manager or (MPIRUN if names == OPEN_MPI else OTHER_MANAGER)
     settings = KeeperSettings(
@@ -68,6 +66,8 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
         size=size, manager=manager, orders=orders, container=container, link=link, ports=tuple(ports), report=report,
         problems=tuple(problems), strict=strict, request=request, places=places,
     )  # fmt: skip
+    if not channel:
+        _run_by_hand(settings, prctl)
     from ddlrun.keeper.kept_rank import keep  # noqa: PLC0415 - not for ranks by hand
 
     keep(channel, settings, prctl)
@@ -104,16 +104,14 @@ def _enter_container(
     return container, container.command(argv)
 
 
-def _run_by_hand(
-    argv: list[str], label: str, problems: list[str], *, strict: bool, prctl: Callable[[int, int], object]
-) -> None:
+def _run_by_hand(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> None:
     """Become the program without a keeper, where no ddlrun waits for one: the command was started by hand."""
-    for problem in problems:
+    for problem in settings.problems:
         complain(problem)
-    if strict:
+    if settings.strict:
         os._exit(PreflightError.exit_code)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it outlasts exec
-    become(argv, label)
+    become(settings.argv, settings.label)
 
 
 def _replace_stdin(source: str) -> None:
