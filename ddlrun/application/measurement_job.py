@@ -1,5 +1,6 @@
 """The measuring job of racks, bench and tune: a run of `ddlrun launch` whose rank 0 prints lines of JSON."""
 
+import codecs
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from ddlrun.mapping.placement import check_hosts
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.remote.probe import check_distinct
-from ddlrun.remote.processes import read_lines
+from ddlrun.remote.streamed_process import stream_command
 from ddlrun.report.progress import progress
 from ddlrun.runs.state_folders import choose_path
 from ddlrun.runs.store import choose_run_name, default_run_dir
@@ -102,13 +103,15 @@ def measure(
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
         try:
             with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
-                code, result = read_lines(argv, lambda lines: _read_result(lines, show, reporter), reporter.text)
+                output = _JobOutput(show, reporter)
+                code = stream_command(argv, os.environ, (output.read, output.read_errors), mute=True)
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C, a TERM
                 shutil.rmtree(run_dir, ignore_errors=True)
                 with suppress(OSError):
                     reporter.line("interrupted; no results are saved")
             raise
+    result = output.result
     if code or not isinstance(result, dict):
         raise MeasurementError(code or 1)
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -126,18 +129,31 @@ def _passed(options: dict[str, Any]) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", str(value))
 
 
-def _read_result(lines: Iterator[str], show: Callable[[str, float | None], None], reporter: Reporter) -> object:
-    """Show progress; return the result. Lines that are no messages are shown."""
-    result = None
-    for line in lines:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            reporter.text(line)
-        elif "progress" in message:
-            show(*message["progress"])
-        else:
-            result = message.get("result")
-    return result
+class _JobOutput:
+    """The output of a measuring job: its progress and its result. Lines that are no messages are shown."""
+
+    def __init__(self, show: Callable[[str, float | None], None], reporter: Reporter) -> None:
+        self._show, self._reporter = show, reporter
+        self._part = b""
+        self._decode_error = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.result: object = None
+
+    def read(self, data: bytes) -> None:
+        """Take a block of standard output."""
+        *lines, self._part = (self._part + data).split(b"\n")
+        for line in lines if data or not self._part else [self._part]:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                message = None
+            if not isinstance(message, dict):
+                self._reporter.text(f"{line.decode(errors='replace')}\n")
+            elif "progress" in message:
+                self._show(*message["progress"])
+            else:
+                self.result = message.get("result")
+
+    def read_errors(self, data: bytes) -> None:
+        """Show a block of standard error, unless nobody reads it any more."""
+        with suppress(OSError, ValueError):
+            self._reporter.text(self._decode_error(data, final=not data))

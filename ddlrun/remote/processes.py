@@ -3,18 +3,14 @@
 import errno
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.wire.loop import READ, Loop
-
-Result = TypeVar("Result")
 
 CHUNK = 1 << 16
 # The interval at which the end of a command is awaited that has closed its output.
@@ -199,44 +195,3 @@ def explain_start(program: str, error: OSError) -> str:
         raise error
     missing = isinstance(error, FileNotFoundError) and "/" not in program
     return f"{program}: {'not on PATH' if missing else error.strerror}"
-
-
-def read_lines(
-    argv: Sequence[str], read: Callable[[Iterator[str]], Result], complain: Callable[[str], None]
-) -> tuple[int, Result]:
-    """Run a command; return its exit code, and what `read` makes of the lines of its standard output while it runs.
-
-    `complain` gets each line of its standard error, in a thread. Any exception ends the command too, with SIGINT or
-    SIGTERM, and its remaining errors are discarded.
-    """
-    process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        start_new_session=True,
-    )  # fmt: skip
-    interrupted = threading.Event()
-    errors = threading.Thread(target=_read_errors, args=(process, complain, interrupted), daemon=True)
-    try:
-        errors.start()
-        result = read(iter(process.stdout or ()))
-        code = process.wait()
-    except BaseException as error:
-        interrupted.set()
-        process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-        try:
-            process.wait()
-        except KeyboardInterrupt:  # the second Ctrl-C: the command has to end at once
-            process.send_signal(signal.SIGINT)
-            process.wait()
-        raise
-    errors.join(1)  # an ssh that outlives the command may hold the pipe open
-    return code, result
-
-
-def _read_errors(process: subprocess.Popen[str], complain: Callable[[str], None], interrupted: threading.Event) -> None:
-    try:
-        for line in process.stderr or ():
-            if not interrupted.is_set():
-                complain(line)
-    except (OSError, ValueError):
-        if process.stderr is not None:
-            process.stderr.close()  # the command then learns that its errors are no longer read

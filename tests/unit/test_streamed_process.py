@@ -1,12 +1,14 @@
 """Commands whose output is passed on while they run, and the exceptions that end them."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from ddlrun.remote.streamed_process import stream_command
+from tests.support.processes import mark, running
 
 # Prints a line per SIGINT, and ends at the second one.
 OBEDIENT = """
@@ -54,3 +56,25 @@ def test_another_exception_ends_the_command(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^$"):
         stream_command(argv, os.environ, (fail, fail, fail))
     assert ended.exists()
+
+
+def test_after_another_exception_its_output_is_discarded() -> None:
+    argv = ["sh", "-c", "trap 'echo late; exit' TERM; echo ready; while :; do sleep 0.05; done"]
+    seen = bytearray()
+
+    def fail(data: bytes) -> None:
+        seen.extend(data)
+        raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        stream_command(argv, os.environ, (fail, fail))
+    assert seen == b"ready\n"
+
+
+def test_a_program_that_holds_its_pipes_is_not_waited_for() -> None:
+    seconds = mark()
+    try:
+        assert stream_command(["sh", "-c", f"sleep {seconds} & exit 7"], os.environ, (len, len)) == 7
+    finally:
+        for pid in running(seconds):
+            os.kill(pid, signal.SIGKILL)
