@@ -31,31 +31,14 @@ from ddlrun.wire.frames import Agreement, FrameError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _hashlib
+    import hmac
     from collections.abc import Callable, Generator
-    from typing import Protocol
+    from hashlib import blake2b
 
     from ddlrun.wire.frames import Bytes, Protection
 
-    class Digest(Protocol):
-        """A hash object with a key."""
-
-        def copy(self) -> Digest:
-            """Return another one in the same state."""
-
-        def update(self, data: Bytes, /) -> None:
-            """Add data."""
-
-        def digest(self) -> bytes:
-            """Return the digest of the data."""
-
-    class Exchange(Protocol):
-        """One end's part in the handshake of one connection."""
-
-        nonce: bytes
-
-        def agree(self, nonce: bytes) -> bytes:
-            """Return the secret on which both ends agree, given the nonce of the other. Raises HandshakeError."""
-
+    Digest = blake2b | hmac.HMAC | _hashlib.HMAC
     # Yields (bytes to send, number of bytes to receive next), gets these bytes, and returns the agreement.
     Handshake = Generator[tuple[bytes, int], bytes, Agreement]
 
@@ -124,7 +107,7 @@ class Secret:
         digest.update(purpose + b"\0" + content)
         return digest.digest()[:CODE_BYTES]
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> NonceExchange | KeyExchange:
         """Return this end's part in the handshake of a new connection."""
         return KeyExchange() if self.encrypted else NonceExchange()
 
@@ -134,7 +117,7 @@ class Secret:
         return Encryption(key) if self.encrypted else Authentication(keyed_digest(self.algorithm, key))
 
 
-def connect_as(secret: Secret, claim: bytes = b"", exchange: Exchange | None = None) -> Handshake:
+def connect_as(secret: Secret, claim: bytes = b"", exchange: NonceExchange | KeyExchange | None = None) -> Handshake:
     """Run the handshake of the end that connects. Raises HandshakeError.
 
     Args:
@@ -155,7 +138,10 @@ def connect_as(secret: Secret, claim: bytes = b"", exchange: Exchange | None = N
 
 
 def accept_at(
-    secret: Secret, claim_bytes: int, check: Callable[[bytes, bytes], None], exchange: Exchange | None = None
+    secret: Secret,
+    claim_bytes: int,
+    check: Callable[[bytes, bytes], None],
+    exchange: NonceExchange | KeyExchange | None = None,
 ) -> Handshake:
     """Run the handshake of the end that accepts. Raises HandshakeError.
 
