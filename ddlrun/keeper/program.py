@@ -187,7 +187,7 @@ class AbortOrders(Task):
 
 def refuse(settings: KeeperSettings, reason: str = "") -> Program:
     """Return the record of a program that was not started, and counts as ended with an exit code."""
-    return Program(None, ProgramStreams((), (None, 1, 2)), settings, oom_kills=count_oom_kills(), refusal=reason)
+    return Program(None, ProgramStreams(), settings, oom_kills=count_oom_kills(), refusal=reason)
 
 
 def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Program:

@@ -148,13 +148,13 @@ def set_size(fd: int, rows: int, columns: int) -> None:
     fcntl.ioctl(fd, termios.TIOCSWINSZ, size)
 
 
-def take_terminal(fd: int) -> None:
-    """Make a terminal that of this process, in a session of its own."""
+def _take_terminal() -> None:
+    """Make the terminal of standard input that of this process, in a session of its own."""
     import fcntl  # noqa: PLC0415 - for terminals alone
     import termios  # noqa: PLC0415
 
     os.setsid()
-    fcntl.ioctl(fd, termios.TIOCSCTTY, 0)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 class OutputPipe(Task):
@@ -227,32 +227,31 @@ class OutputPipe(Task):
         return data
 
 
+@record
 class ProgramStreams:
     """Pipes or a pseudo terminal between a program and its keeper."""
 
-    def __init__(
-        self, outputs: Sequence[OutputPipe], ends: tuple[int | None, int, int], stdin: ProgramInput | None = None
-    ) -> None:
-        """Keep the ends.
+    outputs: Sequence[OutputPipe] = ()
+    """The pipes from which the keeper reads."""
+    ends: tuple[int | None, ...] = ()
+    """The program's standard input, output and error; None: the input is that of the keeper."""
+    input: ProgramInput | None = None
+    """The keeper's end of the program's standard input; None: that is the keeper's."""
 
-        Args:
-            outputs: The pipes from which the keeper reads.
-            ends: The program's standard input, output and error; None: the input is that of the keeper.
-            stdin: The keeper's end of the program's standard input; None: that is the keeper's.
-        """
-        self.outputs, self.ends, self.input = outputs, ends, stdin
-        self.terminal = stdin is not None and stdin.terminal
+    @property
+    def terminal(self) -> bool:
         """Whether the streams are a pseudo terminal."""
+        return self.input is not None and self.input.terminal
 
     def attach(self) -> None:
         """Make the streams those of this process, a new child of the keeper."""
-        if self.terminal:
-            take_terminal(self.ends[1])
-        else:
-            os.setpgid(0, 0)  # mpirun signals the groups of its children; for the program the keeper does that
         for number, fd in enumerate(self.ends):
             if fd is not None:
                 os.dup2(fd, number)
+        if self.terminal:
+            _take_terminal()
+        else:
+            os.setpgid(0, 0)  # mpirun signals the groups of its children; for the program the keeper does that
 
     def close_ends(self) -> None:
         """Close the program's ends, in the keeper."""
@@ -267,9 +266,10 @@ def open_streams(request: InputRequest | None) -> ProgramStreams:
     out, err = os.pipe(), os.pipe()
     outputs = (OutputPipe(out[0], protocol.OUT), OutputPipe(err[0], protocol.ERR))
     if request is None:
-        return ProgramStreams(outputs, (None, out[1], err[1]))
+        return ProgramStreams(outputs=outputs, ends=(None, out[1], err[1]))
     read_end, write_end = os.pipe()
-    return ProgramStreams(outputs, (read_end, out[1], err[1]), ProgramInput(write_end, terminal=False))
+    stdin = ProgramInput(write_end, terminal=False)
+    return ProgramStreams(outputs=outputs, ends=(read_end, out[1], err[1]), input=stdin)
 
 
 def _open_terminal(request: InputRequest) -> ProgramStreams:
@@ -277,4 +277,4 @@ def _open_terminal(request: InputRequest) -> ProgramStreams:
     set_size(keeper_end, request.rows, request.columns)
     stdin = ProgramInput(os.dup(keeper_end), terminal=True)
     output = OutputPipe(keeper_end, protocol.OUT, stdin)
-    return ProgramStreams((output,), (program_end, program_end, program_end), stdin)
+    return ProgramStreams(outputs=(output,), ends=(program_end, program_end, program_end), input=stdin)

@@ -39,10 +39,11 @@ class ProgramReports:
 
     def take_snapshot(self, program: int) -> None:
         """Report the state of a program's processes, unless that is under way."""
-        from ddlrun.keeper.stacks.snapshot_process import start_snapshot  # noqa: PLC0415 - for stalls alone
+        from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess  # noqa: PLC0415 - for stalls alone
 
         if self._snapshot is None:
-            self._snapshot = start_snapshot(self._loop, program, SNAPSHOT_SECONDS, self._on_snapshot)
+            self._snapshot = SnapshotProcess(program, SNAPSHOT_SECONDS, self._on_snapshot)
+            self._snapshot.join(self._loop)
 
     def _on_snapshot(self, text: bytes) -> None:
         self._snapshot = None

@@ -115,12 +115,12 @@ def test_what_a_process_and_its_ended_children_write_is_counted(tmp_path: Path) 
 
 SNAPSHOT = """
 import os, resource
-from ddlrun.keeper.stacks.snapshot_process import start_snapshot
+from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess
 from ddlrun.wire.loop import Loop
 if os.geteuid() == 0:
     os.setuid(65534)
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-assert start_snapshot(Loop(), os.getpid(), 10, lambda text: print(text.decode())) is None
+SnapshotProcess(os.getpid(), 10, lambda text: print(text.decode())).join(Loop())
 """
 
 

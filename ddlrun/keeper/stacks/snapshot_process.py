@@ -19,35 +19,24 @@ NOTHING = b'{"processes": [], "connections": []}'
 END = b"\n"
 
 
-def start_snapshot(
-    loop: Loop, program: int, seconds: float, on_snapshot: Callable[[bytes], None]
-) -> SnapshotProcess | None:
-    """Start the snapshot of a program and its descendants in a loop; return None where there can be no process for it.
-
-    Args:
-        loop: The loop.
-        program: The program.
-        seconds: The time that all stacks together take at most.
-        on_snapshot: Takes the snapshot, which is empty if there can be no process.
-    """
-    try:
-        process = SnapshotProcess(program, seconds, on_snapshot)
-    except OSError:
-        on_snapshot(NOTHING)
-        return None
-    process.join(loop)
-    return process
-
-
 class SnapshotProcess(Task):
     """The child, and what it has written so far."""
 
     def __init__(self, program: int, seconds: float, on_snapshot: Callable[[bytes], None]) -> None:
-        """Start the child: see start_snapshot. Raises OSError if there can be no process."""
-        self._on_snapshot = on_snapshot
+        """Take the program, the time for all stacks together, and what takes the snapshot of it and its descendants."""
+        self._program, self._seconds, self._on_snapshot = program, seconds, on_snapshot
         self._text = b""
-        self._child = HelperProcess(lambda output: _take(program, seconds, output))
+        self._child: HelperProcess | None = None
+
+    def join(self, loop: Loop) -> None:
+        """Start the child in a loop; the snapshot is empty if there can be no process for it."""
+        try:
+            self._child = HelperProcess(lambda output: _take(self._program, self._seconds, output))
+        except OSError:
+            self._on_snapshot(NOTHING)
+            return
         self.fd = self._child.fd
+        super().join(loop)
 
     def on_ready(self, _events: int) -> None:
         """Read what the child has written; pass the snapshot on once it is complete."""
@@ -60,7 +49,8 @@ class SnapshotProcess(Task):
     def stop(self) -> None:
         """End the child and what it has started."""
         self.leave()
-        self._child.stop()
+        if self._child is not None:
+            self._child.stop()
 
 
 def _take(program: int, seconds: float, output: int) -> None:
