@@ -26,15 +26,15 @@ def find(name: str, duties: "list[str]", load: "Callable[[str], Any]") -> "Any":
         execute(module)  # type: ignore[misc]
         if "backend" in duties:
             load("backend").register(module)
-        after = [load(name).on_group for duty, name in AFTER_INIT.items() if duty in duties]
-        module.init_process_group = _call_after(module.init_process_group, after)
+        modules = [name for duty, name in AFTER_INIT.items() if duty in duties]
+        module.init_process_group = _call_after(module.init_process_group, lambda: [load(name) for name in modules])
 
     if execute is not None:
         loader.exec_module = exec_module
     return spec
 
 
-def _call_after(init: "Callable[..., None]", functions: "list[Callable[[], None]]") -> "Callable[..., None]":
+def _call_after(init: "Callable[..., None]", load_all: "Callable[[], list[Any]]") -> "Callable[..., None]":
     from functools import wraps
 
     own_pid = os.getpid()
@@ -42,7 +42,7 @@ def _call_after(init: "Callable[..., None]", functions: "list[Callable[[], None]
     @wraps(init)
     def init_process_group(*arguments: object, **words: object) -> None:
         init(*arguments, **words)
-        for function in functions if os.getpid() == own_pid else ():  # not in a process that the rank has forked
-            function()
+        for module in load_all() if os.getpid() == own_pid else ():  # not in a process that the rank has forked
+            module.on_group()
 
     return init_process_group
