@@ -40,8 +40,11 @@ main(sys.argv[2:], archive)
 """
 
 
-def build_archive(parts: Sequence[str] = PARTS) -> bytes:
-    """Return an archive of modules and folders; an agent that runs from one returns that."""
+def build_archive(parts: Sequence[str] = PARTS, *, compiled: bool = False) -> bytes:
+    """Return an archive of modules and folders; an agent that runs from one returns that.
+
+    With `compiled` it is larger, and programs from it start in less time on hosts with the same version of Python.
+    """
     root = os.path.dirname(PACKAGE)
     if os.path.isfile(root):
         with open(root, "rb") as file:
@@ -52,7 +55,10 @@ def build_archive(parts: Sequence[str] = PARTS) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in _list_modules(parts):
-            archive.write(path, os.path.relpath(path, root))
+            name = os.path.relpath(path, root)
+            archive.write(path, name)
+            if compiled:
+                archive.writestr(f"{name}c", _compile(path))
     return buffer.getvalue()
 
 
@@ -65,3 +71,13 @@ def _list_modules(parts: Sequence[str]) -> list[str]:
         for folder, _, names in os.walk(path):
             paths += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
     return paths
+
+
+def _compile(path: str) -> bytes:
+    """Return a compiled module that is not compared with its text."""
+    import marshal  # noqa: PLC0415 - not for agents
+    from importlib.machinery import SourceFileLoader  # noqa: PLC0415 - the same
+    from importlib.util import MAGIC_NUMBER  # noqa: PLC0415 - the same
+
+    code = SourceFileLoader(path, path).get_code(path)
+    return MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)

@@ -3,9 +3,10 @@
 import _socket
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, get_args, get_type_hints
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from ddlrun.listening import bind_free_port
 from ddlrun.remote.probe import ProbeTarget
@@ -47,7 +48,7 @@ def parse(text: bytes, record: type[T]) -> T:
 
 def _convert(value: object, record: type[Any]) -> Any:  # noqa: ANN401 - that type
     """Return an array of JSON as a record. Raises TypeError or ValueError."""
-    types = get_args(record) or tuple(get_type_hints(record).values())
+    types = _list_types(cast("Hashable", record))
     if type(value) is not (list if types else record):
         raise TypeError
     if not isinstance(value, list):
@@ -56,6 +57,11 @@ def _convert(value: object, record: type[Any]) -> Any:  # noqa: ANN401 - that ty
         types = types[:1] * len(value)
     items = [_convert(item, kind) for item, kind in zip(value, types, strict=True)]
     return getattr(record, "_make", tuple)(items)
+
+
+@cache
+def _list_types(record: Hashable) -> tuple[Any, ...]:
+    return get_args(record) or tuple(get_type_hints(record).values())
 
 
 class HostServer(Server):

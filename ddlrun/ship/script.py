@@ -36,7 +36,7 @@ def run_tasks(tasks: Mapping[str, Mapping[str, Any]], python: str, reach: ProbeT
 
 def encode_modules(parts: Sequence[str]) -> str:
     """Return an archive of modules and folders for the script of a task."""
-    return base64.b64encode(build_archive(parts)).decode()
+    return base64.b64encode(build_archive(parts, compiled=True)).decode()
 
 
 def task_script(task: Mapping[str, Any], python: str, modules: str, main: str) -> str:

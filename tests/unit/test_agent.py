@@ -552,6 +552,16 @@ def test_programs_that_lead_to_hosts_end_with_a_process_manager_that_was_killed(
     wait_until(lambda: not running(seconds))
 
 
+def test_compiled_modules_are_used_by_the_same_python_alone(tmp_path: Path) -> None:
+    (tmp_path / "archive").write_bytes(build_archive(("__init__.py", "ranges.py"), compiled=True))
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'archive')!r}); import ddlrun.ranges as r; print(r.__file__)"
+    )
+    pythons = [sys.executable, *map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python"))]
+    loaded = [subprocess.check_output([python, "-I", "-S", "-c", code], text=True) for python in pythons]
+    assert [line.strip().rpartition(".")[2] for line in loaded] == ["pyc", *["py"] * (len(pythons) - 1)]
+
+
 def test_the_archive_has_the_modules_that_agents_and_keepers_import() -> None:
     names = zipfile.ZipFile(io.BytesIO(build_archive())).namelist()
     assert {"ddlrun/__init__.py", "ddlrun/errors.py", "ddlrun/agent/node.py", "ddlrun/keeper/keeper.py"} <= set(names)
