@@ -487,7 +487,7 @@ class EndedError(BaseException):
 
 def test_a_signal_ends_the_wait_for_a_transfer(tmp_path: Path) -> None:
     def end(_: int, frame: FrameType | None) -> None:
-        if any(call.name == "communicate" for call in traceback.extract_stack(frame)):
+        if any(call.name == "_wait" for call in traceback.extract_stack(frame)):
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             raise EndedError
 

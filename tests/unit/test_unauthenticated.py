@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
@@ -28,6 +29,9 @@ from ddlrun.ship.host.results import send_results
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultServer
 from ddlrun.ship.server import TransferPlan, TransferServer
+from ddlrun.wire.authentication import Secret, connect_as
+from ddlrun.wire.connection import run_handshake
+from ddlrun.wire.frames import Decoder, Encoder
 from ddlrun.wire.listening import MOST_UNAUTHENTICATED
 from tests.support.keepers import SimulatedKeeper, is_readable, serving
 from tests.support.ports import reserved_port
@@ -128,18 +132,23 @@ def successors(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the othe
 
 @contextmanager
 def tcp_check(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
+    secret = Secret.draw()
+    root = str(Path(peer.__file__).parents[2])
+    run = f"import sys; sys.path.insert(0, {root!r}); from ddlrun.preflight.peer import main; main(sys.argv[1])"
     with reserved_port() as port:
         task = {
-            "own": "a", "bind": "127.0.0.1", "to": {"b": "127.0.0.2"}, "ports": [port], "token": "secret",
+            "own": "a", "bind": "127.0.0.1", "to": {"b": "127.0.0.2"}, "ports": [port], "secret": secret.text,
             "seconds": PATIENCE,
         }  # fmt: skip
-        argv = [sys.executable, "-IS", peer.__file__, json.dumps(task)]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        with subprocess.Popen([sys.executable, "-ISc", run, json.dumps(task)], stdout=subprocess.PIPE) as process:
 
             def meet() -> None:
                 with socket.create_connection(("127.0.0.1", port)) as link:
-                    link.sendall(f"secret b {port}\n".encode())
-                    assert link.recv(100) == b"secret a\n"
+                    agreement = run_handshake(link, connect_as(secret), time.monotonic() + PATIENCE)
+                    link.settimeout(PATIENCE)
+                    greeting = Encoder(agreement.outgoing, peer.TO_PARTNER).encode(peer.GREETING, f"{port} b".encode())
+                    link.sendall(b"".join(greeting))
+                    assert peer.receive_text(link, Decoder(agreement.incoming, peer.FROM_PARTNER)) == b"a"
 
             wait_until(lambda: connections(process.pid, port, listening=True))
             yield Guarded(port, process.pid, meet)
