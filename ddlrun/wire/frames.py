@@ -90,7 +90,7 @@ class Encoder:
         """Return the buffers of the next frame; a text that is too long is cut off."""
         limit = self._limits[kind]
         if limit.__class__ is Fixed:
-            return [b"".join((kind, *self._protect(kind, text)))]
+            return [kind + b"".join(self._protect(kind, text))]
         text = text[:limit]
         head = kind + len(text).to_bytes(4, "big")
         buffers = [head, *self._protect(head, b"")]
@@ -124,13 +124,12 @@ class Decoder:
             kind = b"" if self._head else bytes(self._data[self._at : self._at + 1])
             limit = self._limits.get(kind)
             if limit.__class__ is Fixed:
-                end = self._at + 1 + limit + self._code_bytes
-                if end > len(self._data):
-                    self._wanted = end - self._at
+                frame = self.next_fixed()
+                if frame is None:
+                    self._wanted = 1 + limit + self._code_bytes
                     return
-                text = self._reveal(kind, self._data[self._at + 1 : end])
-                self._at, self._wanted = end, HEAD_BYTES + self._code_bytes
-                yield kind, text
+                self._wanted = HEAD_BYTES + self._code_bytes
+                yield frame
                 continue
             protected = memoryview(self._data)[self._at : self._at + self._wanted]
             self._at += self._wanted
@@ -146,6 +145,21 @@ class Decoder:
                     continue
             self._wanted = HEAD_BYTES + self._code_bytes
             yield head[:1], text
+
+    def next_fixed(self) -> tuple[bytes, bytes] | None:
+        """Return the next frame if it is complete, where all kinds are Fixed: quicker than feed. Raises FrameError."""
+        data, at = self._data, self._at
+        kind = bytes(data[at : at + 1])
+        if not kind:
+            return None
+        limit = self._limits.get(kind)
+        if limit is None:
+            raise _unknown(kind)
+        end = at + 1 + limit + self._code_bytes
+        if end > len(data):
+            return None
+        self._at = end
+        return kind, self._reveal(kind, data[at + 1 : end])
 
     def take(self, most: int) -> memoryview:
         """Take up to some of the bytes that have arrived after a frame, while `feed` stands at it.
@@ -171,7 +185,11 @@ class Decoder:
         kind, length = head[:1], int.from_bytes(head[1:], "big")
         most = self._limits.get(kind)
         if most is None:
-            raise FrameError(f"a message is of kind {kind!r}, which must not come here")
+            raise _unknown(kind)
         if length > most:
             raise FrameError(f"a message of kind {kind!r} has {length} bytes, at most {most} are allowed")
         return length
+
+
+def _unknown(kind: bytes) -> FrameError:
+    return FrameError(f"a message is of kind {kind!r}, which must not come here")

@@ -386,6 +386,7 @@ def test_an_end_without_the_secret_is_not_heard() -> None:
         pytest.param(True, 3, "", id="greeting"),
         pytest.param(True, 45, "rank 1 is lost: it has ended", id="confirmation"),
         pytest.param(False, 20, "rank 1 is lost: it does not know the secret of the job", id="welcome"),
+        pytest.param(True, 57, "rank 0 is lost: a message was altered on the way", id="kind"),
         pytest.param(True, 60, "rank 0 is lost: a message was altered on the way", id="group"),
         pytest.param(False, 42, "rank 1 is lost: a message was altered on the way", id="tag"),
         pytest.param(False, 46, "rank 1 is lost: a message was altered on the way", id="length"),

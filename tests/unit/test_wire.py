@@ -122,6 +122,20 @@ def test_a_frame_of_a_fixed_length_is_a_kind_a_text_and_a_code(protection: str) 
         list(Decoder(protections[2], {FIXED: Fixed(6), b"y": Fixed(6)}).feed(b"y" + bytes(sent[1:])))
 
 
+def test_frames_of_fixed_lengths_are_taken_one_by_one() -> None:
+    encoder, decoder = checked()
+    sent = b"".join([*encoder.encode(FIXED, b"first."), *encoder.encode(FIXED, b"second")])
+    found = list[tuple[bytes, bytes]]()
+    for at in range(0, len(sent), 5):
+        decoder.add(sent[at : at + 5])
+        while (frame := decoder.next_fixed()) is not None:
+            found.append(frame)
+    assert found == [(FIXED, b"first."), (FIXED, b"second")]
+    decoder.add(b"?")
+    with pytest.raises(FrameError, match=r"kind b'\?'"):
+        decoder.next_fixed()
+
+
 def test_a_text_that_is_too_long_is_cut_off() -> None:
     encoder, decoder = checked()
     assert list(decoder.feed(b"".join(encoder.encode(FILE, b"123456789")))) == [(FILE, b"12345678")]

@@ -135,8 +135,8 @@ class PeerConnection(Connection):
         while self.is_readable:
             incoming = self._incoming
             if incoming is None:
-                for kind, text in self.decoder.feed(self.read(AHEAD)):
-                    self._take(kind, text)
+                self.decoder.add(self.read(AHEAD))
+                self._take_frames()
             else:
                 rest = incoming.view[incoming.at :]
                 size, missing = self.read_into(rest, AHEAD), len(rest)
@@ -145,23 +145,26 @@ class PeerConnection(Connection):
                 else:
                     self._end_message(incoming)
                 if size > missing:
-                    for kind, text in self.decoder.feed(b""):
-                        self._take(kind, text)
+                    self._take_frames()
             if self.is_drained or not self.open:
                 break
         if self._incoming is not None or self._wake > 1:
             self._set_wake()
 
+    def _take_frames(self) -> None:
+        while (frame := self.decoder.next_fixed()) is not None:
+            self._take(*frame)
+
     def _take(self, kind: bytes, text: bytes) -> None:
         """Handle a frame that has come."""
         if kind == MESSAGE:
-            incoming = self.mailbox.begin(*ENVELOPE.unpack(text))
-            part = self.decoder.take(len(incoming.view))
+            group, tag, size = ENVELOPE.unpack(text)
+            incoming = self._incoming = self.mailbox.begin((group, tag), size)
+            part = self.decoder.take(size)
             if part:
-                incoming.view[: len(part)] = part
                 incoming.at = len(part)
-            self._incoming = incoming
-            if len(part) == len(incoming.view):
+                incoming.view[: incoming.at] = part
+            if incoming.at == size:
                 self._end_message(incoming)
         elif kind == LOAN:
             self.loans.take(Loan(*LOAN_TEXT.unpack(text)))

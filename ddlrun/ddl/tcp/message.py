@@ -77,12 +77,12 @@ class Mailbox:
         self.posted: defaultdict[Key, deque[Completion]] = defaultdict(deque)
         self.early: defaultdict[Key, deque[Incoming | Loan]] = defaultdict(deque)
 
-    def begin(self, group: int, tag: int, size: int) -> Incoming:
-        """Return a message that arrives from now on. Raises WrongLengthError."""
-        completion = take_next(self.posted, (group, tag))
+    def begin(self, key: Key, size: int) -> Incoming:
+        """Return a message of a group and tag that arrives from now on. Raises WrongLengthError."""
+        completion = take_next(self.posted, key)
         incoming = Incoming(completion, size)
         if completion is None:
-            self.early[group, tag].append(incoming)
+            self.early[key].append(incoming)
         elif len(incoming.view) != size:
             self.check_length(size, completion)
         return incoming
