@@ -78,11 +78,15 @@ class HostServer(Server):
         self.conversations: set[Conversation] = set()
 
     def run(self, task: Mapping[str, Any], python: str, reach: ProbeTarget) -> dict[str, dict[str, Any]]:
-        """Run a task on all hosts, and serve their connections meanwhile; return their reports (see run_tasks)."""
+        """Run a task on all hosts, and serve their connections meanwhile; return their reports (see run_tasks).
+
+        `reach` passes scripts on as files, as they contain the secret.
+        """
         end = {"secret": self.secret.text, "addresses": list(self._addresses), "port": self.port}
         self.start()
         try:
-            return run_tasks({host: {**task, **end, "host": host} for host in self._hosts}, python, reach)
+            tasks = {host: {**task, **end, "host": host} for host in self._hosts}
+            return run_tasks(tasks, python, reach, compiled=True)
         finally:
             self.close()
 

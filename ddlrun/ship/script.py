@@ -23,20 +23,23 @@ __import__(sys.argv[1], fromlist=["main"]).main(task)
 """
 
 
-def run_tasks(tasks: Mapping[str, Mapping[str, Any]], python: str, reach: ProbeTarget) -> dict[str, dict[str, Any]]:
+def run_tasks(
+    tasks: Mapping[str, Mapping[str, Any]], python: str, reach: ProbeTarget, *, compiled: bool = False
+) -> dict[str, dict[str, Any]]:
     """Run each host's task, all at once, under a Python if the host has it, else under python3.
 
-    Returns host -> its report; that of a host that failed has the reason as `error`.
+    With `compiled` hosts start in less time, but a script is too long for an argument of a program (128 KiB). Returns
+    host -> its report; that of a host that failed has the reason as `error`.
     """
-    modules = encode_modules(PARTS)
+    modules = encode_modules(PARTS, compiled=compiled)
     scripts = {host: task_script(task, python, modules, MAIN) for host, task in tasks.items()}
     replies = run_scripts(scripts, reach)
     return {host: parse_report(replies[host]) for host in tasks}
 
 
-def encode_modules(parts: Sequence[str]) -> str:
+def encode_modules(parts: Sequence[str], *, compiled: bool = False) -> str:
     """Return an archive of modules and folders for the script of a task."""
-    return base64.b64encode(build_archive(parts, compiled=True)).decode()
+    return base64.b64encode(build_archive(parts, compiled=compiled)).decode()
 
 
 def task_script(task: Mapping[str, Any], python: str, modules: str, main: str) -> str:

@@ -36,6 +36,7 @@ from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
 from ddlrun.ship.host.unpack import FILE, FOLDER, ArchiveError, unpack
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.results import FetchTask, receive_results
+from ddlrun.ship.script import MAIN, PARTS, encode_modules, task_script
 from ddlrun.ship.sending import COMPRESS
 from ddlrun.ship.server import TransferPlan, TransferServer, chain_order
 from ddlrun.ship.transfer import ShippedRun, judge, transfer
@@ -529,6 +530,11 @@ def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
 def test_a_script_with_a_secret_is_in_no_folder() -> None:
     with reach_privately(AgentLauncher(), 0) as target:
         assert target.here("echo $0")().out.startswith("/proc/")
+
+
+def test_the_script_of_a_task_without_a_secret_fits_into_an_argument() -> None:
+    script = task_script({}, sys.executable, encode_modules(PARTS), MAIN)
+    assert subprocess.run(["sh", "-c", f"exit 3\n{script}"], check=False).returncode == 3
 
 
 @pytest.mark.parametrize(("heartbeat", "interval"), [(5.0, 1), (30.0, 6), (0.0, 24)])
