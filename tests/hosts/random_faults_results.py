@@ -28,6 +28,7 @@ NOTES = (
 # MPI aborts the job from another rank, which is about to connect to one that has failed. mpirun then kills the keepers,
 # which may not have passed on that rank's last output, nor its end.
 ABORTED = Result(frozenset({14}), r"rank \d on h\d (aborted the job|.*exit code 14)")
+OPEN_MPI_4 = 4
 # Faults of ddlrun itself, which count even while it ends the job. So do all after the end of a daemon: the kernel has
 # keepers end their ranks then, before ddlrun knows.
 OF_DDLRUN = (Kind.KILL_DDLRUN, Kind.STOP_DDLRUN)
@@ -101,6 +102,9 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         yield Result(frozenset({3, 5}), f"error: .*{host}")
     if fault.moment in STARTING_MOMENTS and fault.kind is Kind.STOP_DDLRUN:
         yield Result(frozenset({3}), "cannot reach ddlrun")
+    if fault.kind is Kind.STOP_DAEMON and fault.moment is Moment.END and scenario.mpi and scenario.major == OPEN_MPI_4:
+        # Its ranks wait for the daemon in MPI_Finalize, but only for seconds; mpirun then takes them for failed ones.
+        yield Result(frozenset({1}), f"{on_host} exited with 0 while others were in MPI, without MPI_Finalize")
     if fault.kind is Kind.STOP_DAEMON and scenario.agent_stopped_at_start:
         yield Result(frozenset({3}), f"{on_host} did not start in")
     if fault.moment in STARTING_MOMENTS and fault.kind is Kind.CUT:
