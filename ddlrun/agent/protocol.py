@@ -6,7 +6,7 @@ several words is packed with their lengths.
 
 from __future__ import annotations
 
-from ddlrun.keeper.record import record
+from ddlrun.keeper import record
 from ddlrun.wire.frames import Agreement, Checksums
 
 TYPE_CHECKING = False

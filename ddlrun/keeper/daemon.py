@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper import protocol
+from ddlrun.keeper import protocol, record
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import close_files
 from ddlrun.keeper.proc_files import STOPPED, StopDetector, read_stat
 from ddlrun.keeper.processes import LAUNCHERS, kill_run, list_processes, plain_name, send_signal
-from ddlrun.keeper.record import record
 from ddlrun.keeper.task import Task
 from ddlrun.wire.loop import NEVER, READ, Loop
 

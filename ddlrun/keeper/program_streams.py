@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ddlrun.keeper import protocol
-from ddlrun.keeper.record import record
+from ddlrun.keeper import protocol, record
 from ddlrun.keeper.task import Task
 from ddlrun.wire.loop import WRITE
 

@@ -4,7 +4,7 @@ The keeper connects, and its claim is the number of its rank (four bytes). See w
 """
 
 from ddlrun import __version__
-from ddlrun.keeper.record import record
+from ddlrun.keeper import record
 from ddlrun.wire.frames import FrameError
 
 REVISION = 9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlrun.keeper.record import record
+from ddlrun.keeper import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
+from ddlrun.keeper import record
 from ddlrun.keeper.proc_files import read_file
 from ddlrun.keeper.processes import is_python
-from ddlrun.keeper.record import record
 from ddlrun.keeper.task import Task
 
 TYPE_CHECKING = False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from ddlrun.keeper import record
 from ddlrun.keeper.proc_files import list_folder, read_file, read_lines, read_link
-from ddlrun.keeper.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
