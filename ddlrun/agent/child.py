@@ -181,10 +181,6 @@ class Child:
     def give_up(self) -> None:
         """Kill the program that leads to the host, and expect nothing more."""
         self._given_up = True
-        self.kill()
-
-    def kill(self) -> None:
-        """Kill the program that leads to the host."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
 

@@ -89,11 +89,6 @@ class Children:
         for child in self._children:
             child.give_up()
 
-    def kill(self) -> None:
-        """Kill all programs that lead to other hosts."""
-        for child in self._children:
-            child.kill()
-
     def _start_waiting(self) -> None:
         """Start as many of the agents that wait for it as may be started now."""
         if not self._waiting:

@@ -14,7 +14,7 @@ from ddlrun.agent.local_ranks import SLACK_SECONDS, LocalRanks
 from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.keeper.forks import complain
 from ddlrun.keeper.signals import ENDING, SignalQueue
-from ddlrun.wire.loop import NEVER, Loop, reap_children
+from ddlrun.wire.loop import NEVER, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,9 +84,11 @@ class Node:
         for number in self._signals.take():
             if number in ENDING:
                 self._on_order(number)
-        for pid, status, _ in reap_children():
+        pid, status = _reap_child()
+        while pid:
             if not self._ranks.reap(pid, status):
                 self._children.reap(pid, status)
+            pid, status = _reap_child()
 
     def _send_pmi_down(self, message: bytes) -> None:
         """Pass a message of the root on to the PMI servers of this host and of those below it."""
@@ -116,7 +118,15 @@ class Node:
         end = time.monotonic() + FAREWELL_SECONDS
         while self._children.running and time.monotonic() < end:
             self._wait(end - time.monotonic())
-        self._children.kill()
+        self._children.give_up()
+
+
+def _reap_child() -> tuple[int, int]:
+    """Return the number and the status of a child that has ended; 0 if there is none. os.wait4 imports a module."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
 
 
 def read_grace() -> float:
