@@ -59,7 +59,7 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     channel = os.environ.pop(protocol.ADDRESSES, "")
     if link is not None:
         os.set_inheritable(link, True)
-    grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
+    grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "") or "10") for name in ("GRACE", "HEARTBEAT"))
     manager = manager or (MPIRUN if names == OPEN_MPI else OTHER_MANAGER)
     settings = KeeperSettings(
         argv=argv, label=label, local_rank=local_rank, parent=parent, grace=grace, heartbeat=heartbeat, rank=rank,
