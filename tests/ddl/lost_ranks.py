@@ -54,8 +54,10 @@ def reduce_until_interrupted() -> None:
         begin = time.perf_counter()
         with suppress(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, random.uniform(0, seconds) if RANK == 2 else 0)  # noqa: S311
-            ddl.all_reduce(array, in_place=True)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            try:
+                ddl.all_reduce(array, in_place=True)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             seconds = time.perf_counter() - begin
             assert (array == 3).all()
 
