@@ -474,7 +474,7 @@ def test_clean_removes_what_dead_jobs_have_left(tmp_path: Path) -> None:
         ended.wait()
     dead, alive = make_leftovers(tmp_path, str(ended.pid)), make_leftovers(tmp_path, str(os.getpid()))
     (tmp_path / f"prted.{ended.pid}0").symlink_to(tmp_path)
-    unused, used = (Path(f"{leftovers.FOLDER}/mpich_shm_{mark()}_{end}") for end in "ab")
+    unused, used = (Path(f"{leftovers.FOLDER}/{name}_{mark()}") for name in ("ucx_shm_posix", "mpich_shm"))
     unused.write_bytes(b"x")
     used.write_bytes(b"x")
     try:
