@@ -426,7 +426,7 @@ FAULTS = (
     Fault("an environment of 2 MB", 0, NO_LINE, words=("echo", "started"), prefix=large_environment(20, 100_000)),
     Fault(
         "an environment of 15,000 variables, too many for the command line of mpirun", 5, "too long for a program",
-        words=("echo", "started"), prefix=large_environment(15_000, 100),
+        words=("echo", "started"), prefix=large_environment(15_000, 100), own=(0, NO_LINE),
     ),
     Fault("PATH is unset", 0, NO_LINE, words=("/bin/echo", "started"), prefix=("env", "-u", "PATH")),
     # hosts that differ
