@@ -67,6 +67,8 @@ class Run:
         self._evidence.mkdir()
         self._shown = folder / "shown"
         self._ddlrun_stopped = False
+        self._cut: set[str] = set()
+        """The hosts whose networks were cut."""
 
     def execute(self) -> Report:
         """Run the job, inject the faults, wait for the end, and check the properties."""
@@ -149,7 +151,10 @@ class Run:
         time.sleep(fault.delay)
         if fault.kind is Kind.CUT:
             stack.enter_context(self._cluster.cut(fault.host))
+            self._cut.add(fault.host)
         elif fault.kind is Kind.BLINK:
+            if fault.host in self._cut:
+                return False
             with self._cluster.cut(fault.host):
                 time.sleep(MOMENTARY_SECONDS)
         elif fault.kind is Kind.FLOOD:
@@ -258,22 +263,25 @@ class Run:
             limit += SPARE_SECONDS
         if not wait_until(lambda: job.process.poll() is not None, limit):
             return [Violation("bound", f"ddlrun runs on, beside {list(map(describe, self._left()))}")]
-        if not wait_until(lambda: not self._left(), limit) and not self._end_unacknowledged_daemons():
+        if not wait_until(lambda: not self._left(), limit) and not self._end_what_may_stay():
             return [Violation("left", f"processes: {list(map(describe, self._left()))}")]
         return []
 
-    def _end_unacknowledged_daemons(self) -> bool:
-        """End mpirun's daemons whose data for it is not acknowledged, as the network is cut; True if nothing is left.
+    def _end_what_may_stay(self) -> bool:
+        """End what may stay on hosts that cannot be reached; return True if nothing is left.
 
-        Those without a keeper may stay for 15 minutes: see Left-over processes in docs/explanation/faults.md.
+        These are mpirun's daemons without a keeper, for 15 minutes, and the processes of agents and keepers that were
+        stopped: see Left-over processes in docs/explanation/faults.md.
         """
         left = self._left()
-        allowed = all(is_mpi_daemon(pid) and list_unacknowledged([pid]) for pid in left)
-        if not allowed or not self._scenario.cut_at_start:
+        daemons = self._scenario.cut_at_start and all(is_mpi_daemon(pid) and list_unacknowledged([pid]) for pid in left)
+        stopped = {fault.host for fault in self._scenario.faults if fault.kind in (Kind.STOP_KEEPER, Kind.STOP_DAEMON)}
+        unreachable = {pid for host in stopped & self._cut for pid in self._cluster.processes(host)}
+        if not daemons and not unreachable.issuperset(left):
             return False
         for pid in left:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGKILL)
         return wait_until(lambda: not self._left(), time.monotonic() + SPARE_SECONDS)
 
     def _left(self) -> list[int]:
