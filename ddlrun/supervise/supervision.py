@@ -150,6 +150,9 @@ class Supervision:
 
     def _check_heartbeats(self, now: float) -> None:
         silent = {peer: it for peer, it in self._limits.heartbeat.beat(now, self._keepers).items() if not peer.watching}
+        for peer in silent:
+            if peer.rank is None and 0 <= peer.greeted_rank < self.ranks.job.ranks:  # its HELLO has not arrived
+                peer.host = self.ranks.job.host_of(peer.greeted_rank)
         for peer in [peer for peer in silent if peer.running]:
             self._lose(peer)
             self.ranks.lost_hosts.add(peer.host)

@@ -88,6 +88,14 @@ def test_a_hostile_keeper_ends_the_job(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.openmpi(4)
+def test_a_silent_keeper_that_has_not_named_its_host_is_that_of_its_greeting(mpirun: str, tmp_path: Path) -> None:
+    line = launch_line(stand_in(tmp_path / "mpirun", mpirun, [CONNECT]), tmp_path)
+    done = run(line, "--heartbeat", "1", "-np", "2", "true")
+    assert done.returncode == EXIT_UNREACHABLE
+    assert "no sign of life from localhost for 1 s" in done.stderr
+
+
 MARKUP = b"</pre></td><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
 TEXTS = b"\x1b]52;c;cm0gLXJm\x07\x1b[2Jtext\x9b31m\r\n"
 BOUND = b"\t".join((b"0", b"n0" + MARKUP, b"0" + TEXTS, b"0" + MARKUP, b"0", b"problem" + TEXTS + MARKUP))
