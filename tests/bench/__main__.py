@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench.launch import NO_OP, launch
 from tests.bench.measure import BESIDE, DDLRUN, Failed, NotInstalled, Row, Sample, Series, interleaved, run, show, wall
+from tests.bench.one_host import NO_OP, launch
 from tests.bench.options import bench_parser
 from tests.cluster.cluster import Cluster, why_not
 
