@@ -107,6 +107,10 @@ class Cluster(HostGroup):
         """Return the file in which ssh on `host` looks up host keys; a test may edit it."""
         return self._hosts[host].ssh_folder / "known_hosts"
 
+    def connections(self, host: str) -> int:
+        """Return the number of connections that the host's sshd has accepted so far."""
+        return (self._hosts[host].folder / "sshd.log").read_text().count("Accepted publickey")
+
     def stop(self, host: str) -> None:
         """Stop the host's sshd: new connections are refused, and open sessions continue."""
         server = self._servers.pop(host)

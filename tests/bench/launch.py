@@ -1,0 +1,202 @@
+"""Benchmark of launches as users type them, checks included, over hosts that are network namespaces of this machine.
+
+Prints three tables per number of hosts, each with 2 ranks:
+
+- a short job beside bare mpirun and torchrun, which is started on each host over ssh;
+- the time from the death of a rank to the first line of the next attempt;
+- the ssh connections that each other host accepts during a launch, counted at its sshd. The full launch has --ship,
+  --fetch, two restarts and a process that stays behind.
+"""
+
+import operator
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.measure import BESIDE, DDLRUN, Failed, Row, Sample, Series, interleaved, run, show, wall
+from tests.bench.options import bench_parser, cannot_run
+from tests.cluster.cluster import Cluster, why_not
+from tests.conftest import MPIRUNS, OWN
+
+JOB = ["sleep", "0.1"]
+RANKS_PER_HOST = 2
+PROGRAM = Path(__file__).parent / "programs" / "dying_rank.py"
+TORCHRUN = "torchrun"
+# The goals beside bare mpirun up to this number of hosts and beyond, and those in ms after the death of a rank: under
+# ddlrun's own process manager, and under mpirun.
+FEW = 4
+FEW_RATIOS = {OWN: 1.3, "mpirun": 1.6}
+MANY_RATIOS = {OWN: 1.2, "mpirun": 1.4}
+RESTARTS = {OWN: 800, "mpirun": 1500}
+
+
+class Sizes(NamedTuple):
+    """The rounds of launches and of restarts, and the numbers of hosts."""
+
+    rounds: int
+    restarts: int
+    hosts: tuple[int, ...]
+
+
+FULL = Sizes(rounds=7, restarts=3, hosts=(1, 4, 16))
+SMOKE = Sizes(rounds=1, restarts=1, hosts=(2,))
+
+
+def main() -> int:
+    """Print all tables; return the exit code."""
+    parser = bench_parser(__doc__)
+    parser.add_argument("--hosts", type=int, nargs="+", metavar="N", help="the numbers of hosts")
+    options = parser.parse_args()
+    if why_not():
+        cannot_run(why_not())
+    sizes = SMOKE if options.smoke else FULL
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed ddlrun has its bytecode
+    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {sizes.rounds} rounds in turn")
+    failed = []
+    for count in options.hosts or sizes.hosts:
+        with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as folder, Cluster(count, racks=1) as cluster:
+            os.environ["XDG_STATE_HOME"] = f"{folder}/state"  # where run folders go
+            failed += Launches(cluster, Path(folder)).show(sizes)
+    return 1 if failed else 0
+
+
+class Launches:
+    """The launches from the first of some hosts, under each process manager."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self._cluster, self._folder = cluster, folder
+        self._names = [host.name for host in cluster.hosts]
+        self._where = f"{len(self._names)} host{'s' if len(self._names) > 1 else ''} x {RANKS_PER_HOST} ranks"
+        self._hosts = ",".join(f"{name}:{RANKS_PER_HOST}" for name in self._names)
+        found = {f"mpirun {major}": path for major, path in MPIRUNS.items() if shutil.which(path)}
+        self._managers = {OWN: ["--process-manager", OWN]} | {name: ["--mpirun", path] for name, path in found.items()}
+        self._mpiruns = found
+        self._torchrun = str(BESIDE / TORCHRUN) if (BESIDE / TORCHRUN).exists() else ""
+
+    def show(self, sizes: Sizes) -> list[str]:
+        """Print the tables; return the names of the rows that failed."""
+        failed = show(f"{shlex.join(JOB)}, {self._where} ({_load()})", self._launches(sizes.rounds))
+        failed += show(f"from the death of a rank on, {self._where} ({_load()})", self._restarts(sizes.restarts))
+        if len(self._names) > 1:
+            failed += show(f"ssh connections per host and launch, {self._where}", self._connections())
+        return failed
+
+    def _launches(self, rounds: int) -> list[Row]:
+        ranks = str(RANKS_PER_HOST * len(self._names))
+        lines = {
+            name: self._argv([path, "-H", self._hosts, "-np", ranks, *JOB]) for name, path in self._mpiruns.items()
+        }
+        lines |= {self._title(name): self._argv(self._launch(name, JOB)) for name in self._managers}
+        if self._starts_torchrun:
+            lines[TORCHRUN] = self._argv(self._torchrun_line(["--no-python", *JOB]))
+        series = interleaved({name: wall(argv) for name, argv in lines.items()}, rounds)
+        rows = [Row(name, of_line) for name, of_line in series.items()]
+        return rows + [row for base in self._mpiruns for row in self._beside(base, series)]
+
+    def _beside(self, base: str, series: Mapping[str, Series]) -> list[Row]:
+        """Return the ratios of ddlrun under its own process manager, and under an mpirun, to that mpirun alone."""
+        goals = FEW_RATIOS if len(self._names) <= FEW else MANY_RATIOS
+        rows = []
+        for name in (OWN, base):
+            title = self._title(name)
+            ratio = series[title].against(series[base], operator.truediv)
+            rows.append(Row(f"{title}, to bare {base}", ratio, unit="x", goal=_goal(goals, name)))
+        return rows
+
+    def _restarts(self, rounds: int) -> list[Row]:
+        samplers = {self._title(name): self._restart(name) for name in self._managers}
+        if self._starts_torchrun:
+            samplers[TORCHRUN] = self._restart(TORCHRUN)
+        series = interleaved(samplers, rounds)
+        goals = {self._title(name): _goal(RESTARTS, name) for name in self._managers}
+        return [Row(name, of_line, goal=goals.get(name)) for name, of_line in series.items()]
+
+    def _restart(self, name: str) -> Sample:
+        """Return a sampler of the ms from the death of a rank to the first line of the next attempt."""
+
+        def sample() -> float:
+            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+                program = [str(PROGRAM), folder, "2"]
+                if name == TORCHRUN:
+                    line = self._torchrun_line(["--max-restarts", "1", *program])
+                else:
+                    line = self._launch(name, [sys.executable, *program], "--restarts", "1", "--output", "no-tag")
+                printed = run(self._argv(line)).stdout
+            times = {
+                word: [float(at) for at in re.findall(rf"{word} ([\d.]+)", printed)] for word in ("starts", "dies")
+            }
+            if (len(times["starts"]), len(times["dies"])) != (2, 1):
+                raise Failed(f"the ranks printed {printed!r}")
+            return (max(times["starts"]) - times["dies"][0]) * 1000
+
+        return sample
+
+    def _connections(self) -> list[Row]:
+        rows = []
+        for name in self._managers:
+            for what, launch in (("launch", self._plain_launch), ("full launch", self._full_launch)):
+                rows.append(Row(f"{self._title(name)}: {what}", self._count(launch, name), unit="", goal=1))
+        return rows
+
+    def _count(self, launch: Callable[[str], None], name: str) -> Series:
+        """Return the connections that the host with the most of them accepts during a launch."""
+        before = {host: self._cluster.connections(host) for host in self._names[1:]}
+        try:
+            launch(name)
+        except Failed as error:
+            return Series((), error)
+        return Series((max(self._cluster.connections(host) - count for host, count in before.items()),))
+
+    def _plain_launch(self, name: str) -> None:
+        run(self._argv(self._launch(name, JOB)))
+
+    def _full_launch(self, name: str) -> None:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            project = Path(folder) / "project"
+            project.mkdir()
+            shutil.copy(PROGRAM, project)
+            words = ["--restarts", "2", "--ship", "code", "--fetch", "result.*", "--output", "no-tag"]
+            line = self._launch(name, [sys.executable, PROGRAM.name, folder, "3", "keeper"], *words)
+            run(self._cluster.argv("h1", line, cwd=project))
+
+    def _launch(self, name: str, program: Sequence[str], *options: str) -> list[str]:
+        return [*DDLRUN, "launch", "--allow-run-as-root", *self._managers[name], *options, "-H", self._hosts, *program]
+
+    @property
+    def _starts_torchrun(self) -> bool:
+        return bool(self._torchrun) and len(self._names) <= FEW
+
+    def _torchrun_line(self, words: Sequence[str]) -> list[str]:
+        """Return a command line that starts torchrun on all hosts over ssh."""
+        count = len(self._names)
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "h1:29400", "--rdzv-id", "bench"]
+        line = shlex.join(
+            [self._torchrun, "--nnodes", str(count), "--nproc-per-node", str(RANKS_PER_HOST), *rendezvous, *words]
+        )
+        others = " ".join(self._names[1:])
+        return ["sh", "-c", f"for host in {others}; do ssh $host {shlex.quote(line)} & done; {line} && wait"]
+
+    def _argv(self, line: Sequence[str]) -> list[str]:
+        return self._cluster.argv("h1", line)
+
+    def _title(self, name: str) -> str:
+        return "ddlrun launch" if name == OWN else f"ddlrun launch with {name}"
+
+
+def _goal(goals: Mapping[str, float], name: str) -> float:
+    return goals[OWN if name == OWN else "mpirun"]
+
+
+def _load() -> str:
+    return "load of the machine: {:.0f}, {:.0f} and {:.0f}".format(*os.getloadavg())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
