@@ -3,14 +3,14 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ddlrun.remote.probe import ProbeTarget
-from ddlrun.ship.conversation import FRAME, Conversation, HostServer, Steps, receive
+from ddlrun.ship.host.link import HostLink
 from ddlrun.ship.host.protocol import END, FILES, OFFER, READY, RECEIVED, End, Offer, Row
 from ddlrun.ship.host.results import LARGEST_NUMBER, LONGEST_NAME, MOST_NAMED, is_left_out, is_wanted, shorten
+from ddlrun.ship.host_server import HostServer, receive
 from ddlrun.ship.request import ShipRequest
 from ddlrun.wire.frames import FrameError
 from ddlrun.wording import printable, printable_line
@@ -93,36 +93,36 @@ class ResultServer(HostServer):
         self.left: dict[str, list[str]] = {}
         self.failures: dict[str, str] = {}
 
-    def serve(self, conversation: Conversation, claim: bytes) -> Steps:  # noqa: ARG002 - see HostServer
+    def serve(self, link: HostLink, claim: bytes) -> None:  # noqa: ARG002 - see HostServer
         """Receive the files of a host, once."""
-        offer = yield from receive(OFFER, Offer)
-        if offer.host not in self._waiting:
-            return
-        self._waiting.remove(offer.host)
+        offer = receive(link, OFFER, Offer)
+        with self.changed:
+            if offer.host not in self._waiting:
+                return
+            self._waiting.remove(offer.host)
+            folder = f"{self._task.folder}/{len(self._waiting)}"
         self.unreadable[offer.host], self.left[offer.host] = map(_render_reasons, (offer.unreadable, offer.left))
-        conversation.connection.send(READY)
+        link.send(READY)
         try:
-            self.files[offer.host] = yield from self._receive(offer.host)
+            self.files[offer.host] = self._receive(link, offer.host, folder)
         except ConnectionError:
             return  # the host reports what went wrong
         except (OSError, FrameError) as error:
             self.failures[offer.host] = str(error)
             return
-        conversation.connection.send(RECEIVED)
-        yield FRAME
+        link.send(RECEIVED)
 
-    def _receive(self, host: str) -> Generator[int, Any, list[ResultFile]]:
+    def _receive(self, link: HostLink, host: str, folder: str) -> list[ResultFile]:
         """Receive the files of a host, without those that it could not read. Raises FrameError or OSError."""
-        folder = f"{self._task.folder}/{len(self._waiting)}"
         os.mkdir(folder)
-        rows = yield from receive(FILES, tuple[Row, ...])
-        files = list_files(rows, host, folder, self._task.request.fetched)
+        files = list_files(receive(link, FILES, tuple[Row, ...]), host, folder, self._task.request.fetched)
         size = sum(file.size for file in files)
-        if size > self._free:
-            raise FrameError(f"its files have {size} bytes, and here are {self._free} free")
-        self._free -= size
-        digest = yield from _receive_contents(files, size)
-        end = yield from receive(END, End)
+        with self.changed:
+            if size > self._free:
+                raise FrameError(f"its files have {size} bytes, and here are {self._free} free")
+            self._free -= size
+        digest = _receive_contents(link, files)
+        end = receive(link, END, End)
         if end.digest != digest:
             raise FrameError("its files were altered on the way")
         broken = set(end.broken)
@@ -133,22 +133,15 @@ class ResultServer(HostServer):
         return [file for row, file in enumerate(files) if row not in broken]
 
 
-def _receive_contents(files: Sequence[ResultFile], left: int) -> Generator[int, Any, str]:
-    """Receive the contents of files, which have some bytes in all; return their SHA-256. Raises OSError."""
+def _receive_contents(link: HostLink, files: Sequence[ResultFile]) -> str:
+    """Receive the contents of files; return their SHA-256. Raises OSError."""
     digest = hashlib.sha256()
-    received = memoryview(b"")
     for file in files:
-        missing = file.size
         opened = os.open(file.received, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode)
         with open(opened, "wb") as target:
-            while missing:
-                if not received:
-                    received = yield left
-                    left -= len(received)
-                    digest.update(received)
-                part, received = received[:missing], received[missing:]
-                target.write(part)
-                missing -= len(part)
+            for block in link.blocks(file.size):
+                digest.update(block)
+                target.write(block)
         os.utime(file.received, ns=(file.mtime, file.mtime))
     return digest.hexdigest()
 

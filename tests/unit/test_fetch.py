@@ -23,11 +23,11 @@ from ddlrun.application.fetching import remove_interrupted, render_fetched, rend
 from ddlrun.application.options.ship import read_ship
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
-from ddlrun.ship.conversation import parse
 from ddlrun.ship.host.link import HostLink, RemoteEnd
 from ddlrun.ship.host.protocol import FILES, OFFER, READY, RECEIVED, Offer, Row
 from ddlrun.ship.host.results import CACHE, is_left_out, list_results, send_results, shorten
 from ddlrun.ship.host.store import Store
+from ddlrun.ship.host_server import parse
 from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultFile, ResultServer, list_files

@@ -37,8 +37,7 @@ from ddlrun.ship.host.unpack import FILE, FOLDER, ArchiveError, unpack
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.results import FetchTask, receive_results
 from ddlrun.ship.script import MAIN, PARTS, encode_modules, task_script
-from ddlrun.ship.sending import COMPRESS
-from ddlrun.ship.server import TransferPlan, TransferServer, chain_order
+from ddlrun.ship.server import COMPRESS, TransferPlan, TransferServer, chain_order
 from ddlrun.ship.transfer import ShippedRun, judge, transfer
 from ddlrun.wire.authentication import CODE_BYTES, HandshakeError
 from tests.support.altering_proxy import Place, altering

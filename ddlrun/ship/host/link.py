@@ -44,11 +44,15 @@ class HostLink:
     """A connection that blocks."""
 
     def __init__(
-        self, link: _socket.socket, agreement: Agreement, sent: Mapping[bytes, int], received: Mapping[bytes, int]
-    ) -> None:
-        """Take over a connection after its handshake; the tables have the length of the longest text per kind."""
+        self, link: _socket.socket, agreement: Agreement, sent: Mapping[bytes, int], received: Mapping[bytes, int],
+        silence: float | None = SILENCE_SECONDS,
+    ) -> None:  # fmt: skip
+        """Take over a connection after its handshake.
+
+        The tables have the length of the longest text per kind; `silence` is the time in which something has to come.
+        """
         self.socket = link
-        self.socket.settimeout(SILENCE_SECONDS)
+        self.socket.settimeout(silence)
         self.close = link.close
         self._encoder, self._decoder = Encoder(agreement.outgoing, sent), Decoder(agreement.incoming, received)
 
@@ -178,7 +182,7 @@ class Server(AcceptorEvents):
         self._acceptor = Acceptor(
             self.loop, listeners, secret, self, DIGEST_BYTES, most=most, seconds=HANDSHAKE_SECONDS
         )
-        self._closing = False
+        self.closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -187,7 +191,7 @@ class Server(AcceptorEvents):
 
     def close(self) -> None:
         """Accept no more connections, and end the thread."""
-        self._closing = True
+        self.closing = True
         self.loop.wake()
         if self._thread.is_alive():
             self._thread.join()
@@ -199,7 +203,7 @@ class Server(AcceptorEvents):
         time.sleep(RETRY_SECONDS)
 
     def _run(self) -> None:
-        while not self._closing:
+        while not self.closing:
             self.loop.wait()
 
 
