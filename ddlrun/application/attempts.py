@@ -1,6 +1,7 @@
 """The attempts at a job: through the stages of a launch, and again after a failure."""
 
 import os
+from contextlib import closing
 
 from ddlrun.application.page import LaunchPage
 from ddlrun.application.planning import Attempt, Planned, place_ranks, plan_job, survey_hosts
@@ -13,7 +14,8 @@ from ddlrun.supervise.signals import Signals
 
 def plan_attempt(attempt: Attempt) -> Planned:
     """Take an attempt through the stages up to its plan. Raises DdlrunError."""
-    return plan_job(place_ranks(survey_hosts(attempt)))
+    with closing(attempt.links):
+        return plan_job(place_ranks(survey_hosts(attempt)))
 
 
 def run_until_done(attempt: Attempt) -> Outcome:
@@ -21,7 +23,7 @@ def run_until_done(attempt: Attempt) -> Outcome:
     from ddlrun.application import running  # noqa: PLC0415 - 30 ms, while this machine is probed
 
     finished, request = None, None
-    with LaunchPage(attempt.settings.run.web, attempt.reporter) as page:
+    with closing(attempt.links), LaunchPage(attempt.settings.run.web, attempt.reporter) as page:
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished, request)

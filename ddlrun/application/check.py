@@ -23,7 +23,7 @@ from ddlrun.preflight.identity import CHECK as IDENTITY
 from ddlrun.preflight.identity import check_identity
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, preflight
-from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.links import HostLinks
 from ddlrun.wording import did_you_mean
 
 # The word of --checks for no checks.
@@ -32,19 +32,19 @@ NONE = "none"
 
 def run_checks(
     hosts: HostList,
-    launcher: AgentLauncher,
+    links: HostLinks,
     request: PreflightRequest,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> PreflightReport:
-    """Run the requested checks on hosts that a launcher reaches, where ranks get the user's `variables`.
+    """Run the requested checks on hosts over links, where ranks get the user's `variables`.
 
     Raises InputError where the network is malformed.
     """
     if request.network is not None:
         parse_cidr(request.network)
-    only = request.only if launcher.needs_names else request.only - {"names"}
-    request = replace(request, only=only, ssh=launcher.shown)
-    return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left, variables=variables))
+    only = request.only if links.launcher.needs_names else request.only - {"names"}
+    request = replace(request, only=only, ssh=links.launcher.shown)
+    return preflight(hosts, request, lambda seconds_left: reach(links, seconds_left, variables=variables))
 
 
 def checks_of(manager: ProcessManager, options: Mapping[str, Any]) -> frozenset[str]:
@@ -70,7 +70,7 @@ def _shipped_checks(settings: Settings) -> frozenset[str]:
     return frozenset(name for name, travels in checks.items() if travels)
 
 
-def check_first(settings: Settings, manager: ProcessManager, reporter: Reporter) -> PreflightReport:
+def check_first(settings: Settings, manager: ProcessManager, links: HostLinks, reporter: Reporter) -> PreflightReport:
     """Probe a job's hosts and check them; show warnings."""
     check = settings.check
     only = frozenset(NAMES) if check.checks is None else check.checks
@@ -90,7 +90,7 @@ def check_first(settings: Settings, manager: ProcessManager, reporter: Reporter)
         encryption=settings.supervision.encryption,
         container=container,
     )
-    report = run_checks(settings.hosts.hosts, settings.hosts.launcher, request, settings.environment.variables)
+    report = run_checks(settings.hosts.hosts, links, request, settings.environment.variables)
     if not settings.run.quiet:
         warnings = [finding for finding in report.findings if finding.level is Level.WARNING and finding.check in only]
         if IDENTITY not in only:

@@ -5,14 +5,14 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddlrun.application.reporter import Reporter, try_line
+from ddlrun.application.planning import Attempt
+from ddlrun.application.reporter import try_line
 from ddlrun.application.shipping import reach_privately
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
 from ddlrun.listening import own_addresses
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan
-from ddlrun.plan.settings import Settings
 from ddlrun.ranges import render_spaced
 from ddlrun.remote.temporary_folder import temporary_folder
 from ddlrun.ship.files import INCOMING
@@ -36,17 +36,18 @@ class Fetched(NamedTuple):
     """Host -> files that are never copied back, such as links."""
 
 
-def fetch(request: ShipRequest, settings: Settings, plan: Plan, outcome: Outcome, reporter: Reporter) -> None:
+def fetch(request: ShipRequest, attempt: Attempt, plan: Plan, outcome: Outcome) -> None:
     """Copy the files of --fetch back from the hosts, and list them; those of lost hosts stay there.
 
     Raises UnreachableError where a file is missing and the job itself has not failed.
     """
+    settings, reporter = attempt.settings, attempt.reporter
     hosts = [name for name in plan.placement.hosts.names if name not in outcome.lost_hosts]
     place = f"{request.run_folder(plan.run_id)}{request.working_folder}"
     if outcome.requested:
         try_line(reporter, "fetching results; Ctrl-C leaves them on the hosts")
     try:
-        fetched = _fetch(request, settings, plan, hosts)
+        fetched = _fetch(request, attempt, plan, hosts)
     except OSError as error:
         fetched = Fetched((), [f"`--fetch`: {error.filename or request.working_folder}: {error.strerror}"], {})
     except BaseException:
@@ -67,7 +68,7 @@ def fetch(request: ShipRequest, settings: Settings, plan: Plan, outcome: Outcome
             try_line(reporter, f"error: {problem}")
 
 
-def _fetch(request: ShipRequest, settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:
+def _fetch(request: ShipRequest, attempt: Attempt, plan: Plan, hosts: Sequence[str]) -> Fetched:
     folder = os.getcwd()
     since = os.stat(plan.run_dir.plan).st_mtime
     others = [name for name in hosts if name not in plan.local_hosts]
@@ -75,10 +76,10 @@ def _fetch(request: ShipRequest, settings: Settings, plan: Plan, hosts: Sequence
     remove_interrupted(folder, prefix)
     with (
         temporary_folder(f"{prefix}{os.getpid()}-", folder) as incoming,
-        reach_privately(settings.hosts.launcher, settings.supervision.heartbeat) as target,
+        reach_privately(attempt.links) as target,
     ):
         task = FetchTask(
-            request=request, run_id=plan.run_id, python=settings.job.python, hosts=hosts,
+            request=request, run_id=plan.run_id, python=attempt.settings.job.python, hosts=hosts,
             addresses=own_addresses(others, plan.own_address), folder=incoming,
         )  # fmt: skip
         return _place(receive_results(task, target), ResultPlacer(folder, since))

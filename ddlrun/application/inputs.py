@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine, MachineNoteCode, machine_note
 from ddlrun.machine.manifest import MANIFEST, check_manifest
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
@@ -184,18 +186,14 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
 
 
 def reach(
-    launcher: AgentLauncher,
-    seconds: float = DEFAULT_PROBE_SECONDS,
-    *,
-    all_at_once: bool = False,
-    variables: Mapping[str, str] = MappingProxyType({}),
+    links: HostLinks, seconds: float = DEFAULT_PROBE_SECONDS, *, variables: Mapping[str, str] = MappingProxyType({})
 ) -> ProbeTarget:
-    """Return the target of probes: this host directly, others by the launcher, within a time limit in seconds.
+    """Return the target of probes: this host directly, others over links, within a time limit in seconds.
 
-    Scripts that wait for each other must run `all_at_once`, however many hosts there are. `variables` are the user's
-    for the ranks. GPUs that are chosen by number here are chosen on the hosts too, as the variable is passed on,
-    except where Slurm chooses them for each host.
+    `variables` are the user's for the ranks. GPUs that are chosen by number here are chosen on the hosts too, as the
+    variable is passed on, except where Slurm chooses them for each host.
     """
+    launcher = links.launcher
     allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in launcher.gpus.items()}
     own = next((line for name, line in allocated.items() if is_local(name)), "")
     given = render_choice(variables)
@@ -203,11 +201,8 @@ def reach(
     chosen = given if chooses_gpus(launcher) else render_choice(by_number) + given
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
-        from ddlrun.remote.fan_out import FANOUT, run_on_hosts  # noqa: PLC0415 - 2 ms, for jobs over several hosts alone
-
         heads = {name: chosen + allocated.get(name, "") for name in scripts}
-        fanout = max(FANOUT, len(scripts)) if all_at_once else FANOUT
-        return run_on_hosts({name: heads[name] + script for name, script in scripts.items()}, launcher, seconds, fanout)
+        return links.run({name: heads[name] + script for name, script in scripts.items()}, seconds)
 
     return ProbeTarget(
         lambda script: start_command(["sh", "-c", own + given + script], "", seconds),
@@ -228,10 +223,11 @@ def read_machines(
         return _load_machines(machine, saved, hosts)
     described = read_preset(machine) if machine else None
     if machine and described is None and not all(is_local(name) for name in hosts.names):
-        described = probe(read_hosts(None, None), reach(SSH))["localhost"]
+        described = probe(read_hosts(None, None), reach(HostLinks(SSH)))["localhost"]
     if described is not None:
         return dict.fromkeys(hosts.names, described)
-    machines = probe(hosts, reach(launcher, variables=variables))
+    with closing(HostLinks(launcher)) as links:
+        machines = probe(hosts, reach(links, variables=variables))
     check_named_gpus(machines, launcher)
     return machines
 

@@ -26,6 +26,7 @@ from ddlrun.plan.plan import Plan
 from ddlrun.plan.planner import make_plan, place_surveyed
 from ddlrun.plan.settings import Settings, reassign_hosts
 from ddlrun.plan.survey import Survey
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import PendingProbe, await_names, check_distinct
 from ddlrun.runs.registry import find_in_use
 from ddlrun.runs.store import state_folder
@@ -39,6 +40,8 @@ class Attempt(NamedTuple):
 
     settings: Settings
     manager: PendingManager
+    links: HostLinks
+    """The links to the hosts of all attempts."""
     reporter: Reporter
     restarts: int
     """Number of restarts that are allowed in all."""
@@ -93,7 +96,8 @@ def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
     checks = settings.check.checks
     if settings.container is not None and settings.hosts.all_local and (checks is None or "container" in checks):
         check_container(settings.container)
-    return Attempt(settings, manager, reporter, settings.run.restarts)
+    links = HostLinks(settings.hosts.launcher, settings.run.run_id, settings.supervision.heartbeat)
+    return Attempt(settings, manager, links, reporter, settings.run.restarts)
 
 
 def _manager_request(settings: Settings) -> ManagerRequest:
@@ -121,7 +125,7 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
     settings = attempt.settings
     if settings.hosts.all_local or (settings.machine and settings.run.dry_run):
         return Surveyed(attempt, survey_machines(settings, attempt.manager, attempt.probe), None)
-    report = _check_hosts(settings, attempt.manager.result(), attempt.reporter)
+    report = _check_hosts(attempt)
     if report.bad_hosts:
         if not settings.hosts.replaceable:
             report.raise_failures()
@@ -145,7 +149,7 @@ def start_probe(attempt: Attempt) -> Attempt:
     hosts = attempt.settings.hosts
     if not hosts.all_local or attempt.settings.machine:
         return attempt
-    target = reach(hosts.launcher, variables=attempt.settings.environment.variables)
+    target = reach(attempt.links, variables=attempt.settings.environment.variables)
     return attempt._replace(probe=PendingProbe(hosts.hosts, target))
 
 
@@ -192,14 +196,15 @@ def inspect_installation(settings: Settings, manager: ProcessManager) -> Install
     )
 
 
-def _check_hosts(settings: Settings, manager: ProcessManager, reporter: Reporter) -> "PreflightReport":
+def _check_hosts(attempt: Attempt) -> "PreflightReport":
     """Query and check the hosts of a job; the names of new pods may take a while to resolve."""
     from ddlrun.application.check import check_first  # noqa: PLC0415 - 4 ms, for jobs over several hosts alone
 
+    settings = attempt.settings
     hosts = settings.hosts
     if hosts.allocation is not None and hosts.allocation.scheduler == "kubernetes" and hosts.launcher.launcher == "ssh":
         await_names(hosts.hosts.names, settings.check.seconds)
-    return check_first(settings, manager, reporter)
+    return check_first(settings, attempt.manager.result(), attempt.links, attempt.reporter)
 
 
 def _busy_ports(report: "PreflightReport") -> frozenset[int]:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from ddlrun.application.inputs import load_hosts, reach, read_hosts, read_job_hosts, read_machines
@@ -12,6 +13,7 @@ from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.machine.manifest import MANIFEST, render_manifest
 from ddlrun.remote.full_probe import ProbedHost, probe_fully
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import check_distinct, render_failures
 
 CACHE_SECONDS = 3600
@@ -21,10 +23,11 @@ def probe_hosts(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str
     """Probe the hosts, with --save into a folder; return their machines, and the problems of hosts without one."""
     host_list, launcher = read_job_hosts(hosts, options)
     check_distinct(host_list)
-    target = reach(launcher, options["timeout"])
     folder = f"{os.environ.get('XDG_CACHE_HOME') or os.environ['HOME'] + '/.cache'}/ddlrun/hosts"
     cache = ProbeFileCache(folder, refresh=options["refresh"])
-    probed = probe_fully(host_list, target, cache)
+    with closing(HostLinks(launcher)) as links:
+        target = reach(links, options["timeout"])
+        probed = probe_fully(host_list, target, cache)
     if options["save"]:
         _save(options["save"], host_list, probed)
     machines = {name: reply.machine for name, reply in probed.items() if reply.machine}

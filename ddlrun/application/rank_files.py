@@ -1,6 +1,7 @@
 """The rank file of ddlrun gen-rankfile: hosts and machines as they are named, and the notes on what is assumed."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from ddlrun import __version__
@@ -16,6 +17,7 @@ from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyRequest
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import check_distinct, is_local, probe
 from ddlrun.topology import RankOrder, Topology
 
@@ -95,5 +97,6 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
 
         return dict.fromkeys(hosts.names, simple_machine(packages, cores))
     if options["probe"]:
-        return probe(hosts, reach(ssh_launcher(options)))
+        with closing(HostLinks(ssh_launcher(options))) as links:
+            return probe(hosts, reach(links))
     return read_machines(hosts, options["machine"] or ASSUMED_PRESET)

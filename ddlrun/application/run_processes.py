@@ -1,9 +1,11 @@
 """Processes and files of runs on hosts: listed, ended and removed, as for ddlrun runs, kill and clean."""
 
 import os
+import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
 from ddlrun.plan.run_dir import RunDir
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.history import attempt_names, find_folder, may_run
@@ -38,16 +41,21 @@ Show = Callable[[str], object]
 
 def list_processes(hosts: str | None, runs: Sequence[Run], options: Options) -> tuple[Processes, Failures]:
     """Return the processes of all runs on each host, and the replies of hosts that failed."""
+    with _open_links(options) as links:
+        return _list_processes(_choose_hosts(hosts, runs, options), reach(links, options["timeout"]))
+
+
+def _list_processes(hosts: Sequence[str], target: ProbeTarget) -> tuple[Processes, Failures]:
     state = state_folder(os.environ)
     names = [name for folder in newest_first(state).values() for name in attempt_names(folder)]
-    return find_processes(_choose_hosts(hosts, runs, options), _target(options), names)
+    return find_processes(hosts, target, names)
 
 
 def raise_failures(failed: Failures, options: Options) -> None:
     """Raise UnreachableError if hosts failed."""
     if failed:
         reasons = {name: describe_failure(reply) for name, reply in failed.items()}
-        raise UnreachableError(*render_failures(reasons, _target(options).ssh))
+        raise UnreachableError(*render_failures(reasons, shlex.join(ssh_launcher(options).shown)))
 
 
 def _choose_hosts(hosts: str | None, runs: Sequence[Run], options: Options) -> Sequence[str]:
@@ -58,8 +66,8 @@ def _choose_hosts(hosts: str | None, runs: Sequence[Run], options: Options) -> S
     return ("localhost", *(name for name in run_hosts if not is_local(name)))
 
 
-def _target(options: Options, extra_seconds: float = 0.0) -> ProbeTarget:
-    return reach(ssh_launcher(options), options["timeout"] + extra_seconds)
+def _open_links(options: Options) -> closing[HostLinks]:
+    return closing(HostLinks(ssh_launcher(options)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,8 @@ def end_named_runs(texts: Sequence[str], options: Options) -> EndedRuns:
     for name in names:
         for host in registered[name].hosts if name in registered else hosts:
             runs_by_host.setdefault(host, []).append(name)
-    ended, failed = end_runs(runs_by_host, grace, _target(options, grace))
+    with _open_links(options) as links:
+        ended, failed = end_runs(runs_by_host, grace, reach(links, options["timeout"] + grace))
     unsearched = {name for host in failed for name in runs_by_host[host]}
     for run in selected:
         if run.run not in unsearched:
@@ -134,9 +143,21 @@ def _end_ddlrun(run: Run, grace: float) -> None:
 
 def clean(hosts: str | None, options: Options, show: Show, reporter: Reporter) -> Failures:
     """End processes and remove files that earlier runs left; show each. Return the replies of hosts that failed."""
+    names = _choose_hosts(hosts, read_runs(state_folder(os.environ)), options)
+    with _open_links(options) as links:
+        failed = _clean(names, options, reach(links, options["timeout"] + CLEAN_GRACE_SECONDS), show)
+        if not options["dry_run"] and (options["shipped_days"] is not None or options["shipped_size"] is not None):
+            from ddlrun.application.shipping import remove_shipped  # noqa: PLC0415 - 20 ms, for these options alone
+
+            for line in remove_shipped(names, options, reach(links, options["timeout"] + REMOVAL_SECONDS), reporter):
+                show(line)
+    return failed
+
+
+def _clean(hosts: Sequence[str], options: Options, target: ProbeTarget, show: Show) -> Failures:
     folder, dry_run = state_folder(os.environ), options["dry_run"]
     runs = read_runs(folder)
-    processes, failed = list_processes(hosts, runs, options)
+    processes, failed = _list_processes(hosts, target)
     over = _find_ended(folder, processes)
     by_host = {host: orphans(on_host, over) for host, on_host in processes.items()}
     leftovers = {host: by_run for host, by_run in by_host.items() if by_run}
@@ -144,19 +165,12 @@ def clean(hosts: str | None, options: Options, show: Show, reporter: Reporter) -
         for process in (process for of_run in by_run.values() for process in of_run):
             show(f"{host}: process {process.pid} of {process.run}: {process.command[:COMMAND_WIDTH]}")
     if not dry_run:
-        failed = {**failed, **_clean(folder, leftovers, runs, options, show)}
-    files, unlisted = remove_leftovers(processes, _target(options, CLEAN_GRACE_SECONDS), only_list=dry_run)
+        failed = {**failed, **_end_leftovers(leftovers, runs, options, target, show)}
+    files, unlisted = remove_leftovers(processes, target, only_list=dry_run)
     for host, paths in files.items():
         for path in paths:
             show(f"{host}: {'left by a job' if dry_run else 'removed'}: {path}")
-    if not dry_run:
-        if options["shipped_days"] is not None or options["shipped_size"] is not None:
-            from ddlrun.application.shipping import remove_shipped  # noqa: PLC0415 - 20 ms, for these options alone
-
-            names = _choose_hosts(hosts, runs, options)
-            for line in remove_shipped(names, options, _target(options, REMOVAL_SECONDS), reporter):
-                show(line)
-    elif processes and not (leftovers or files):
+    if dry_run and processes and not (leftovers or files):
         show(f"nothing to end or remove on {fold(processes)}")
     return {**failed, **unlisted}
 
@@ -170,14 +184,12 @@ def _find_ended(folder: str, processes: Processes) -> set[str]:
     }
 
 
-def _clean(
-    folder: str, leftovers: Mapping[str, Mapping[str, object]], runs: Sequence[Run], options: Options, show: Show
+def _end_leftovers(
+    leftovers: Mapping[str, Iterable[str]], runs: Sequence[Run], options: Options, target: ProbeTarget, show: Show
 ) -> Failures:
     """End leftovers, remove the records of ended runs and old folders; return the replies of hosts that failed."""
-    ended: dict[str, int] = {}
-    failed: Failures = {}
-    if leftovers:
-        ended, failed = end_runs(leftovers, CLEAN_GRACE_SECONDS, _target(options, CLEAN_GRACE_SECONDS))
+    folder = state_folder(os.environ)
+    ended, failed = end_runs(leftovers, CLEAN_GRACE_SECONDS, target)
     over = [run for run in runs if run.alive() is False]
     for run in over:
         forget_run(folder, run.run)

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -121,7 +121,7 @@ def ship_files(planned: Planned) -> Planned:
     if attempt.settings.ship is not None:
         from ddlrun.application.shipping import ship  # noqa: PLC0415 - 22 ms, for --ship alone
 
-        ship(attempt.settings.ship, attempt.settings, planned.plan, attempt.reporter)
+        ship(attempt.settings.ship, attempt, planned.plan)
     return planned
 
 
@@ -189,22 +189,14 @@ def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Map
     daemons = {host: known.get(host, "") for host in sorted(unwatched) if folder is not None}
     try:
         with signals.interruptible(at_once=True):
-            unchecked = _end_orphans(sorted(orphaned), settings) if orphaned else {}
+            target = reach(planned.attempt.links, settings.supervision.grace + 5)
+            names = [settings.run.run_id]
+            unchecked = end_runs(dict.fromkeys(sorted(orphaned), names), 0, target)[1] if orphaned else {}
             if not folder or not daemons:
                 return unchecked
-            target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
             return {**unchecked, **plan.manager.end_daemons(daemons, folder, target)}
     except KeyboardInterrupt:
         return dict.fromkeys(sorted(orphaned.union(daemons)), INTERRUPTED)
-
-
-def _end_orphans(hosts: Iterable[str], settings: Settings) -> Mapping[str, FinishedProcess]:
-    """End the processes that are left of the run on hosts where a keeper was killed, with our own agents.
-
-    Returns the replies of hosts that failed.
-    """
-    target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
-    return end_runs({host: [settings.run.run_id] for host in hosts}, 0, target)[1]
 
 
 def _judge_by_scheduler(outcome: Outcome, settings: Settings, signals: Signals) -> Outcome:
@@ -270,7 +262,7 @@ def fetch_files(finished: Finished) -> Finished:
     if request is not None and request.fetched:
         from ddlrun.application.fetching import fetch  # noqa: PLC0415 - 50 ms, for --fetch alone
 
-        fetch(request, attempt.settings, finished.plan, finished.outcome, attempt.reporter)
+        fetch(request, attempt, finished.plan, finished.outcome)
     return finished
 
 

@@ -1,6 +1,5 @@
 """The files of --ship on hosts: the stage of a launch that puts them there, their check, and their removal."""
 
-import math
 import os
 import sys
 import time
@@ -11,13 +10,13 @@ from typing import Any
 
 from ddlrun.application.inputs import reach
 from ddlrun.application.options.ship import read_folder, read_ship, use_locked_environment
+from ddlrun.application.planning import Attempt
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.listening import own_addresses
 from ddlrun.plan.plan import Plan
-from ddlrun.plan.settings import Settings
-from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import ProbeTarget, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.runs.store import state_folder
@@ -38,26 +37,25 @@ LEAST_SECONDS = 60.0
 NEVER_DAYS = 1e6
 # The time limit of a transfer as a whole; connections without progress end much earlier.
 LONGEST_SECONDS = 86400.0
-# ssh ends after this many unanswered keepalive messages, and after this many seconds if --heartbeat is 0.
-KEEPALIVES, KEEPALIVE_SECONDS = 5, 120.0
 
 
-def ship(request: ShipRequest, settings: Settings, plan: Plan, reporter: Reporter) -> None:
+def ship(request: ShipRequest, attempt: Attempt, plan: Plan) -> None:
     """Put the files of --ship on the hosts of a plan. Raises InputError, PreflightError or UnreachableError."""
+    settings = attempt.settings
     if not (settings.hosts.launcher.passes_stdin or settings.hosts.all_local):
         raise InputError(
             f"`--ship`: {settings.hosts.launcher.reason} does not pass standard input on; use another `--launcher`"
         )
     begin = time.monotonic()
     archives = make_archives(request)
-    with reach_privately(settings.hosts.launcher, settings.supervision.heartbeat) as target:
+    with reach_privately(attempt.links) as target:
         run = shipped_run(request, settings.run.run_id, settings.job.python, settings.check.seconds)
         result = transfer(_transfer_plan(plan, archives), run, target)
         if result.unread:
             archives = make_archives(request, whole=True)
             result = transfer(_transfer_plan(plan, archives), run, target)
     if not settings.run.quiet:
-        _report(archives, result, time.monotonic() - begin, reporter)
+        _report(archives, result, time.monotonic() - begin, attempt.reporter)
 
 
 def make_archives(request: ShipRequest, *, whole: bool = False) -> list[Archive]:
@@ -85,11 +83,8 @@ def _make_archive(source: ShipSource, request: ShipRequest, *, whole: bool) -> A
 
 
 @contextmanager
-def reach_privately(launcher: AgentLauncher, heartbeat: float) -> Iterator[ProbeTarget]:
-    """Provide a target for scripts with a secret, which appear on no command line and in no folder.
-
-    A host that is silent for the seconds of the heartbeat counts as lost; 0: a default.
-    """
+def reach_privately(links: HostLinks) -> Iterator[ProbeTarget]:
+    """Provide a target for scripts with a secret, which appear on no command line and in no folder."""
     with open(os.memfd_create("ddlrun"), "w", encoding="utf-8") as file:
 
         def here(script: str) -> Callable[[], FinishedProcess]:
@@ -99,11 +94,7 @@ def reach_privately(launcher: AgentLauncher, heartbeat: float) -> Iterator[Probe
             file.flush()
             return start_command(["sh", f"/proc/{os.getpid()}/fd/{file.fileno()}"], "", LONGEST_SECONDS)
 
-        if launcher.launcher == "ssh":
-            interval = math.ceil((heartbeat or KEEPALIVE_SECONDS) / KEEPALIVES)
-            words = ("-o", f"ServerAliveInterval={interval}", "-o", f"ServerAliveCountMax={KEEPALIVES}")
-            launcher = launcher._replace(words=(*words, *launcher.words))
-        yield reach(launcher, LONGEST_SECONDS, all_at_once=True)._replace(here=here)
+        yield reach(links, LONGEST_SECONDS)._replace(here=here)
 
 
 def read_source(source: ShipSource, sources: Iterable[ShipSource]) -> list[Entry]:
@@ -162,7 +153,7 @@ class ShipCheck:
 
 
 def check_ship(
-    hosts: HostList, launcher: AgentLauncher, options: Mapping[str, Any], own_address: str | None, reporter: Reporter
+    hosts: HostList, links: HostLinks, options: Mapping[str, Any], own_address: str | None, reporter: Reporter
 ) -> ShipCheck:
     """Check that hosts can take the files. Raises InputError where there are no such files."""
     program: tuple[str, ...] = (sys.executable, *filter(None, (options["script"],)))
@@ -178,7 +169,7 @@ def check_ship(
     )  # fmt: skip
     run = shipped_run(request, "", program[0], options["start_timeout"])
     try:
-        with reach_privately(launcher, 0) as target:
+        with reach_privately(links) as target:
             result = transfer(plan, run, target)
     except DdlrunError as error:
         return ShipCheck(tuple(str(error).splitlines()), error.exit_code)

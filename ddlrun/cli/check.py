@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from contextlib import closing
 from typing import Any
 
 import click
@@ -29,6 +30,7 @@ from ddlrun.network.addresses import split_network
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest
 from ddlrun.preflight.table import check_record, render_report
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import check_distinct
 
 
@@ -81,13 +83,14 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         path=os.environ.get("PATH"),
         container=read_container(options),
     )
-    report = run_checks(host_list, launcher, request)
-    text = render_report(report, everything=options["everything"])
-    print_result(check_record(report), text, as_json=options["as_json"])
-    if report.unreachable or not options["ship"]:
-        return report.exit_code
-    from ddlrun.application.shipping import check_ship  # noqa: PLC0415 - 40 ms, for --ship alone
+    with closing(HostLinks(launcher)) as links:
+        report = run_checks(host_list, links, request)
+        text = render_report(report, everything=options["everything"])
+        print_result(check_record(report), text, as_json=options["as_json"])
+        if report.unreachable or not options["ship"]:
+            return report.exit_code
+        from ddlrun.application.shipping import check_ship  # noqa: PLC0415 - 40 ms, for --ship alone
 
-    shipping = check_ship(host_list, launcher, options, report.here[1], ConsoleReporter())
+        shipping = check_ship(host_list, links, options, report.here[1], ConsoleReporter())
     click.echo("".join(f"{line}\n" for line in shipping.lines), nl=False)
     return shipping.exit_code or report.exit_code

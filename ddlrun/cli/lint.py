@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from ddlrun.mapping.lint_findings import LintFinding
 from ddlrun.mapping.placement_notes import unchecked_notes
 from ddlrun.mapping.rankfile_entries import parse_host_names
 from ddlrun.mapping.rankfile_lint import MachineOf, fix, lint
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import probe
 
 
@@ -79,7 +81,8 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
         return lambda _: None
     hosts = HostList(tuple(map(Host, names)), "the rank file")
     if options["probe"]:
-        return probe(hosts, reach(ssh_launcher(options))).get
+        with closing(HostLinks(ssh_launcher(options))) as links:
+            return probe(hosts, reach(links)).get
     machines = read_machines(hosts, options["machine"])
     for note in unchecked_notes(machines):
         print_note(note)

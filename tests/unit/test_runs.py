@@ -29,6 +29,7 @@ from ddlrun.keeper.processes import kill_run, mark_of
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention, parse_retention
 from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.links import HostLinks
 from ddlrun.runs.history import PastRunState, attempt_names, find_run, read_history
 from ddlrun.runs.log_files import read_logs, seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
@@ -368,7 +369,7 @@ def test_a_marked_process_without_an_environment_is_found_and_ended(tmp_path: Pa
         run = functools.partial(subprocess.run, capture_output=True, text=True, check=True)
         processes = parse_processes(run(["sh", "-c", LIST]).stdout, [name])
         assert [process.pid for process in processes if process.run == name] == [hidden.pid]
-        replies = end_runs({"localhost": [name]}, 0, reach(AgentLauncher()))
+        replies = end_runs({"localhost": [name]}, 0, reach(HostLinks(AgentLauncher())))
         assert (replies, hidden.wait()) == (({"localhost": 1}, {}), -signal.SIGKILL)
 
 
@@ -381,7 +382,7 @@ def test_a_run_that_another_run_has_started_is_not_ended_with_it() -> None:
         process.stdout.readline()
         wait_until(lambda: command_line(process.pid).startswith("sleep"))
         kill_run(outer)
-        ended = end_runs({"localhost": [outer]}, 0, reach(AgentLauncher()))
+        ended = end_runs({"localhost": [outer]}, 0, reach(HostLinks(AgentLauncher())))
         running = process.poll() is None
         kill_run(inner)
         assert (ended, running, process.wait()) == (({"localhost": 0}, {}), True, -signal.SIGKILL)

@@ -25,6 +25,7 @@ from ddlrun.application.shipping import reach_privately, read_source
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.keeper.shipped import OwnPaths, Places
 from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.links import HostLinks
 from ddlrun.ship.archive import Archive, find_archive, make_archive, note_archive
 from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
 from ddlrun.ship.files import list_code, list_tree, read_entries
@@ -335,7 +336,7 @@ def test_files_travel_and_results_come_back_under_an_old_python(tmp_path: Path, 
     archive = archive_of(tmp_path / "tree", tmp_path)
     plan = TransferPlan([archive], ["localhost"], {}, None, ["127.0.0.1"])  # as another host, so that it is compressed
     request = ShipRequest((archive.source,), str(tmp_path / "cache"), "/work", fetched=(".",))
-    with reach_privately(AgentLauncher(), 0) as target:
+    with reach_privately(HostLinks(AgentLauncher())) as target:
         result = transfer(plan, ShippedRun(request, "run", str(python), None, 60.0), target)
         folder = Path(f"{request.run_folder('run')}/work")
         (folder / "result").write_bytes(os.urandom(700_000))
@@ -527,7 +528,7 @@ def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
 
 
 def test_a_script_with_a_secret_is_in_no_folder() -> None:
-    with reach_privately(AgentLauncher(), 0) as target:
+    with reach_privately(HostLinks(AgentLauncher())) as target:
         assert target.here("echo $0")().out.startswith("/proc/")
 
 
@@ -543,7 +544,7 @@ def test_a_host_that_is_cut_off_is_given_up_after_the_heartbeat(
     (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with reach_privately(AgentLauncher(), heartbeat) as target:
+    with reach_privately(HostLinks(AgentLauncher(), heartbeat=heartbeat)) as target:
         words = target.there({"h9": "true"})["h9"].out
     assert f"-o ServerAliveInterval={interval} -o ServerAliveCountMax=5 " in words
 
