@@ -25,31 +25,18 @@ ANOTHER = "another program answers, or what was sent was altered on the way"
 FAREWELL_SECONDS = 1.0
 
 
-class LauncherSocket:
-    """A socket to a ddlrun that knows the secret of the run, and what both have agreed on."""
-
-    def __init__(self, link: _socket.socket, agreement: Agreement, program_secret: str = "") -> None:
-        self.link, self.agreement = link, agreement
-        self.program_secret = program_secret
-        """The secret of the run's programs, from which that of the run cannot be computed."""
-
-
 class LauncherConnection(Connection):
     """An established connection to ddlrun; sending does nothing once it is closed."""
 
-    def __init__(self, connected: LauncherSocket, heartbeat: float, on_loss: Callable[[str], None]) -> None:
-        """Take over a socket that `connect` returned.
-
-        Args:
-            connected: The socket.
-            heartbeat: The seconds of silence after which ddlrun counts as lost; 0: no limit.
-            on_loss: Called once, with the reason, when the connection is lost or ddlrun closes it.
-        """
-        super().__init__(connected.link)
-        self.begin(connected.agreement, sent=protocol.FROM_KEEPER, received=protocol.TO_KEEPER)
-        self._socket = connected.link
+    def __init__(self, link: _socket.socket, agreement: Agreement, *, heartbeat: float, program_secret: str) -> None:
+        """Take over a socket after the handshake; after `heartbeat` seconds of silence (0: no limit) ddlrun is lost."""
+        super().__init__(link)
+        self.begin(agreement, sent=protocol.FROM_KEEPER, received=protocol.TO_KEEPER)
+        self.program_secret = program_secret
+        """The secret of the run's programs, from which that of the run cannot be computed."""
+        self.on_loss: Callable[[str], object] | None = None
+        """Called once, with the reason, when the connection is lost or ddlrun closes it."""
         self._heartbeat = heartbeat
-        self._on_loss = on_loss
         self._heard_at = self._beat_at = time.monotonic()
         self._beating = heartbeat > 0
         self.timed_out = False
@@ -117,7 +104,7 @@ class LauncherConnection(Connection):
 
     def _say_farewell(self, kind: bytes, reason: str) -> None:
         """Close the connection with a reason, which ddlrun receives if its host can be reached after all."""
-        self._socket.settimeout(FAREWELL_SECONDS)
+        self.link.settimeout(FAREWELL_SECONDS)
         try:
             self.send(kind, reason.encode())
             self.flush()
@@ -128,10 +115,11 @@ class LauncherConnection(Connection):
     def _lose(self, reason: str) -> None:
         if self.open:
             self.close()
-            self._on_loss(reason)
+            if self.on_loss is not None:
+                self.on_loss(reason)
 
 
-def connect(channel: str, seconds: float, rank: int) -> LauncherSocket:
+def connect(channel: str, seconds: float, rank: int, heartbeat: float = 0.0) -> LauncherConnection:
     """Connect to the ddlrun that knows the secret, within some seconds per address of `protocol.ADDRESSES`.
 
     Raises OSError where no address was reached, with the reason of each, or where the other end is another ddlrun.
@@ -148,9 +136,12 @@ def connect(channel: str, seconds: float, rank: int) -> LauncherSocket:
     failures = []
     for address in dict.fromkeys(candidates):
         try:
-            return _connect_to(address, secret, seconds, rank)
+            link, agreement = _connect_to(address, secret, seconds, rank)
         except OSError as error:
             failures.append(f"{address} ({error.strerror or error})")
+            continue
+        program_secret = secret.derive(b"programs").text
+        return LauncherConnection(link, agreement, heartbeat=heartbeat, program_secret=program_secret)
     raise OSError(f"tried {', '.join(failures)}; open these ports, or name the network: --network")
 
 
@@ -174,7 +165,7 @@ def _load_secret(text: str, folder: str) -> Secret:
     return secret
 
 
-def _connect_to(address: str, secret: Secret, seconds: float, rank: int) -> LauncherSocket:
+def _connect_to(address: str, secret: Secret, seconds: float, rank: int) -> tuple[_socket.socket, Agreement]:
     ip, _, port = address.rpartition(":")
     link = _socket.socket(_socket.AF_INET6 if ":" in ip else _socket.AF_INET, _socket.SOCK_STREAM)
     link.settimeout(seconds)
@@ -187,4 +178,4 @@ def _connect_to(address: str, secret: Secret, seconds: float, rank: int) -> Laun
         if isinstance(error, (ClosedError, FrameError)):
             raise OSError(ANOTHER) from None
         raise
-    return LauncherSocket(link, agreement, secret.derive(b"programs").text)
+    return link, agreement

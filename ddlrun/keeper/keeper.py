@@ -16,7 +16,6 @@ import time
 from ddlrun.errors import PreflightError
 from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.connection import LauncherConnection, LauncherSocket
 from ddlrun.keeper.daemon import HostDuties
 from ddlrun.keeper.escalation import Escalation
 from ddlrun.keeper.keeper_state import BEFORE_THE_END, FINAL, UNREPORTED, Event, State, next_state
@@ -27,6 +26,7 @@ from ddlrun.keeper.signals import WARNINGS, ReceivedWarnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ddlrun.keeper.connection import LauncherConnection
     from ddlrun.keeper.program import Program
     from ddlrun.keeper.settings import KeeperSettings
     from ddlrun.keeper.signals import SignalQueue
@@ -43,22 +43,20 @@ class Keeper:
     """A program, the connection to ddlrun and the state that both are in."""
 
     def __init__(
-        self, loop: Loop, signals: SignalQueue, connected: LauncherSocket, program: Program, settings: KeeperSettings
+        self,
+        loop: Loop,
+        signals: SignalQueue,
+        connection: LauncherConnection,
+        program: Program,
+        settings: KeeperSettings,
     ) -> None:
-        """Take charge of a program, or of the record of one that was refused.
-
-        Args:
-            loop: The loop of this process.
-            signals: The queue of signals, which existed before the program was started.
-            connected: The socket that leads to ddlrun.
-            program: The program.
-            settings: The other settings.
-        """
+        """Take charge of a program, or of the record of one that was refused; `signals` existed before its start."""
         self._loop, self._signals, self._program, self._settings = loop, signals, program, settings
         self._state = State.RUNNING if program.status is None else State.DRAINING
         self._reason = ""
         self._warnings = ReceivedWarnings()
-        self._connection = LauncherConnection(connected, settings.heartbeat, self._on_loss)
+        self._connection = connection
+        connection.on_loss = self._on_loss
         self._escalation = Escalation()
         self._host = HostDuties(settings, self._connection)
         self._reports = ProgramReports(loop, self._connection, settings, self._is_running)

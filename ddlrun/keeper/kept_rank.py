@@ -11,7 +11,7 @@ import os
 from ddlrun.errors import UnreachableError
 from ddlrun.keeper import program, protocol
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.connection import LauncherSocket, connect
+from ddlrun.keeper.connection import connect
 from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, complain
 from ddlrun.keeper.keeper import Keeper
 from ddlrun.keeper.processes import mark_process
@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddlrun.keeper.connection import LauncherConnection
     from ddlrun.keeper.settings import KeeperSettings
 
 CONNECT_SECONDS = 5.0
@@ -32,8 +33,8 @@ CONNECTIONS_PER_SECOND = 2000
 
 def keep(channel: str, settings: KeeperSettings, prctl: Callable[[int, int], object]) -> None:
     """Start the program of a rank, stay with it to its end, and exit with its exit code."""
-    connected = _connect(channel, settings)
-    os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
+    connection = _connect(channel, settings)
+    os.environ.setdefault("DDLRUN_DDL_SECRET", connection.program_secret)  # for ddlrun.ddl over TCP
     mark_process(os.environ.get("DDLRUN_RUN", ""))
     announce_cpus()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -43,7 +44,7 @@ def keep(channel: str, settings: KeeperSettings, prctl: Callable[[int, int], obj
     running = program.refuse(settings) if settings.strict else program.start(settings, prctl)
     if settings.link is not None:
         os.close(settings.link)
-    keeper = Keeper(loop, signals, connected, running, settings)
+    keeper = Keeper(loop, signals, connection, running, settings)
     keeper.send(protocol.HELLO, f"{settings.rank}\t{os.uname().nodename}\t{settings.local_rank}\t{os.getpid()}")
     if settings.report:
         keeper.send(protocol.BOUND, settings.report)
@@ -52,10 +53,11 @@ def keep(channel: str, settings: KeeperSettings, prctl: Callable[[int, int], obj
     keeper.run()
 
 
-def _connect(channel: str, settings: KeeperSettings) -> LauncherSocket:
+def _connect(channel: str, settings: KeeperSettings) -> LauncherConnection:
     """Connect to ddlrun, or exit."""
     try:
-        return connect(channel, CONNECT_SECONDS + max(settings.size, 0) / CONNECTIONS_PER_SECOND, settings.rank)
+        seconds = CONNECT_SECONDS + max(settings.size, 0) / CONNECTIONS_PER_SECOND
+        return connect(channel, seconds, settings.rank, settings.heartbeat)
     except OSError as error:
         complain(f"{settings.label} cannot reach ddlrun: {error}")
         os._exit(UnreachableError.exit_code)

@@ -129,10 +129,10 @@ def test_control_characters_and_markup_of_keepers_are_escaped(mpirun: str, tmp_p
 LATE_KEEPER = """
 import os, select
 from ddlrun.keeper import protocol
-from ddlrun.keeper.connection import LauncherConnection, connect
+from ddlrun.keeper.connection import connect
 
 def end(rank):
-    link = LauncherConnection(connect(os.environ["DDLRUN_CHANNEL"], 300, 0), 0, lambda reason: None)
+    link = connect(os.environ["DDLRUN_CHANNEL"], 300, 0)
     link.send(protocol.HELLO, f"{rank}\\t{os.uname().nodename}\\t{rank}\\t1".encode())
     link.send(protocol.ENDED, protocol.RankEnd(exit_code=3).pack())
     link.flush()

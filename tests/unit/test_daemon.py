@@ -20,13 +20,13 @@ from tests.support.handshakes import welcome_all
 DEADLINE = 300.0
 WATCHER = """
 import _socket, os, sys, time
-from ddlrun.keeper.connection import LauncherConnection, LauncherSocket
+from ddlrun.keeper.connection import LauncherConnection
 from ddlrun.keeper.daemon import Daemon, DaemonWatcher
 from ddlrun.wire.authentication import Secret, connect_as
 from ddlrun.wire.connection import run_handshake
 link = _socket.socket(fileno=int(sys.argv[1]))
 agreement = run_handshake(link, connect_as(Secret(sys.argv[3])), time.monotonic() + 300)
-connection = LauncherConnection(LauncherSocket(link, agreement), 0.0, lambda reason: None)
+connection = LauncherConnection(link, agreement, heartbeat=0.0, program_secret="")
 pid = int(sys.argv[2])
 daemon = Daemon(pid=pid, pidfd=os.pidfd_open(pid), name="orted")
 DaemonWatcher(daemon, connection, over_at=float("inf")).run()

@@ -16,7 +16,7 @@ import pytest
 
 from ddlrun.errors import EXIT_PREFLIGHT, PreflightError
 from ddlrun.keeper import protocol
-from ddlrun.keeper.connection import LauncherConnection, LauncherSocket, connect
+from ddlrun.keeper.connection import LauncherConnection, connect
 from ddlrun.keeper.program_streams import TAIL
 from ddlrun.keeper.protocol import ProtocolError, RankEnd
 from ddlrun.supervise.keeper_connection import Hello, PeerState
@@ -327,12 +327,13 @@ def test_a_welcome_of_an_earlier_connection_is_not_accepted(stack: contextlib.Ex
 def test_a_keeper_and_ddlrun_authenticate_each_other(algorithm: str, encryption: str | None) -> None:
     secret = Secret(f"{algorithm}:{os.urandom(32).hex()}", encrypted=encryption is not None)
     with serving(secret=secret) as served:
-        connected: list[LauncherSocket] = []
+        connected: list[LauncherConnection] = []
         thread = threading.Thread(target=lambda: connected.append(connect(served.listener.variable(), PATIENCE, 0)))
         thread.start()
         served.until(lambda: served.keepers.peers)
         thread.join()
-        keeper = LauncherConnection(connected[0], 0, pytest.fail)
+        (keeper,) = connected
+        keeper.on_loss = pytest.fail
         received: list[tuple[bytes, bytes]] = []
         keeper.run_in(served.loop, lambda kind, text: received.append((kind, text)))
         keeper.send(*HELLO)
@@ -368,7 +369,9 @@ def linked(
     ours, theirs = socket.socketpair()
     with ours, theirs:
         agreed, ddlruns = agree()
-        yield LauncherConnection(LauncherSocket(ours, agreed), heartbeat, on_loss), ddlruns, theirs  # type: ignore[arg-type]
+        keeper = LauncherConnection(ours, agreed, heartbeat=heartbeat, program_secret="")
+        keeper.on_loss = on_loss
+        yield keeper, ddlruns, theirs
 
 
 @pytest.mark.parametrize("version", ["@0.0.9/7", "", "/opt/venv/site-packages"])
@@ -383,12 +386,12 @@ def test_another_version_of_ddlrun_is_named(version: str) -> None:
 
 def test_the_secret_of_the_run_cannot_be_computed_from_that_of_its_programs(stack: contextlib.ExitStack) -> None:
     served = stack.enter_context(serving())
-    connected: list[LauncherSocket] = []
+    connected: list[LauncherConnection] = []
     thread = threading.Thread(target=lambda: connected.append(connect(served.listener.variable(), PATIENCE, 0)))
     thread.start()
     served.until(lambda: served.keepers.peers)
     thread.join()
-    stack.callback(connected[0].link.close)
+    stack.callback(connected[0].close)
     text = connected[0].program_secret
     assert text == served.listener.secret.derive(b"programs").text != Secret.draw().derive(b"programs").text
     assert len(bytes.fromhex(text.partition(":")[2])) == CODE_BYTES

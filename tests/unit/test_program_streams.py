@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddlrun.keeper import protocol
-from ddlrun.keeper.connection import LauncherConnection, LauncherSocket
+from ddlrun.keeper.connection import LauncherConnection
 from ddlrun.keeper.program_streams import OutputPipe
 from ddlrun.wire.frames import Agreement, Checksums, Decoder
 from ddlrun.wire.loop import Loop
@@ -21,7 +21,8 @@ class Flow:
         os.set_blocking(self.program, False)
         ours, self.launcher = socket.socketpair()
         agreement = Agreement(b"", Checksums(), Checksums())
-        self.connection = LauncherConnection(LauncherSocket(ours, agreement), 0.0, self._on_loss)
+        self.connection = LauncherConnection(ours, agreement, heartbeat=0.0, program_secret="")
+        self.connection.on_loss = self._on_loss
         self.output = OutputPipe(reading, protocol.OUT)
         self.loop = Loop()
         self.connection.run_in(self.loop, lambda *_: None)
