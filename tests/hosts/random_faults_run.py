@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -13,7 +14,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.keeper.stacks.process_facts import list_unacknowledged
 from ddlrun.managers.own import START as OWN_START
 from tests.cluster.cluster import Cluster
 from tests.hosts.random_faults_rank import line
@@ -274,7 +274,7 @@ class Run:
         stopped: see Left-over processes in docs/explanation/faults.md.
         """
         left = self._left()
-        daemons = self._scenario.cut_at_start and all(is_mpi_daemon(pid) and list_unacknowledged([pid]) for pid in left)
+        daemons = self._scenario.cut_at_start and all(is_mpi_daemon(pid) and is_cut_off(pid) for pid in left)
         stopped = {fault.host for fault in self._scenario.faults if fault.kind in (Kind.STOP_KEEPER, Kind.STOP_DAEMON)}
         unreachable = {pid for host in stopped & self._cut for pid in self._cluster.processes(host)}
         if not daemons and not unreachable.issuperset(left):
@@ -361,6 +361,13 @@ def is_daemon(pid: int) -> bool:
 def is_mpi_daemon(pid: int) -> bool:
     """Return True for mpirun's daemon."""
     return os.path.basename(command(pid)) in DAEMONS
+
+
+def is_cut_off(pid: int) -> bool:
+    """Return True for a process with a connection on which data is sent again and again."""
+    code = "import sys; from ddlrun.keeper.stacks.process_facts import list_unacknowledged as l; sys.exit(not l([PID]))"
+    argv = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", code.replace("PID", str(pid))]
+    return subprocess.run(argv, check=False).returncode == 0
 
 
 def is_session(word: str) -> bool:

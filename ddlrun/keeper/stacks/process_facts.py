@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from ddlrun.keeper import record
-from ddlrun.keeper.proc_files import list_folder, read_file, read_lines, read_link
+from ddlrun.keeper.proc_files import list_folder, read_file, read_link
+from ddlrun.keeper.tcp_connections import read_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ NANOSECONDS = 1e-9
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
 # The same data was sent so many times again, which takes more than a second.
 LEAST_RETRANSMISSIONS = 3
-ESTABLISHED = "01"
 MOST_CONNECTIONS = 64
 # Names of the calls that block on files, by their numbers; the numbers of aarch64 are those of all newer architectures.
 _X86_64 = {0: "read", 1: "write", 2: "open", 45: "recvfrom", 44: "sendto", 42: "connect", 257: "openat", 202: "futex",
@@ -99,42 +99,10 @@ def _open_files(pid: int) -> list[str]:
 
 def list_unacknowledged(pids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the connections of processes on which data has been sent several times without a reply."""
-    if not pids:
+    targets = {target for pid in pids for target in _open_files(pid)}
+    try:
+        again = [one for one in read_connections() if one.retransmissions >= LEAST_RETRANSMISSIONS]
+    except OSError:
         return []
-    targets = (target for pid in pids for target in _open_files(pid))
-    inodes = {target[len("socket:[") : -1] for target in targets if target.startswith("socket:[")}
-    lines = [line for name in ("tcp", "tcp6") for line in read_lines(f"/proc/{pids[0]}/net/{name}")[1:]]
-    connections = (parse_connection(line) for line in lines)
-    return [
-        {"local": connection[0], "remote": connection[1]}
-        for connection in connections
-        if connection is not None and connection[2] in inodes
-    ][:MOST_CONNECTIONS]
-
-
-def parse_connection(line: str) -> tuple[str, str, str] | None:
-    """Return the two addresses and the inode of a line of /proc/net/tcp; None unless data was sent several times.
-
-    >>> parse_connection("0: 0100007F:0016 0200010A:C001 01 000003E8:00000000 01:00000A2C 00000005 0 0 4711 2 x")
-    ('127.0.0.1', '10.1.0.2', '4711')
-    """
-    words = line.split()
-    if len(words) < 10 or words[3] != ESTABLISHED:
-        return None
-    waiting = int(words[4].partition(":")[0], 16)
-    if not waiting or int(words[6], 16) < LEAST_RETRANSMISSIONS:
-        return None
-    return _address(words[1]), _address(words[2]), words[9]
-
-
-def _address(text: str) -> str:
-    """Return the address of ADDRESS:PORT, whose words of four bytes are in the byte order of the machine."""
-    import ipaddress  # noqa: PLC0415 - in the keeper's child alone
-    import sys  # noqa: PLC0415
-
-    digits = bytes.fromhex(text.partition(":")[0])
-    words = [digits[at : at + 4] for at in range(0, len(digits), 4)]
-    packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
-    address = ipaddress.ip_address(packed)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
+    dead = [one for one in again if f"socket:[{one.inode}]" in targets]
+    return [{"local": one.ours, "remote": one.theirs} for one in dead[:MOST_CONNECTIONS]]
