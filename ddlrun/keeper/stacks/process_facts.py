@@ -101,8 +101,8 @@ def list_unacknowledged(pids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the connections of processes on which data has been sent several times without a reply."""
     targets = {target for pid in pids for target in _open_files(pid)}
     try:
-        again = [one for one in read_connections() if one.retransmissions >= LEAST_RETRANSMISSIONS]
+        again = [link for link in read_connections() if link.retransmissions >= LEAST_RETRANSMISSIONS]
     except OSError:
         return []
-    dead = [one for one in again if f"socket:[{one.inode}]" in targets]
-    return [{"local": one.ours, "remote": one.theirs} for one in dead[:MOST_CONNECTIONS]]
+    dead = [link for link in again if f"socket:[{link.inode}]" in targets]
+    return [{"local": link.ours, "remote": link.theirs} for link in dead[:MOST_CONNECTIONS]]

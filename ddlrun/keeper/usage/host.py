@@ -184,7 +184,7 @@ class PeerTraffic:
     def _read(self) -> list[TcpConnection]:
         """Return the connections to other hosts."""
         try:
-            return [one for one in read_connections() if one.ours != one.theirs] if self._works else []
+            return [link for link in read_connections() if link.ours != link.theirs] if self._works else []
         except OSError:
             self._works = False
             return []
