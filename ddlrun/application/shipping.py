@@ -27,8 +27,8 @@ from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.host.unpack import FILE, FOLDER
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
 from ddlrun.ship.script import run_tasks
-from ddlrun.ship.server import TransferPlan
-from ddlrun.ship.transfer import ShippedRun, TransferResult, transfer
+from ddlrun.ship.server import TransferPlan, TransferServer
+from ddlrun.ship.transfer import ShippedRun, transfer
 from ddlrun.topology import Topology
 from ddlrun.units import parse_bytes, render_memory
 from ddlrun.wording import counted
@@ -134,11 +134,11 @@ def shipped_run(request: ShipRequest, run_id: str, python: str, seconds: float) 
     )
 
 
-def _report(archives: list[Archive], result: TransferResult, seconds: float, reporter: Reporter) -> None:
+def _report(archives: list[Archive], result: TransferServer, seconds: float, reporter: Reporter) -> None:
     """Show which files have travelled."""
-    moved = [archive for archive in archives if result.hosts.get(archive.digest)]
+    moved = [archive for archive in archives if result.moved.get(archive.digest)]
     for archive in moved:
-        hosts = fold(result.hosts[archive.digest])
+        hosts = fold(result.moved[archive.digest])
         reporter.line(f"shipped {archive.source.path} ({render_memory(archive.size)}) to {hosts}")
     if moved:
         reporter.line(f"shipped in {seconds:.1f} s")
@@ -176,13 +176,13 @@ def check_ship(
     return ShipCheck(tuple(_render(hosts, archives, result)))
 
 
-def _render(hosts: HostList, archives: list[Archive], result: TransferResult) -> Iterator[str]:
+def _render(hosts: HostList, archives: list[Archive], result: TransferServer) -> Iterator[str]:
     """Yield a line for each host."""
     for name in hosts.names:
-        lacking = [archive for archive in archives if name in result.hosts[archive.digest]]
+        lacking = [archive for archive in archives if name in result.moved[archive.digest]]
         size = render_memory(sum(archive.size for archive in lacking))
         copied = f"{len(lacking)} of {len(archives)}, {size}" if lacking else "nothing"
-        yield f"{name}: --ship would copy {copied}; {render_memory(result.free[name])} free"
+        yield f"{name}: --ship would copy {copied}; {render_memory(result.states[name].free)} free"
 
 
 def remove_shipped(

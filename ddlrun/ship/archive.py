@@ -17,7 +17,7 @@ from typing import Any
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.ship.files import Entry
-from ddlrun.ship.host.unpack import BLOCK, FILE, HEAD, join_small
+from ddlrun.ship.host.unpack import FILE, HEAD, ArchiveError, join_small, read_blocks
 from ddlrun.ship.request import ShipSource
 
 INDEX = "archives.json"
@@ -95,19 +95,15 @@ def _manifest(entries: Sequence[Entry]) -> bytes:
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
-def _file_blocks(entry: Entry) -> Iterator[bytes]:
+def _file_blocks(entry: Entry) -> Iterator[bytes | memoryview]:
     if entry.content is not None:
         yield entry.content
         return
-    left = entry.size
     try:
         with open(entry.source, "rb", buffering=0) as file:
-            while left:
-                block = file.read(min(left, BLOCK))
-                if not block:
-                    raise PreflightError(f"`--ship`: {entry.source} became shorter while it was read; start again")
-                left -= len(block)
-                yield block
+            yield from read_blocks(file, entry.size)
+    except ArchiveError:
+        raise PreflightError(f"`--ship`: {entry.source} became shorter while it was read; start again") from None
     except OSError as error:
         raise InputError(f"`--ship`: {entry.source}: {error.strerror}") from error
 

@@ -58,13 +58,14 @@ class TransferServer(HostServer):
         self._plan, self._judge = plan, judge
         self._archives = {archive.digest: archive for archive in plan.archives}
         self.states: dict[str, HostState] = {}
+        """Host -> its state before the transfer."""
         self.problems: Problems = ()
         self.unread = False
         """Whether a host lacks an archive whose files were not looked at, so that nothing was sent."""
         self.error: DdlrunError | None = None
         """The error of a file that could not be read."""
         self.moved: dict[str, list[str]] = {}
-        """The hosts that get each archive, by its hash, in the order of the chain."""
+        """The hosts that get each archive, or would get it, by its hash, in the order of the chain."""
         self._address_of: dict[str, str] = {}
         self._decided = False
         self._report_until = time.monotonic() + seconds

@@ -29,19 +29,8 @@ class ShippedRun:
     """The time in which hosts must answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransferResult:
-    """The hosts that got each archive, or would get it; the others have it."""
-
-    hosts: Mapping[str, list[str]]
-    free: Mapping[str, int]
-    """Host -> the bytes that were free there before."""
-    unread: bool = False
-    """Whether a host lacks an archive whose files were not looked at, so that nothing was sent."""
-
-
-def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> TransferResult:
-    """Put the archives on all hosts that do not have them, and make the folder of the run there.
+def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> TransferServer:
+    """Put the archives on all hosts that do not have them, and make the folder of the run there; return the server.
 
     Raises:
         PreflightError: A host lacks space or the interpreter, or a file has changed meanwhile.
@@ -71,8 +60,7 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
     if server.error is not None:
         raise server.error
     _raise_failures({host: str(report["error"]) for host, report in reports.items() if "error" in report}, server)
-    free = {host: state.free for host, state in server.states.items()}
-    return TransferResult(server.moved, free, server.unread)
+    return server
 
 
 def judge(states: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) -> Problems:

@@ -343,7 +343,7 @@ def test_files_travel_and_results_come_back_under_an_old_python(tmp_path: Path, 
         (tmp_path / "incoming").mkdir()
         task = FetchTask(request, "run", str(python), ["localhost"], ["127.0.0.1"], str(tmp_path / "incoming"))
         received = receive_results(task, target)
-    assert result.hosts == {archive.digest: ["localhost"]}
+    assert result.moved == {archive.digest: ["localhost"]}
     copy = Path(f"{request.run_folder('run')}{tmp_path}/tree/large")
     assert copy.read_bytes() == (tmp_path / "tree" / "large").read_bytes()
     (file,) = received.files
@@ -393,8 +393,7 @@ def test_what_no_run_uses_is_removed_by_age_and_by_size(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "cache"))
     for digest, days in (("01d", 20.0), ("used", 20.0), ("b", 2.0), ("a", 3.0), ("new", 0.0)):
         put(store, digest, tmp_path, days)
-    store.make_run("living", "/work", [])
-    store.note_objects("living", ["used"])
+    store.make_run("living", "/work", [{"path": "/data", "digest": "used", "whole": True}])
     sleeper = subprocess.Popen(["sleep", "300"], env={**os.environ, "DDLRUN_RUN": "living"})
     try:
         # The kernel shows the environment of a program a moment after Popen knows that it runs.

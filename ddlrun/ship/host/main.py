@@ -70,7 +70,6 @@ def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
         for transfer in map(Transfer._make, transfers):
             _take(store, transfer, task["secret"], successors)
     if not stop:
-        store.note_objects(task["run"], [source["digest"] for source in sources])
         store.make_run(task["run"], task["working_folder"], sources, task["fetched"])
     return {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import fnmatch
 import hashlib
 import os
@@ -11,13 +10,14 @@ import stat
 from typing import NamedTuple
 
 from ddlrun.ship.host.protocol import END, FILES, RECEIVED, End, Row
-from ddlrun.ship.host.unpack import BLOCK, join_small
+from ddlrun.ship.host.unpack import ArchiveError, join_small, read_blocks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddlrun.ship.host.link import HostLink
+    from ddlrun.wire.frames import Bytes
 
     Reason = tuple[str, str]
 
@@ -146,20 +146,16 @@ def send_results(link: HostLink, folder: str, rows: Sequence[Row]) -> None:
     link.receive(RECEIVED)
 
 
-def _blocks(folder: str, rows: Sequence[Row], broken: list[int]) -> Iterator[bytes]:
+def _blocks(folder: str, rows: Sequence[Row], broken: list[int]) -> Iterator[Bytes]:
     """Yield the contents of files; add the rows to `broken` of those that cannot be read, whose rest is zeros."""
     for number, row in enumerate(rows):
         left = row.size
-        with contextlib.suppress(OSError), open(os.path.join(folder, row.path), "rb", buffering=0) as file:
-            while left:
-                block = file.read(min(left, BLOCK))
-                if not block:
-                    break
-                left -= len(block)
-                yield block
-        if left:
+        try:
+            with open(os.path.join(folder, row.path), "rb", buffering=0) as file:
+                for block in read_blocks(file, row.size):
+                    left -= len(block)
+                    yield block
+        except (OSError, ArchiveError):
             broken.append(number)
-        while left:
-            block = bytes(min(left, BLOCK))
-            left -= len(block)
-            yield block
+            with open("/dev/zero", "rb", buffering=0) as zeros:
+                yield from read_blocks(zeros, left)

@@ -2,8 +2,7 @@
 
 objects/DIGEST/     what an archive contains, below its absolute path; the time of the folder is its last use
 runs/RUN/           the files of a run below their absolute paths, as links to objects; ranks write here
-runs/RUN.objects    the objects that the run uses
-runs/RUN.objects.shipped   the copies and links of shipped files in its folder, with their times of change
+runs/RUN.objects    the objects that the run uses, and the copies and links of shipped files in its folder
 incoming/           archives that are being extracted: DIGEST.HOST.PID
 lock                held while objects are chosen for removal, or marked as used
 """
@@ -32,10 +31,8 @@ DAYS, LEAST_SECONDS = 14.0, 3600.0
 # The processes of a run start this long after its objects were marked as used, at the latest.
 STARTING_SECONDS = 60.0
 OBJECTS, RUNS, INCOMING = "objects", "runs", "incoming"
-# The end of the name of the file that lists the objects of a run.
+# The end of the name of the file that lists what a run uses.
 LIST = ".objects"
-# The end of the name of the file that lists what was shipped; it is removed with the other list.
-SHIPPED = f"{LIST}.shipped"
 # Code up to this size is copied, so that ranks may change it; larger files are links.
 MOST_COPIED = 1 << 20
 
@@ -133,21 +130,27 @@ class Store:
                 else:
                     places.update(link_files(content, path, is_copied))
             shipped = {os.path.relpath(path, folder): changed for path, changed in places.items()}
-            shipped = {**self.shipped(name), **shipped}
-            with open(f"{run}{SHIPPED}", "w", encoding="ascii") as file:
-                json.dump(shipped, file)
+            objects = [source["digest"] for source in sources]
+            listed = {"objects": objects, "shipped": {**self.shipped(name), **shipped}}
+            with open(f"{run}{LIST}", "w", encoding="ascii") as file:
+                json.dump(listed, file)
 
     def shipped(self, name: str) -> dict[str, int]:
         """Return the copies and links of shipped files below the working folder of a run, with their times of change.
 
         The times are in ns.
         """
-        try:
-            with open(f"{self.run(name)}{SHIPPED}", encoding="ascii") as file:
-                shipped: dict[str, int] = json.load(file)
-        except FileNotFoundError:
-            return {}
+        shipped: dict[str, int] = self._list(name)["shipped"]
         return shipped
+
+    def _list(self, name: str) -> dict[str, Any]:
+        """Return the list of what a run uses; an empty one where it cannot be read."""
+        try:
+            with open(f"{self.run(name)}{LIST}", encoding="ascii") as file:
+                listed: dict[str, Any] = json.load(file)
+        except (OSError, ValueError):
+            return {"objects": [], "shipped": {}}
+        return listed
 
     # -- removal ----------------------------------------------------------------------------------
 
@@ -162,16 +165,17 @@ class Store:
             ended = [name for name in os.listdir(f"{self.folder}/{RUNS}") if name.partition(LIST)[0] not in alive]
             removed = sum(self._remove_run(name, days) for name in ended)
             removed += self._remove_incoming()
-            objects = self._unused(alive)
             before = time.time() - max(days * DAY_SECONDS, STARTING_SECONDS)
-            old = [digest for digest, used in objects if used < before]
-            for digest in old:
+            digests = [] if most_bytes is None else os.listdir(f"{self.folder}/{OBJECTS}")
+            sizes = {digest: _bytes_of(self.object(digest)) for digest in digests}
+            left = sum(sizes.values())
+            for digest, used in self._unused(alive):
+                if used >= before and left <= (most_bytes or 0):
+                    break
                 self._remove_object(digest)
-            left = 0
-            if most_bytes is not None:
-                more, left = self._shrink([digest for digest, _ in objects if digest not in old], most_bytes)
-                removed += more
-            return removed + len(old), left
+                left -= sizes.get(digest, 0)
+                removed += 1
+            return removed, left
 
     def make_room(self, needed: int) -> None:
         """Remove objects that have not been used for the longest time, until some bytes are free."""
@@ -180,18 +184,6 @@ class Store:
                 if self.free >= needed or used > time.time() - LEAST_SECONDS:
                     return
                 self._remove_object(digest)
-
-    def _shrink(self, unused: Sequence[str], most_bytes: int) -> tuple[int, int]:
-        """Remove objects, the longest unused first, down to some bytes; return their number and the bytes left."""
-        sizes = {digest: _bytes_of(self.object(digest)) for digest in os.listdir(f"{self.folder}/{OBJECTS}")}
-        left, removed = sum(sizes.values()), 0
-        for digest in unused:
-            if left <= most_bytes:
-                break
-            self._remove_object(digest)
-            left -= sizes[digest]
-            removed += 1
-        return removed, left
 
     def _remove_object(self, digest: str) -> None:
         """Remove an object; what cannot be removed of it has another name then, and no run uses it."""
@@ -208,23 +200,10 @@ class Store:
 
     def _unused(self, alive: set[str]) -> list[tuple[str, float]]:
         """Return the objects that no living run uses, with the time of their last use, the oldest first."""
-        used = {digest for name in alive for digest in self._objects_of(name)}
+        used = {digest for name in alive for digest in self._list(name)["objects"]}
         objects = [digest for digest in os.listdir(f"{self.folder}/{OBJECTS}") if digest not in used]
         times = [(digest, os.stat(self.object(digest)).st_mtime) for digest in objects]
         return sorted(times, key=lambda item: item[1])
-
-    def _objects_of(self, name: str) -> list[str]:
-        """Return the objects that a run uses, as its folder lists them."""
-        try:
-            with open(f"{self.run(name)}{LIST}", encoding="ascii") as file:
-                return file.read().split()
-        except OSError:
-            return []
-
-    def note_objects(self, name: str, digests: Iterable[str]) -> None:
-        """List the objects that a run uses."""
-        with open(f"{self.run(name)}{LIST}", "w", encoding="ascii") as file:
-            file.write(" ".join(digests))
 
     def _remove_run(self, name: str, days: float) -> int:
         """Remove the folder of an ended run if it is old; return 1 if it is gone."""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ddlrun.wire.frames import Bytes
 
     class ByteSource(Protocol):
-        """The bytes of an archive."""
+        """The bytes of an archive or a file."""
 
-        def read(self, most: int) -> Bytes:
+        def read(self, most: int, /) -> Bytes:
             """Return the next bytes, at most some; none at the end."""
 
 
@@ -60,7 +60,7 @@ def unpack(source: ByteSource, folder: str, place: str) -> None:
         target = _inside(folder, path)
         _make_folders(target if kind == FOLDER else os.path.dirname(target), made)
         if kind == FILE:
-            blocks = _blocks(source, size)
+            blocks = read_blocks(source, size)
             _write_file(blocks if prefix is None else _moved(blocks, prefix, place), target)
             _finish(target, mode, mtime)
     for kind, path, _, _, _, target, _ in entries:
@@ -102,9 +102,9 @@ def _inside(folder: str, path: str) -> str:
     return os.path.join(folder, path)
 
 
-def join_small(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def join_small(blocks: Iterable[Bytes]) -> Iterator[bytes]:
     """Yield the bytes of blocks in blocks that are not small, so that few system calls send them."""
-    small: list[bytes] = []
+    small: list[Bytes] = []
     waiting = 0
     for block in blocks:
         small.append(block)
@@ -116,7 +116,8 @@ def join_small(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(small)
 
 
-def _blocks(source: ByteSource, size: int) -> Iterator[Bytes]:
+def read_blocks(source: ByteSource, size: int) -> Iterator[Bytes]:
+    """Yield some bytes of a source. Raises ArchiveError where it has fewer."""
     while size:
         block = source.read(min(size, BLOCK))
         if not block:
@@ -126,7 +127,7 @@ def _blocks(source: ByteSource, size: int) -> Iterator[Bytes]:
 
 
 def _read(source: ByteSource, size: int) -> bytes:
-    return b"".join(_blocks(source, size))
+    return b"".join(read_blocks(source, size))
 
 
 def link_files(tree: str, target: str, is_copied: Callable[[str, int], bool]) -> dict[str, int]:
