@@ -63,9 +63,8 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
             try:
                 supervision = Supervision(options, job, plan.run_dir, listener, process, signals)
                 outcome = supervision.run()
-            finally:
-                if process.poll() is None or process.returncode:
-                    end_session(process.pid)
+            finally:  # an ssh client may outlive Open MPI 4.1 even after success, if the network was cut meanwhile
+                end_session(process.pid)
         return FinishedJob(outcome, supervision.cause_in_view, supervision.ranks, folder)
 
 

@@ -533,6 +533,31 @@ def test_a_ddlrun_that_is_killed_takes_its_ranks_along(line: list[str]) -> None:
     wait_for(lambda: running(word) == [], lambda: listed(word))
 
 
+def outlived(mpirun: str, folder: Path, word: str) -> list[str]:
+    """Return a launch whose mpirun has a child that does not end with it, as an ssh client of a cut network does."""
+    wrapper = folder / "mpirun"
+    start = f"sleep {word} >/dev/null 2>&1 &\n"
+    wrapper.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {start}exec {mpirun} "$@"\n')
+    wrapper.chmod(0o755)
+    return [*launch_line(str(wrapper), folder, *PLAIN), "--quiet"]
+
+
+def test_a_child_of_mpirun_ends_after_a_job_that_succeeds(mpirun: str, tmp_path: Path) -> None:
+    word = mark()
+    assert subprocess.run([*outlived(mpirun, tmp_path, word), "-np", "1", "true"], check=False).returncode == 0
+    wait_for(lambda: running(word) == [], lambda: listed(word))
+
+
+def test_a_child_of_mpirun_ends_after_both_were_killed(mpirun: str, tmp_path: Path) -> None:
+    word = mark()
+    with started([*outlived(mpirun, tmp_path, word), "-np", "1", "sleep", word]) as job:
+        wait_for(lambda: len(running(word)) == 2)
+        own = mpirun_of(job.pid)
+        job.kill()
+        os.kill(own, signal.SIGKILL)
+    wait_for(lambda: running(word) == [], lambda: listed(word))
+
+
 def test_a_job_leaves_nothing_in_the_temporary_folder(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     done = launch("-np", "2", "ls", str(tmp_path / "tmp"), env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
