@@ -38,6 +38,7 @@ from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.ranks import Ranks, root_of
+from ddlrun.wire.loop import NEVER
 
 # A stopped process manager is continued when all ranks have been ended for so long.
 RESUME_SECONDS = 2.0
@@ -60,7 +61,6 @@ REPORT_SECONDS = 1.0
 MANAGER_END_SECONDS = 0.5
 # After a keeper was signalled, the process manager reports its own failure within this time if it sent the signal.
 SIGNALLED_SECONDS = 5.0
-NEVER = float("inf")
 
 
 class Phase(enum.Enum):

@@ -19,6 +19,7 @@ from ddlrun.runs.store import write_private
 from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.limits import JobLimits
+from ddlrun.wire.loop import NEVER
 
 if TYPE_CHECKING:
     from ddlrun.hangs.examination import Examination
@@ -29,7 +30,6 @@ REQUEST_SECONDS = 1.0
 # The time between snapshots of a job that has printed nothing: a part of the time of --stall-timeout, within limits.
 # Slow steps are seen only by snapshots that are far apart.
 STALL_PART, LEAST_INTERVAL, LONGEST_INTERVAL = 0.05, 2.0, 10.0
-NEVER = float("inf")
 LONGEST_REQUEST = 64
 
 

@@ -4,6 +4,8 @@ import re
 import time
 from collections import Counter
 
+from ddlrun.wire.loop import NEVER
+
 # A line waits this long for the other ranks, which print it at about the same time.
 WAIT_SECONDS = 0.5
 # With more lines than this waiting, the first ones are printed.
@@ -49,11 +51,9 @@ class LineFolder:
         ready, self._ready = self._ready, []
         return ready
 
-    def delay(self) -> float | None:
-        """Return the seconds until a line has waited long enough; None: no line waits."""
-        if not self._waiting:
-            return None
-        return max(0.0, min(line.since for line in self._waiting) + WAIT_SECONDS - time.monotonic())
+    def deadline(self) -> float:
+        """Return the time at which a line has waited long enough."""
+        return min((line.since for line in self._waiting), default=NEVER) + WAIT_SECONDS
 
     def _place(self, rank: int, stream: int, text: bytes) -> FoldedLine:
         """Return the first equal line after the rank's own last one; without any, insert one as early as possible.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.plan.tracebacks import find_beginning, find_failure, is_collateral, last_lines, without_numbers
+from ddlrun.wire.loop import NEVER
 
 # A rank whose traceback is the reason for its end ends within this time.
 HOLD_SECONDS = 5.0
@@ -53,11 +54,9 @@ class HeldTracebacks:
         now = time.monotonic()
         return [rank for rank, since in self._since.items() if now >= since + HOLD_SECONDS]
 
-    def delay(self) -> float | None:
-        """Return the seconds until a rank is due; None: no rank will be."""
-        if self._failed or not self._since:
-            return None
-        return max(0.0, min(self._since.values()) + HOLD_SECONDS - time.monotonic())
+    def deadline(self) -> float:
+        """Return the time at which a rank is due."""
+        return NEVER if self._failed else min(self._since.values(), default=NEVER) + HOLD_SECONDS
 
     def conclude(self, root: RankEnd | None, ends: Iterable[RankEnd]) -> Iterator[tuple[int, bytes]]:
         """Yield ranks and their tracebacks that the report of the job does not cover.

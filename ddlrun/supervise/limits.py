@@ -11,13 +11,13 @@ from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.ranks import Ranks
+from ddlrun.wire.loop import NEVER
 
 # After this long, a rank that has ended while others run is worth a message.
 EARLY_SECONDS = 30.0
 # Heartbeats per timeout: a few may be late.
 BEATS = 8
 STARVED = "the network loses packets"
-NEVER = float("inf")
 
 
 def explain_silence(silent: Mapping[KeeperConnection, bool], seconds: float) -> EndReason:

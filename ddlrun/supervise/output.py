@@ -17,14 +17,13 @@ from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.rank_output import RankOutput
 from ddlrun.supervise.streams import MOST_WAITING, OutputStream
 from ddlrun.units import render_clock
-from ddlrun.wire.loop import Loop
+from ddlrun.wire.loop import NEVER, Loop
 
 STATUS_SECONDS = 1.0
 TICK_SECONDS = 0.1
 # A job may end by itself at about the time at which the readers of its output do.
 PATIENCE_SECONDS = 5.0
 DEFAULT_COLUMNS = 80
-NEVER = float("inf")
 # The source of the process manager's own output, beside ranks.
 MANAGER = "manager"
 
@@ -56,7 +55,6 @@ class Output:
         )
         self._messages = MpirunMessages()
         self._status_at = self._tick_at = 0.0
-        self._ticking = False
         self._log.open()
         for stream in self._streams:
             stream.join(loop)
@@ -96,19 +94,15 @@ class Output:
         All that was logged before is visible then to who reads the logs.
         While the ranks' output is not read, the ends of lines cannot arrive.
         """
+        due = self._tick_at  # output since the last tick may have to wait
         if not reading or self.waiting:
             self.ranks.hold()
-            self._tick_at = now + TICK_SECONDS
+            due = NEVER
         elif now >= self._tick_at:
-            delay = self.ranks.tick()
-            self._tick_at = now + (TICK_SECONDS if delay is None else max(TICK_SECONDS, delay))
-            self._ticking = delay is not None
-        else:
-            self._ticking = True  # output since the last tick may have to wait
+            self._tick_at = now + TICK_SECONDS
+            due = max(self._tick_at, self.ranks.tick())
         self._log.flush()
-        next_tick = self._tick_at if self._ticking else NEVER
-        next_end = NEVER if self._gone_at is None else self._gone_at + PATIENCE_SECONDS
-        return min(next_tick, next_end)
+        return due if self._gone_at is None else min(due, self._gone_at + PATIENCE_SECONDS)
 
     def failure(self, now: float) -> EndReason | None:
         """Return the reason to end the job if a stream cannot be written any more, or both have lost their readers.

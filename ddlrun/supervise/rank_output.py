@@ -13,6 +13,7 @@ from ddlrun.supervise.held_tracebacks import HeldTracebacks
 from ddlrun.supervise.job_log import JobLog
 from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.streams import OutputStream
+from ddlrun.wire.loop import NEVER
 
 # A longer line is passed on in parts.
 LONGEST = 1 << 16
@@ -108,17 +109,16 @@ class RankOutput:
         self._print_folded(everything=True)
         return outcome.root is not None and self._is_in_view(outcome.root)
 
-    def tick(self) -> float | None:
-        """Print lines that have waited long enough; return the seconds until the next one has, None: no line waits."""
+    def tick(self) -> float:
+        """Print lines that have waited long enough; return the time at which the next one has."""
         now = time.monotonic()
         for key in [key for key, since in self._waiting_since.items() if now >= since + PATIENCE_SECONDS]:
             self._pass_on_part(key)
         for rank in self._tracebacks.due():
             self._print(rank, STDERR, self._tracebacks.release(rank))
         self._print_folded()
-        delays = [max(0.0, since + PATIENCE_SECONDS - now) for since in self._waiting_since.values()]
-        waits = self._tracebacks.delay(), None if self._folder is None else self._folder.delay()
-        return min((*delays, *(delay for delay in waits if delay is not None)), default=None)
+        part = min(self._waiting_since.values(), default=NEVER) + PATIENCE_SECONDS
+        return min(part, self._tracebacks.deadline(), NEVER if self._folder is None else self._folder.deadline())
 
     def hold(self) -> None:
         """Let parts of lines wait from now on: their ends may have been written, but are not read at present."""

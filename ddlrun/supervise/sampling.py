@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.protocol import ProtocolError
+from ddlrun.wire.loop import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ class Sampling:
         """Begin, with some seconds between two samples of a rank; 0: there are none."""
         self._interval = max(interval, ranks / MOST_REPORTS)
         self._ranks, self._files, self._complain = ranks, files, complain
-        self._next = time.monotonic() + self._interval if interval else float("inf")
+        self._next = time.monotonic() + self._interval if interval else NEVER
         self._ordered: set[int] = set()
         self._collector: SampleCollector | None = None
 

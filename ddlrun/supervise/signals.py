@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from ddlrun.keeper.signals import WARNING_SECONDS
+from ddlrun.wire.loop import NEVER
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 # A scheduler's warning reaches the ranks of all hosts within this time; then the other ranks get it from ddlrun.
@@ -21,26 +22,26 @@ class SignalWarnings:
     def __init__(self) -> None:
         self._reached: dict[int, tuple[float, set[int]]] = {}
         """Signal -> the time at which the first rank got it, and the ranks."""
-        self._passed_on: set[int] = set()
+        self._due: dict[int, float] = {}
+        """Signal that is to be passed on -> the time of that."""
 
     def add(self, number: int, rank: int, now: float) -> None:
         """Record that a rank has received a signal."""
         if number not in self._reached or now > self._reached[number][0] + WARNING_SECONDS:
             self._reached[number] = now, set()
-            self._passed_on.discard(number)
+            self._due[number] = now + PASS_ON_SECONDS
         self._reached[number][1].add(rank)
 
     def deadline(self) -> float:
         """Return the time at which a signal is to be passed on, infinity if none is."""
-        times = (first for number, (first, _) in self._reached.items() if number not in self._passed_on)
-        return min(times, default=float("inf")) + PASS_ON_SECONDS
+        return min(self._due.values(), default=NEVER)
 
     def take_due(self, now: float) -> list[tuple[int, set[int]]]:
         """Return the signals to pass on now, each once, with the ranks that have received them."""
-        waiting = {number: reached for number, reached in self._reached.items() if number not in self._passed_on}
-        due = [(number, ranks) for number, (first, ranks) in waiting.items() if now >= first + PASS_ON_SECONDS]
-        self._passed_on.update(number for number, _ in due)
-        return due
+        due = [number for number, at in self._due.items() if now >= at]
+        for number in due:
+            del self._due[number]
+        return [(number, self._reached[number][1]) for number in due]
 
 
 class Signals:

@@ -24,7 +24,7 @@ from ddlrun.supervise.ranks import Ranks
 from ddlrun.supervise.sampling import Sampling
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.standard_input import InputForwarder
-from ddlrun.wire.loop import READ, Loop
+from ddlrun.wire.loop import NEVER, READ, Loop
 from ddlrun.wording import printable
 
 LONGEST_WAIT = 5.0
@@ -35,7 +35,7 @@ NO_SUSPENSION = (
     "To have the shell back, start ddlrun with & and its output in a file"
 )
 # Output that slow readers have not taken is waited for, unless the user or a limit ended the job.
-NEVER, REQUESTED_SECONDS = 1e9, 1.0
+REQUESTED_SECONDS = 1.0
 TextHandler = Callable[[KeeperConnection, int, str], None]
 """Takes the text of a message of the keeper of a rank. May raise ProtocolError."""
 
@@ -110,7 +110,7 @@ class Supervision:
             self._samples.deadline(),
         ]
         if self._ending.reason is None:
-            limit = float("inf") if self._examinations.awaits_limit else self._limits.deadline()
+            limit = NEVER if self._examinations.awaits_limit else self._limits.deadline()
             deadlines += limit, self._warnings.deadline(), self._examinations.deadline()
         if self._ending.phase is not Phase.RUNNING or not self._manager.running:
             deadlines.append(now + END_INTERVAL)

@@ -448,7 +448,7 @@ def test_tracebacks_wait_for_the_report_once_a_rank_has_failed() -> None:
         output.write(0, 1, ends[0].tail.encode())
         output.end(0, failed=True)
         output.write(1, 1, ends[1].tail.encode())
-        assert output.tick() is None  # no time at which the held tracebacks would be printed
+        assert output.tick() == math.inf  # no time at which the held tracebacks would be printed
         output.conclude(Outcome(1, None, 1.0, root=ends[0], ends=ends))
         assert (folder / "err").read_text() == ""
 
@@ -478,7 +478,7 @@ def test_folded_lines_are_those_of_each_rank_in_their_order(lines: list[tuple[in
         folder.add(rank, 0, line)
         folded += folder.take()
     folded += folder.take(everything=True)
-    assert folder.delay() is None
+    assert folder.deadline() == math.inf
     for rank in range(3):
         assert [line.text for line in folded if rank in line.ranks] == [line for owner, line in lines if owner == rank]
 
