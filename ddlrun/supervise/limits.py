@@ -79,7 +79,7 @@ class JobLimits:
         self.started_at = self.last_output = time.monotonic()
         """The time of the start, and that at which a rank last wrote something."""
         self.heartbeat = Heartbeat(options.heartbeat, self.started_at)
-        self._stalls = StallDetector(options.stall)
+        self.stalls = StallDetector(options.stall)
         self._last_start = self.started_at
         self._last_end = NEVER
 
@@ -90,17 +90,17 @@ class JobLimits:
 
     def start(self, rank: int, since: float, now: float) -> None:
         """Record the start of a rank, which connected at a time."""
-        self._stalls.start(rank, since)
+        self.stalls.start(rank, since)
         self._last_start = now
 
     def add_output(self, rank: int, now: float) -> None:
         """Record output of a rank."""
         self.last_output = now
-        self._stalls.add_output(rank, now)
+        self.stalls.add_output(rank, now)
 
     def end(self, rank: int, *, lost: bool = False) -> None:
         """Record the end of a rank."""
-        self._stalls.end(rank)
+        self.stalls.end(rank)
         if not lost:
             self._last_end = time.monotonic()
 
@@ -110,11 +110,7 @@ class JobLimits:
         """Return the ranks that have become silent, once; none while they may have waited for ddlrun."""
         if waited or self.pause is not None:
             self.last_output = now
-        return self._stalls.find_new(now, self.last_output)
-
-    def silent_ranks(self) -> list[int]:
-        """Return the ranks that were reported as silent, and have printed nothing since."""
-        return self._stalls.stalled_ranks()
+        return self.stalls.find_new(now, self.last_output)
 
     def is_stalled(self, now: float) -> bool:
         """Return True if no rank of a running job has printed anything for the time of --stall-timeout."""

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ddlrun.managers.openmpi.messages import HARMLESS, MpirunMessages
 from ddlrun.plan.run_dir import RunDir
@@ -133,7 +133,7 @@ class Output:
         self._status = status()[: (columns or DEFAULT_COLUMNS) - 1]
         self._streams[1].write(f"\r\x1b[K{self._status}".encode())
 
-    def finish(self, seconds: float, interrupted: Callable[[], Sequence[int]], *, failed: bool) -> int:
+    def finish(self, seconds: float, interrupted: Callable[[], Collection[int]], *, failed: bool) -> int:
         """Write what is left, and close everything; return the number of bytes of output that were not printed.
 
         Slow readers have some seconds, or until `interrupted` returns signals. A report follows if the job has failed.

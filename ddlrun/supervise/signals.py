@@ -54,7 +54,6 @@ class Signals:
         """Prepare the context; the signals to forward are queued, too."""
         self._pending: list[int] = []
         self._forward = forward
-        self._resized = False
         self._interruptible = False
         self.request: int | None = None
         """The first signal that asked for the end of the job, before or after that."""
@@ -68,14 +67,12 @@ class Signals:
         """Queue signals from now on."""
         self._earlier_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         # A ddlrun that is stopped, as by SIGTSTP, would neither read output nor send heartbeats.
-        for number in (*ENDING, signal.SIGTSTP, *self._forward):
+        for number in {*ENDING, signal.SIGTSTP, signal.SIGWINCH, *self._forward}:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script ignore some
                 self._earlier[number] = signal.signal(number, self._receive)
         # Python ignores it. The kernel sends it for a stream that is no longer read, which ends the job anyway.
         self._earlier[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, self._receive)
         self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        if signal.SIGWINCH not in self._earlier:
-            self._earlier[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._resize)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._earlier.items():
@@ -102,14 +99,6 @@ class Signals:
             os.read(self.wake, MOST_SIGNALS)
         pending, self._pending = self._pending, []
         return pending
-
-    def take_resize(self) -> bool:
-        """Return True if the terminal has got another size since the last call."""
-        resized, self._resized = self._resized, False
-        return resized
-
-    def _resize(self, _number: int, _frame: FrameType | None) -> None:
-        self._resized = True
 
     def _is_request(self, number: int) -> bool:
         return number in ENDING and number not in self._forward

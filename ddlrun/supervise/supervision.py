@@ -125,8 +125,6 @@ class Supervision:
         self._keepers.read(now, reading=not self._output.full or self._ending.reason is not None)
         for number in self._signals.take():
             self._on_signal(number)
-        if self._signals.take_resize():
-            self._input.resize()
         if self._ending.reason is None:
             self._check_limits(now)
         self._check_heartbeats(now)
@@ -167,6 +165,8 @@ class Supervision:
             self._keepers.send_signal(number)
         elif number == signal.SIGTSTP:
             self._output.tell(NO_SUSPENSION)
+        elif number == signal.SIGWINCH:
+            self._input.resize()
         elif self._ending.reason is not None:
             if number != signal.SIGPIPE:
                 self._ending.hurry()
@@ -182,7 +182,7 @@ class Supervision:
             running=len(self.ranks.running),
             ranks=self.ranks.job.ranks,
             silent=now - self._limits.last_output,
-            stalled=self._limits.silent_ranks(),
+            stalled=self._limits.stalls.stalled_ranks(),
         )
 
     # -- the ranks ----------------------------------------------------------------------------------
@@ -288,9 +288,8 @@ class Supervision:
         seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
         self._keepers.close()
         self._manager.ssh_clients.close()
-        unprinted = self._output.finish(
-            seconds, self._signals.take, failed=reason is not None or self._manager.exit_code != 0
-        )
+        failed = reason is not None or self._manager.exit_code != 0
+        unprinted = self._output.finish(seconds, lambda: {*self._signals.take()} - {signal.SIGWINCH}, failed=failed)
         self._loop.close()
         return unprinted
 
