@@ -29,9 +29,10 @@ NOTES = (
 # which may not have passed on that rank's last output, nor its end.
 ABORTED = Result(frozenset({14}), r"rank \d on h\d (aborted the job|.*exit code 14)")
 OPEN_MPI_4 = 4
-# Faults of ddlrun itself, which count even while it ends the job. So do all after the end of a daemon: the kernel has
-# keepers end their ranks then, before ddlrun knows.
+# Faults of ddlrun itself, which count even while it ends the job.
 OF_DDLRUN = (Kind.KILL_DDLRUN, Kind.STOP_DDLRUN)
+# After these the kernel has keepers or guards end their ranks before ddlrun knows. What follows counts, too.
+UNNOTICED = (Kind.KILL_DAEMON, Kind.KILL_KEEPER)
 
 
 def first_line(errors: str) -> str:
@@ -44,7 +45,7 @@ def first_line(errors: str) -> str:
 def allowed_results(scenario: Scenario, injected: Sequence[Fault]) -> list[Result]:
     """Return the results that are allowed after the faults that were injected."""
     results: list[Result] = []
-    unnoticed = any(fault.kind is Kind.KILL_DAEMON for fault in injected)
+    unnoticed = any(fault.kind in UNNOTICED for fault in injected)
     for fault in injected:
         if fault.moment is not Moment.ENDING or unnoticed or fault.kind in OF_DDLRUN:
             results += _results(fault, scenario)
