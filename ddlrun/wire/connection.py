@@ -58,7 +58,6 @@ class Connection:
         self.is_drained = True
         """False if the last read has filled all of its room, so that more may have arrived."""
         self._loop: Loop | None = None
-        self._watched = 0
         self.reading = True
         """Whether a loop watches for what arrives: see `pause`."""
         if link is not None:
@@ -246,7 +245,6 @@ class Connection:
         loop.forget(self.link.fileno())
 
     def _end_sending(self) -> None:
-        self._update()
         try:
             self.link.shutdown(_socket.SHUT_WR)
         except OSError as error:
