@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 
 from ddlrun.agent import protocol
@@ -122,16 +123,24 @@ def _keeper(program: Sequence[str], variables: Mapping[str, str], link: int, ord
 
 
 def fork(work: Callable[[], object], *needed: int) -> int:
-    """Fork a process that keeps some descriptors, and has the signals of a new one; return its process id."""
+    """Fork a process that keeps some descriptors, and has the signals of a new one; return its process id.
+
+    Raises OSError if there can be no process, or no file more: the new process opens the list of its files.
+    """
+    spare = os.open("/", os.O_RDONLY)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = os.fork()
     if pid == 0:
         try:
+            os.close(spare)
             close_files(*needed)
             restore_defaults()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             work()
+        except BaseException:  # noqa: BLE001 - a bug, which is shown
+            sys.excepthook(*sys.exc_info())
         finally:
             os._exit(1)
+    os.close(spare)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid

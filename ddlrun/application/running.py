@@ -79,7 +79,7 @@ def prepare_run(surveyed: Surveyed, show: Callable[[str], None]) -> Planned:
     state = state_folder(os.environ)
     with lock_registry(state):
         planned = plan_job(place_ranks(surveyed))
-        check_files(planned.plan.placement.topology.size)
+        check_files(planned.plan.placement.topology.size, planned.plan.manager_files)
         write_record(planned.plan, state)
     try:
         write_plan(planned)

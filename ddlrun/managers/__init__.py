@@ -144,6 +144,8 @@ class ProcessManager(ABC):
     most_argument_bytes: ClassVar[int | None] = None
     """The longest command line of a program that ranks can get; the arguments of longer ones travel in variables."""
 
+    files_per_rank: ClassVar[int] = 0
+    """The files that it opens for each rank of its own host; 0: unknown."""
     sends_reports: ClassVar[bool] = False
     """Whether its standard output is messages of agent/frames.py, instead of text."""
 

@@ -23,6 +23,7 @@ class OwnManager(ProcessManager):
     needs = frozenset({"agent"})
     marks_daemons = True
     signals_keepers = True
+    files_per_rank = 2
     sends_reports = True
     name = "the process manager"
 

@@ -79,6 +79,12 @@ class Plan(NamedTuple):
         return tuple(word[1:] if word and not word.strip(":") else word for word in words)
 
     @property
+    def manager_files(self) -> int:
+        """The files that the process manager opens for the ranks of this machine."""
+        local = (index for index, name in enumerate(self.placement.hosts.names) if name in self.local_hosts)
+        return self.manager.files_per_rank * sum(map(self.placement.topology.local_size, local))
+
+    @property
     def _start(self) -> int:
         """The index of START in the command."""
         return next(index for index, word in enumerate(self.argv) if word.endswith(START))  # it may have travelled

@@ -14,22 +14,24 @@ from ddlrun.wording import counted
 
 # The files that are open beside the keepers' connections: logs, pipes, unauthenticated connections.
 OTHER_FILES = 64
-# Those of a job without unauthenticated connections, with a reserve.
+# Those of a job without unauthenticated connections, with a reserve; and those of a process manager beside its ranks'.
 FEWEST_FILES = 48
+MANAGER_FILES = 16
 BACKLOG = 4096
 # A connection without data is handed to this process after about this time at the earliest.
 DEFER_SECONDS = 10
 
 
-def check_files(ranks: int) -> None:
-    """Raise PreflightError if this process may not open one connection per rank."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    needed = ranks + FEWEST_FILES
-    if most != resource.RLIM_INFINITY and most < needed:
-        raise PreflightError(
-            f"a job of {counted(ranks, 'rank')} opens up to {needed} files on this machine, which allows {most} "
-            f"(ulimit -Hn); '* - nofile {needed}' in /etc/security/limits.conf"
-        )
+def check_files(ranks: int, manager_files: int = 0) -> None:
+    """Raise PreflightError if this process may not open one connection per rank, or its process manager its files."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # This process raises its own soft limit.
+    for needed, limit, option in ((ranks + FEWEST_FILES, most, "-Hn"), (manager_files + MANAGER_FILES, soft, "-n")):
+        if limit != resource.RLIM_INFINITY and limit < needed:
+            raise PreflightError(
+                f"a job of {counted(ranks, 'rank')} opens up to {needed} files on this machine, which allows {limit} "
+                f"(ulimit {option}); '* - nofile {needed}' in /etc/security/limits.conf"
+            )
 
 
 def allow_files(ranks: int) -> None:

@@ -28,9 +28,9 @@ from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.supervise.listener import FEWEST_FILES, OTHER_FILES, allow_files
+from ddlrun.supervise.listener import FEWEST_FILES, MANAGER_FILES, OTHER_FILES, allow_files
 from ddlrun.wire.listening import MOST_UNAUTHENTICATED
-from tests.conftest import MPIRUNS, launch_line
+from tests.conftest import MPIRUNS, OWN, launch_line
 from tests.support.keepers import SimulatedKeeper, is_readable, serving
 from tests.support.shapes import machine, placement
 from tests.support.simulated import simulate_replies
@@ -202,14 +202,29 @@ def test_the_limit_of_open_files_is_raised_to_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "problem"), [(256 - FEWEST_FILES, ""), (257 - FEWEST_FILES, "opens up to 257 files")]
+    ("counts", "problem"),
+    [
+        ((256 - FEWEST_FILES,), ""),
+        ((257 - FEWEST_FILES,), "opens up to 257 files"),
+        ((1, 256 - MANAGER_FILES), ""),
+        ((1, 258 - MANAGER_FILES), "opens up to 258 files"),
+    ],
 )
-def test_more_ranks_than_files_may_be_open_are_an_error(ranks: int, problem: str) -> None:
-    code = f"from ddlrun.supervise.listener import check_files; check_files({ranks})"
+def test_more_ranks_than_files_may_be_open_are_an_error(counts: tuple[int, ...], problem: str) -> None:
+    code = f"from ddlrun.supervise.listener import check_files; check_files(*{counts})"
     argv = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == (1 if problem else 0)
     assert problem in done.stderr if problem else done.stderr == ""
+
+
+def test_files_of_the_process_manager_count(tmp_path: Path) -> None:
+    line = launch_line(OWN, tmp_path, "--quiet", "-np", "40", "-H", f"{os.uname().nodename}:40", "--bind", "none")
+    argv = ["sh", "-c", 'ulimit -n 89 && exec "$@"', "sh", *line, "true"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    problem = "a job of 40 ranks opens up to 96 files on this machine, which allows 89 (ulimit -n)"
+    remedy = "'* - nofile 96' in /etc/security/limits.conf"
+    assert (done.returncode, done.stderr) == (5, f"ddlrun: error: {problem}; {remedy}\n")
 
 
 def test_few_open_files_are_enough_for_a_small_job(mpirun: str, tmp_path: Path) -> None:

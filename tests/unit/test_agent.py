@@ -533,12 +533,18 @@ def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_host_with_too_low_limits_is_named(tmp_path: Path) -> None:
-    line = [word.replace("TOPOLOGY=2x1", "TOPOLOGY=50x1") for word in by_hand(tmp_path, "exit 0")]
-    limited = ["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *line]
-    done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=300)
+@pytest.mark.parametrize("files", [40, 41])
+def test_a_host_with_too_low_limits_is_named(files: int, tmp_path: Path) -> None:
     reason = "no process can be started: Too many open files (see ulimit -u, ulimit -n)"
-    assert (done.returncode, done.stderr) == (5, f"ddlrun: {os.uname().nodename}: {reason}\n")
+    failed = (5, f"ddlrun: {os.uname().nodename}: {reason}\n")
+    ends = []
+    for ranks in range(12, 19):  # the last file goes to another purpose each time
+        line = [word.replace("TOPOLOGY=2x1", f"TOPOLOGY={ranks}x1") for word in by_hand(tmp_path, "exit 0")]
+        limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *line]
+        done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=300)
+        ends.append((done.returncode, done.stderr))
+    assert ends == sorted(ends)
+    assert set(ends) == {(0, ""), failed}
 
 
 def test_programs_that_lead_to_hosts_end_with_a_process_manager_that_was_killed(tmp_path: Path) -> None:
