@@ -66,7 +66,10 @@ class Keeper:
         self._connection.send(kind, text.encode(errors="replace"))
 
     def run(self) -> None:
-        """Stay with the program to its end, and exit with its exit code."""
+        """Stay with the program to its end, and exit: with its exit code only where an agent is the parent.
+
+        ddlrun has the exit code. After a failure, mpirun would kill the other keepers, and take seconds to end.
+        """
         self._host.begin(self._loop)
         self._connection.run_in(self._loop, self._on_message)
         self._escalation.join(self._loop)
@@ -82,7 +85,8 @@ class Keeper:
             self._take_signals()
             self._look()
         self._host.leave_host(watch=self._state != State.GONE, over=self._state == State.OVER)
-        os._exit(0 if self._state == State.ALONE else self._program.exit_code)
+        is_by_agent = self._settings.orders is not None
+        os._exit(self._program.exit_code if is_by_agent and self._state != State.ALONE else 0)
 
     # -- states -----------------------------------------------------------------------------------
 

@@ -16,15 +16,15 @@ SENDING       waits until all is sent                                SENT -> LEA
                                                                      SENT_BESIDE_DAEMON -> HANDING_OVER
 LEAVING       has closed its half of the connection                  LOST -> GONE
 HANDING_OVER  has sent HANDOVER                                      HANDED_OVER -> HANDED_OVER, LOST -> ALONE
-HANDED_OVER   exits with the program's exit code, and leaves a       OVER -> OVER
-              process behind (daemon.py)
+HANDED_OVER   exits, and leaves a process behind (daemon.py)         OVER -> OVER
 OVER          does the same; the job is over already
-GONE          exits with the program's exit code
-ALONE         exits with 0, as after a failure a process manager
-              would kill the other keepers, which would leave
-              processes of their programs; on local rank 0 leaves
-              a process behind
+GONE          exits
+ALONE         exits with 0, and on local rank 0 leaves a process
+              behind
 ============  =====================================================  ==================================================
+
+The exit code is 0 under a process manager that would kill the other keepers after a failure, which would leave
+processes of their programs behind; it is the program's where an agent is the parent.
 
 In all other cases the state stays. An order to end is a TERMINATE message, a signal that ends processes, or the loss of
 the connection; that loss counts once more when the end was reported.
