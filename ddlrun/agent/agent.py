@@ -1,25 +1,34 @@
-"""An agent on a host: it gets the job from the node above it in the tree, and reports to that.
+"""An agent on a host: it gets jobs and programs from the node above it in the tree, and reports to that.
 
-An agent whose connection to the node above ends, ends its ranks and closes the connections of the agents below it,
-which do the same.
+An agent whose connection to the node above ends, ends its ranks and programs, and closes the connections of the agents
+below it, which do the same.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 from ddlrun.agent import protocol
-from ddlrun.agent.node import LONGEST_WAIT, Node, read_grace
-from ddlrun.agent.protocol import AgentJob, HostRanks, LostHost, unpack_words
+from ddlrun.agent.node import Node, read_grace
+from ddlrun.agent.protocol import AgentJob, AgentTree, HostRanks, LostHost, ProgramRequest, unpack_words
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.leftovers import remove_leftovers
+from ddlrun.keeper.protocol import AGENT_RUN
 from ddlrun.wire.frames import FrameError
+from ddlrun.wire.loop import LONGEST, NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddlrun.agent.programs import HostPrograms
     from ddlrun.wire.connection import Connection
+
+# A cut network does not report the end of a connection: without a job, a program and a message an agent ends.
+IDLE_SECONDS = 600.0
+# While more waits to be sent, no more output is read.
+MOST_UNSENT = 1 << 20
 
 
 class Agent(Node):
@@ -28,32 +37,56 @@ class Agent(Node):
     def __init__(self, parent: Connection, version: str, needed: Sequence[int]) -> None:
         """Begin without a job. `needed` are descriptors that keepers leave open."""
         super().__init__(version, needed)
+        self._environ = dict(os.environ)
+        """The variables without those of a job."""
+        self._hosts = [""]
+        """The names of this host, and of those below it."""
+        self._has_job = self._leaving = False
+        self._programs: HostPrograms | None = None
+        self._reading = True
+        """Whether the output of programs is read."""
+        self._heard = time.monotonic()
+        """The time of the last message from above."""
         self._parent = parent
-        self._has_job = False
         protocol.begin(parent, sent=protocol.FROM_AGENT, received=protocol.TO_AGENT)
         parent.join(self._loop, self._on_parent)
+        self._loop.watch_deadline(self._idle_until, lambda _now: self._leave_parent())
 
     def run(self) -> None:
-        """Stay until all ranks have ended."""
-        while not self._over:
-            self._wait(LONGEST_WAIT)
-        self._dismiss()
-        remove_leftovers()
-        self.report(protocol.DONE, b"")
+        """Stay until the connection to the node above has ended, and all ranks and programs."""
+        while not (self._over and (self._leaving or not self._parent.open)):
+            self._wait(LONGEST)
+            if self._has_job and super()._over:
+                self._finish_job()
+        self._children.dismiss(self._wait)
         while self._parent.unsent:
             self._loop.wait()
 
-    def report(self, kind: bytes, text: bytes) -> None:
-        """Pass a message on to the node above."""
-        self._parent.send(kind, text)
-
     @property
     def _over(self) -> bool:
-        # Without a job, it has not arrived or never will.
-        return super()._over if self._has_job else not self._parent.open
+        return super()._over and not (self._programs and self._programs.running)
+
+    def _idle_until(self) -> float:
+        return self._heard + IDLE_SECONDS if self._over and self._parent.open else NEVER
+
+    def report(self, kind: bytes, text: bytes) -> None:
+        """Pass a message on to the node above; after much output, read no more until it was sent."""
+        if not self._parent.send(kind, text, self._on_sent) and self._parent.unsent > MOST_UNSENT:
+            self._pause(reading=False)
+
+    def _on_sent(self) -> None:
+        if not self._reading and self._parent.unsent <= MOST_UNSENT:
+            self._pause(reading=True)
+
+    def _pause(self, *, reading: bool) -> None:
+        self._reading = reading
+        self._children.pause(reading=reading)
+        if self._programs is not None:
+            self._programs.pause(reading=reading)
 
     def _on_parent(self) -> None:
         """React to what the node above has sent, or to the end of the connection."""
+        self._heard = time.monotonic()
         try:
             for kind, text in self._parent.receive():
                 self._on_message(kind, text)
@@ -64,32 +97,81 @@ class Agent(Node):
             self._leave_parent()
 
     def _leave_parent(self) -> None:
-        """Close the connection to the node above, and end all ranks."""
+        """Close the connection to the node above, and end all ranks and programs."""
         self._parent.close()
+        self._pause(reading=True)
         self._terminate(read_grace())
         self._children.close()
+        if self._programs is not None:
+            self._programs.leave()
 
     def _on_message(self, kind: bytes, text: bytes) -> None:
-        if kind == protocol.JOB:
+        if kind == protocol.TREE:
+            self._take_tree(text)
+        elif kind == protocol.JOB:
             self._take_job(text)
-        elif kind == protocol.TERMINATE:
-            self._terminate(float(text))
-        else:
+        elif kind == protocol.PMI:
             self._send_pmi_down(text)
+        elif kind == protocol.TERMINATE and self._has_job:
+            self._terminate(float(text))
+        elif kind == protocol.RUN:
+            self._run_program(text)
+        elif kind == protocol.STOP:
+            self._children.stop(int(text))
+            if self._programs is not None:
+                self._programs.stop(int(text))
+
+    def _take_tree(self, text: bytes) -> None:
+        signal.alarm(0)
+        packed, names = unpack_words(text)
+        self._hosts = [name.decode() for name in unpack_words(names)]
+        self._children.open(AgentTree.parse(packed), self._hosts[1:], self._hosts[0])
 
     def _take_job(self, text: bytes) -> None:
-        signal.alarm(0)
-        packed, hosts = unpack_words(text)
+        packed, packed_hosts = unpack_words(text)
         job = AgentJob.parse(packed)
-        own, *others = map(HostRanks.parse, unpack_words(hosts))
+        hosts = [HostRanks.parse(host) for host in unpack_words(packed_hosts)]
+        own = next((host for host in hosts if host.name == self._hosts[0]), None)
         os.environ.update(job.environ)
-        self._has_job, self._host = True, own.name
-        self.begin(job, own, others)
+        self._has_job = True
+        self._begin(job, packed, own, [host for host in hosts if host is not own])
+
+    def _finish_job(self) -> None:
+        """Report that all ranks have ended, and be as before the job."""
+        remove_leftovers()
+        self._ranks.forget()
+        os.environ.clear()
+        os.environ.update(self._environ)
+        self._has_job = False
+        self._heard = time.monotonic()
+        self.report(protocol.DONE, b"")
+
+    def _run_program(self, text: bytes) -> None:
+        request = ProgramRequest.parse(text)
+        own, *_ = self._hosts
+        others = [host for host in request.hosts if host != own]
+        if others:
+            self._children.run(ProgramRequest(**{**vars(request), "hosts": others}))
+        if len(others) < len(request.hosts):
+            if self._programs is None:
+                from ddlrun.agent.programs import HostPrograms  # noqa: PLC0415 - not for every agent
+
+                environ = {name: value for name, value in self._environ.items() if name != AGENT_RUN}
+                self._programs = HostPrograms(self._loop, self.report, own, environ)
+            self._programs.start(request)
+
+    def _on_end(self, pid: int, status: int) -> None:
+        if self._programs is None or not self._programs.reap(pid, status):
+            super()._on_end(pid, status)
 
     def _on_order(self, number: int) -> None:
         if self._has_job:
             from signal import Signals  # noqa: PLC0415 - 4 ms, for the name of the signal alone
 
+            name, *below = self._hosts
             reason = f"its agent received {Signals(number).name}"
-            self.report(protocol.LOST, LostHost(name=self._host, reason=reason).pack())
+            self.report(protocol.LOST, LostHost(name=name, reason=reason, below=below).pack())
             self._terminate(read_grace())
+        if self._programs is not None:
+            self._programs.leave()
+        self._leaving = True

@@ -5,125 +5,190 @@ from __future__ import annotations
 import os
 
 from ddlrun.agent import protocol
-from ddlrun.agent.archive import BOOTSTRAP, build_archive
-from ddlrun.agent.local_ranks import fork
-from ddlrun.agent.protocol import pack_words
+from ddlrun.agent.archive import build_archive
+from ddlrun.agent.launcher import LauncherErrors, agent_script
+from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput, pack_words
+from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.forks import complain
 from ddlrun.keeper.proc_files import StopDetector
 from ddlrun.wire.frames import FrameError
 from ddlrun.wire.pipes import PipeConnection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ddlrun.agent.protocol import AgentJob, HostRanks
-    from ddlrun.wire.connection import Connection
+    from ddlrun.agent.launcher import ClientGroup
+    from ddlrun.wire.loop import Loop
 
 GREETING = b"@ddlrun-agent "
 """The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
 WANTED = b"archive"
 """The greeting of a host without ddlrun, which waits for the archive of the agent's modules."""
-
-IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""The signals that Python ignores, which an exec would not change."""
 EXIT_NOT_FOUND = 127
 
 
-class ClientGroup:
-    """A process group that gets SIGTERM when this process ends, even if it is killed.
-
-    Where the network is cut, the programs would not notice that for minutes. The leader of the group waits for the end
-    of a pipe that only this process holds. A program does not arrange that itself, by prctl(2) after a fork: to fork
-    Python takes 2 ms more for each program than posix_spawn.
-    """
-
-    def __init__(self) -> None:
-        """Start the leader."""
-        end, self._held = os.pipe()
-
-        def lead() -> None:
-            os.setpgid(0, 0)
-            os.read(end, 1)
-            os.kill(0, signal.SIGTERM)
-
-        self._leader = fork(lead, end)
-        os.setpgid(self._leader, self._leader)
-        os.close(end)
-
-    def start(self, words: list[str]) -> tuple[int, Connection]:
-        """Start a program with pipes as its standard input and output; return its process id and the pipes."""
-        stdin, stdout = os.pipe(), os.pipe()
-        actions = [(os.POSIX_SPAWN_DUP2, stdin[0], 0), (os.POSIX_SPAWN_DUP2, stdout[1], 1)]
-        try:
-            pid = os.posix_spawnp(
-                words[0], words, os.environ, file_actions=actions, setpgroup=self._leader, setsigdef=IGNORED
-            )
-        except OSError as error:
-            complain(f"{os.uname().nodename}: {words[0]}: {error.strerror}")
-            pid = fork(lambda: os._exit(EXIT_NOT_FOUND))  # as a shell does
-        for fd in (stdin[0], stdout[1]):
-            os.close(fd)
-        return pid, PipeConnection(stdout[0], stdin[1])
-
-
 class Child:
-    """An agent on another host, which leads a part of the job's hosts."""
+    """An agent on another host, which leads to a part of the hosts."""
 
-    def __init__(self, job: AgentJob, hosts: Sequence[HostRanks], *, version: str, group: ClientGroup) -> None:
-        """Start the agent on the first of the hosts; it starts those of the others.
+    def __init__(self, tree: AgentTree, hosts: Sequence[str], version: str) -> None:
+        """Begin without a process.
 
         Args:
-            job: The job.
-            hosts: The hosts.
+            tree: What agents need to start others.
+            hosts: The hosts; the agent runs on the first of them, and starts those of the others.
             version: The version of ddlrun, which the agent must have too.
-            group: Starts the program that leads to the host.
         """
-        self._job, self.hosts = job, list(hosts)
+        self._tree, self.hosts = tree, list(hosts)
         self._version = version.encode()
-        self._group = group
+        self.pid = 0
+        """The process id of the program that leads to the host; 0: it was not started here."""
+        self.connection = PipeConnection(-1, -1)
         self.ready = False
-        """Whether the agent runs and has the job."""
-        self.done = False
-        """Whether all its ranks have ended."""
+        """Whether the agent runs and has the tree."""
+        self.busy = False
+        """Whether ranks of a job may run on its hosts."""
+        self.awaited: set[tuple[str, int]] = set()
+        """The host and the number of each program whose end it has not reported."""
         self.altered = False
-        """Whether a message from or to the agent was altered on the way."""
+        """Whether a message from or to the agent was altered, or is none that it would have sent."""
         self.status: int | None = None
         """The wait status of the program that leads to the host, once it has ended."""
-        self._given_up = False
-        self._start(ship=False)
+        self.given_up = False
+        """Whether nothing more is expected from it."""
+        self._queue: list[tuple[bytes, bytes]] = []
+        """The messages for the agent that wait until it is ready."""
+        self._last_errors = ""
+
+    @classmethod
+    def adopt(cls, hosts: Sequence[str], connection: PipeConnection) -> Child:
+        """Return one that runs already: the node to which a connection leads, and the hosts behind it."""
+        child = cls(AgentTree(launcher=["ddlrun"], python="", script="", fan_out=1, run=""), hosts, "")
+        child.connection, child.ready, child.status = connection, True, 0
+        protocol.begin(connection, sent=protocol.TO_AGENT, received=protocol.FROM_AGENT)
+        return child
 
     @property
     def name(self) -> str:
         """The name of the agent's host."""
-        return self.hosts[0].name
+        return self.hosts[0]
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more is expected from it."""
-        return self.done or self.gone or (self._given_up and self.status is not None)
+    def running(self) -> bool:
+        """Whether the program that leads to the host runs."""
+        return bool(self.pid) and self.status is None
 
     @property
     def gone(self) -> bool:
         """Whether the program that leads to the host has ended, and all that it has passed on is read."""
-        return self.status is not None and not self.connection.open
+        return self.status is not None and (self.given_up or not self.connection.open)
 
     @property
     def via(self) -> str:
         """The name of the program that leads to the host."""
-        return os.path.basename(self._job.launcher[0])
+        return os.path.basename(self._tree.launcher[0])
 
-    def _start(self, *, ship: bool) -> None:
-        script = _script(self._job, ship=ship).encode(errors="surrogateescape")
-        words = [self.name if word == "@host" else word for word in self._job.launcher]
+    # -- its process ------------------------------------------------------------------------------
+
+    def start(self, loop: Loop, group: ClientGroup, on_readable: Callable[[], None], *, ship: bool = False) -> None:
+        """Start the program that leads to the host.
+
+        Args:
+            loop: The loop.
+            group: The group of such programs.
+            on_readable: What to call when something has arrived; it calls `receive`.
+            ship: Send the modules of the agent.
+        """
+        self._start_again: Callable[[], None] = lambda: self.start(loop, group, on_readable, ship=True)
+        script = agent_script(self._tree, ship=ship).encode(errors="surrogateescape")
+        words = [self.name if word == "@host" else word for word in self._tree.launcher]
         words[-1] = words[-1].replace("@bytes", str(len(script)))
-        self.pid, self.connection = self._group.start(words)
+        try:
+            self.pid, self.connection, errors = group.start(words)
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError) and "/" not in words[0]
+            self._last_errors = f"{words[0]}: {'not on PATH' if missing else error.strerror}\n"
+            self.status = EXIT_NOT_FOUND << 8
+            self.connection.close()
+            return
         self._stop = StopDetector(self.pid)
+        self._errors = LauncherErrors(loop, errors)
         self._printed = bytearray()
         """What has arrived before the greeting."""
         protocol.begin(self.connection, sent=protocol.TO_AGENT, received=protocol.FROM_AGENT)
+        self.connection.join(loop, on_readable)
         self.connection.send_raw([script])
+
+    def reap(self) -> None:
+        """Take the status of the program that leads to the host if it has ended."""
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # whoever has started ddlrun ignores SIGCHLD
+            pid, status = self.pid, 0
+        if pid:
+            self.status = status
+
+    @property
+    def ends(self) -> bool:
+        """Whether the program that leads to the host runs, and has nothing more to do."""
+        return self.running and (self.given_up or not self.connection.open)
+
+    def resume(self, now: float) -> bool:
+        """Continue the program that leads to the host if it stays stopped; return True if so."""
+        if not self.running or not self._stop.stays_stopped(now):
+            return False
+        os.kill(self.pid, signal.SIGCONT)
+        return True
+
+    def close(self) -> None:
+        """Let the agent end its ranks and programs, and itself; end its start if it does not run."""
+        if self.ready:
+            self.connection.finish_sending()
+        else:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Kill the program that leads to the host, and expect nothing more."""
+        self.given_up = True
+        if self.running:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def describe_loss(self, starter: str) -> LostHost:
+        """Return its host, and the reason why the agent is gone.
+
+        Args:
+            starter: The host of the agent that has started it; empty: ddlrun's own.
+        """
+        place = f" on {starter}" if starter else ""
+        status = self.status or 0
+        by_signal = os.WIFSIGNALED(status)
+        code = EXIT_SIGNAL + os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status)
+        end = f"signal {os.WTERMSIG(status)}" if by_signal else f"exit code {code}"
+        loss = "the connection to its agent ended" if self.ready else "its agent did not start"
+        reason = f"{loss} ({self.via}{place}: {end})"
+        if self.altered:
+            reason = f"a message of its agent, or to it, was altered on the way ({self.via}{place})"
+        if self.pid:
+            self._errors.read()
+            self._last_errors = self._errors.last.decode(errors="replace")
+        return LostHost(name=self.name, reason=reason, code=code, errors=self._last_errors, below=self.hosts[1:])
+
+    # -- its messages -----------------------------------------------------------------------------
+
+    def send(self, kind: bytes, text: bytes) -> None:
+        """Send a message, once the agent is ready."""
+        if self.ready:
+            self.connection.send(kind, text)
+        else:
+            self._queue.append((kind, text))
+
+    def terminate(self, text: bytes) -> None:
+        """Let the agent end its ranks; a job that waits for it is taken back."""
+        if self.ready:
+            self.connection.send(protocol.TERMINATE, text)
+        else:
+            self.busy = False
+            self._queue = [message for message in self._queue if message[0] != protocol.JOB]
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
         """Read what has arrived; yield the complete messages, and ALTERED for one that was altered."""
@@ -139,8 +204,26 @@ class Child:
         except OSError:
             connection.close()
 
+    def take(self, kind: bytes, text: bytes) -> bool:
+        """Take a message about programs or a lost host; return False for one about a host that is not the agent's."""
+        try:
+            if kind == protocol.OUTPUT:
+                return ProgramOutput.parse(text).host in self.hosts
+            if kind == protocol.ENDED:
+                end = ProgramEnd.parse(text)
+                self.awaited.discard((end.host, end.number))
+                return end.host in self.hosts
+            if kind == protocol.LOST:
+                lost = LostHost.parse(text)
+                gone = {lost.name, *lost.below}
+                self.awaited = {pair for pair in self.awaited if pair[0] not in gone}
+                return gone <= {*self.hosts}
+        except ValueError:
+            return False
+        return True
+
     def _greet(self, data: bytes) -> bytes:
-        """Answer the agent's greeting by the archive of its modules, or by the job; return what follows it."""
+        """Answer the agent's greeting by the archive of its modules, or by the tree; return what follows it."""
         self._printed += data
         greeting = take_greeting(self._printed)
         if greeting == WANTED:
@@ -149,40 +232,17 @@ class Child:
             return self._greet(b"")
         if greeting == self._version:
             self.ready = True
-            hosts = pack_words(host.pack() for host in self.hosts)
-            self.connection.send(protocol.JOB, pack_words([self._job.pack(), hosts]))
+            self._errors.pass_on()
+            hosts = pack_words(host.encode() for host in self.hosts)
+            for message in ((protocol.TREE, pack_words([self._tree.pack(), hosts])), *self._queue):
+                self.connection.send(*message)
+            self._queue.clear()
             return bytes(self._printed)
         if greeting is not None:  # another version of ddlrun is installed at the same path: start it with our modules
             self.connection.close()
-            self._start(ship=True)
+            self._errors.close()
+            self._start_again()
         return b""
-
-    def describe_loss(self, starter: str) -> str:
-        """Return the reason why the agent is gone.
-
-        Args:
-            starter: The host of the agent that has started it; empty: ddlrun's own.
-        """
-        place = f" on {starter}" if starter else ""
-        status = self.status or 0
-        end = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
-        loss = "the connection to its agent ended" if self.ready else "its agent did not start"
-        if self.altered:
-            return f"a message of its agent, or to it, was altered on the way ({self.via}{place})"
-        return f"{loss} ({self.via}{place}: {end})"
-
-    def resume(self, now: float) -> bool:
-        """Continue the program that leads to the host if it stays stopped; return True if so."""
-        if self.status is not None or not self._stop.stays_stopped(now):
-            return False
-        os.kill(self.pid, signal.SIGCONT)
-        return True
-
-    def give_up(self) -> None:
-        """Kill the program that leads to the host, and expect nothing more."""
-        self._given_up = True
-        if self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
 
 
 def take_greeting(printed: bytearray) -> bytes | None:
@@ -197,20 +257,3 @@ def take_greeting(printed: bytearray) -> bytes | None:
         if mark:
             return greeting
     return None
-
-
-def _script(job: AgentJob, *, ship: bool) -> str:
-    """Return the sh script that becomes the agent: that of the host's ddlrun, or one that waits for the archive."""
-    run = _quote(job.environ.get("DDLRUN_RUN", ""))
-    python, script = _quote(job.python), _quote(job.script)
-    installed = "" if ship else f'[ ! -r {script} ] || exec "$python" -I -S {script} --agent\n'
-    return (  # the braces make sh parse all of it before it runs any
-        f'{{\npython={python}; [ -x "$python" ] || python=python3\n'
-        f"DDLRUN_RUN={run}; export DDLRUN_RUN\n"
-        f'{installed}exec "$python" -I -S -c {_quote(BOOTSTRAP)} {script} --agent\n}}\n'
-    )
-
-
-def _quote(word: str) -> str:
-    """Return a word as sh reads it; shlex takes 5 ms to import."""
-    return "'" + word.replace("'", "'\\''") + "'"

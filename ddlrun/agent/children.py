@@ -1,55 +1,212 @@
-"""The agents below an agent: those that it has started, and those that wait for their start."""
+"""The links from a node to the agents below it: those that it has started, and those that wait for their start.
+
+An agent sends messages while it has a job or a program alone. That it is lost is reported when that matters: at once
+while one of these is awaited, else to each that follows.
+"""
 
 from __future__ import annotations
 
+import time
+
 from ddlrun.agent import protocol
+from ddlrun.agent.protocol import ProgramRequest, pack_words
 from ddlrun.keeper.forks import complain
+from ddlrun.wire.loop import NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from ddlrun.agent.child import Child, ClientGroup
-    from ddlrun.agent.protocol import AgentJob, HostRanks
+    from ddlrun.agent.child import Child
+    from ddlrun.agent.launcher import ClientGroup
+    from ddlrun.agent.protocol import AgentTree, HostRanks
     from ddlrun.wire.loop import Loop
 
 # The number of agents that are being started at the same time.
 MOST_STARTING = 64
+# The interval at which the programs that lead to other hosts are checked, and that for those that are about to end.
+CHECK_SECONDS, MOMENT = 5.0, 0.01
+# Agents get a message at this interval.
+KEEP_SECONDS = 120.0
+# The programs that lead to other hosts have this long to end by themselves, and once they were killed.
+FAREWELL_SECONDS = 2.0, 1.0
+# After a grace and this time, agents that have not ended their ranks are given up.
+SLACK_SECONDS = 6.0
 
 
 class Children:
-    """The agents below an agent."""
+    """The agents below a node."""
 
     def __init__(self, loop: Loop, report: Callable[[bytes, bytes], None], version: str) -> None:
-        """Begin without any. `report` takes their messages to the root; `version` is that of ddlrun."""
+        """Begin without any.
+
+        Args:
+            loop: The loop, in which all happens.
+            report: Takes their messages to the root, and DONE once none of them has ranks of the job any more.
+            version: That of ddlrun.
+        """
         self._loop, self._report, self._version = loop, report, version
         self._children: list[Child] = []
-        self._waiting: list[list[HostRanks]] = []
-        """The parts of the hosts whose agents are not started yet, the first one last."""
+        self._waiting: list[Child] = []
+        """Those that are not started yet, the first one last."""
+        self._by_host: dict[str, Child] = {}
         self._group: ClientGroup | None = None
+        self._own = ""
         self._ending = False
+        self._give_up_at = self._check_at = NEVER
+        self._keep_at = time.monotonic() + KEEP_SECONDS
+        loop.watch_deadline(lambda: self._give_up_at, self._give_up_job)
+        loop.watch_deadline(lambda: self._check_at, self._check)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is expected from any of them."""
-        return not self._waiting and all(child.over for child in self._children)
+        """Whether no end of a rank is expected from any of them."""
+        return not any(child.busy for child in self._children)
 
     @property
-    def running(self) -> bool:
-        """Whether a program that leads to another host has not ended."""
-        return any(child.status is None for child in self._children)
+    def names(self) -> set[str]:
+        """The hosts that can be reached, as far as is known."""
+        return {name for name, child in self._by_host.items() if not (child.gone or child.given_up)}
 
-    def start(self, job: AgentJob, hosts: Sequence[HostRanks], own: str) -> None:
-        """Start the agents of hosts, some of them when others are ready.
+    # -- links ------------------------------------------------------------------------------------
+
+    def open(self, tree: AgentTree, hosts: Sequence[str], own: str = "") -> None:
+        """Start the agents of hosts, some of them when others are ready; further ones, or again those that were lost.
 
         Args:
-            job: The job.
-            hosts: The hosts.
+            tree: What agents need to start others.
+            hosts: The names of the hosts.
             own: The name of this host; empty: ddlrun's own.
         """
-        self._job, self._own = job, own
-        self._waiting = divide(hosts, job.fan_out)[::-1]
+        from ddlrun.agent.child import Child  # noqa: PLC0415 - most agents have none below them
+
+        self._own = own
+        self._children = [child for child in self._children if not child.gone]
+        children = [Child(tree, part, self._version) for part in divide(hosts, tree.fan_out)]
+        self._waiting[:0] = children[::-1]
+        for child in children:
+            self._add(child)
         self._start_waiting()
+
+    def drop(self, hosts: Iterable[str]) -> None:
+        """Give up the links to hosts, and those that go on from there."""
+        for host in hosts:
+            self._by_host[host].give_up()
+        self._check_at = 0
+
+    def adopt(self, child: Child) -> None:
+        """Take over one that runs already."""
+        self._add(child)
+        child.connection.join(self._loop, lambda: self._on_child(child))
+
+    def _add(self, child: Child) -> None:
+        self._children.append(child)
+        self._by_host.update(dict.fromkeys(child.hosts, child))
+        self._check_at = min(self._check_at, time.monotonic() + CHECK_SECONDS)
+
+    def _start_waiting(self) -> None:
+        """Start as many of the agents that wait for it as may be started now."""
+        if not self._waiting:
+            return
+        from ddlrun.agent.launcher import ClientGroup  # noqa: PLC0415 - most agents have none below them
+
+        self._group = self._group or ClientGroup()
+        starting = sum(bool(child.pid) and not (child.ready or child.gone) for child in self._children)
+        while self._waiting and starting < MOST_STARTING:
+            child = self._waiting.pop()
+            child.start(self._loop, self._group, lambda child=child: self._on_child(child))  # type: ignore[misc]
+            self._check_loss(child)
+            starting += 1
+
+    # -- jobs -------------------------------------------------------------------------------------
+
+    def begin(self, job: bytes, hosts: Iterable[HostRanks]) -> None:
+        """Pass a job on to the agents of its hosts."""
+        parts: dict[Child, list[bytes]] = {}
+        for host in hosts:
+            parts.setdefault(self._by_host[host.name], []).append(host.pack())
+        for child in parts:
+            child.busy = True
+        for child, part in parts.items():
+            child.send(protocol.JOB, pack_words([job, pack_words(part)]))
+        self._check_at = 0  # some may be gone
+
+    def terminate(self, grace: float) -> None:
+        """Let all agents end their ranks within a grace."""
+        if self.over:
+            return
+        self._ending = True
+        self._give_up_at = time.monotonic() + grace + SLACK_SECONDS
+        for child in self._children:
+            if child.busy:
+                child.terminate(str(grace).encode())
+        self._settle()
+
+    def send(self, kind: bytes, text: bytes) -> None:
+        """Send a message to all agents that have the job."""
+        for child in self._children:
+            if child.busy:
+                child.send(kind, text)
+
+    def _settle(self) -> None:
+        """Report that no agent has ranks any more, once that is so."""
+        if self.over:
+            self._ending, self._give_up_at = False, NEVER
+            self._report(protocol.DONE, b"")
+
+    def _give_up_job(self, now: float) -> None:
+        self._give_up_at = now + SLACK_SECONDS
+        for child in self._children:
+            if child.busy:
+                child.give_up()
+        self._check(now)
+
+    # -- programs ---------------------------------------------------------------------------------
+
+    def run(self, request: ProgramRequest) -> None:
+        """Run a program on hosts: each reports its output and its end, or that the host is lost."""
+        parts: dict[Child, list[str]] = {}
+        for host in request.hosts:
+            parts.setdefault(self._by_host[host], []).append(host)
+        for child, hosts in parts.items():
+            part = ProgramRequest(**{**vars(request), "hosts": hosts})
+            child.awaited.update((host, request.number) for host in hosts)
+            child.send(protocol.RUN, part.pack())
+        self._check_at = 0
+
+    def stop(self, number: int) -> None:
+        """Stop a program on all its hosts."""
+        for child in self._children:
+            if any(number == awaited for _, awaited in child.awaited):
+                child.send(protocol.STOP, b"%d" % number)
+
+    def pause(self, *, reading: bool) -> None:
+        """Read what agents send, or leave it to wait."""
+        for child in self._children:
+            child.connection.pause(reading=reading)
+
+    # -- what arrives -----------------------------------------------------------------------------
+
+    def _on_child(self, child: Child) -> None:
+        ready = child.ready
+        for kind, text in child.receive():
+            self._on_message(child, kind, text)
+        if not child.connection.open:
+            self._check_loss(child)
+            self._check_at = time.monotonic()
+        if child.ready and not ready:
+            self._start_waiting()
+
+    def _on_message(self, child: Child, kind: bytes, text: bytes) -> None:
+        if kind == protocol.ALTERED or not child.take(kind, text):
+            child.altered = True
+            child.give_up()
+            self._report_loss(child)
+        elif kind == protocol.DONE:
+            child.busy = False
+            self._settle()
+        else:
+            self._report(kind, text)
 
     def reap(self, pid: int, status: int) -> None:
         """Take the end of a program that leads to another host."""
@@ -58,88 +215,64 @@ class Children:
                 child.status = status
                 self._check_loss(child)
 
-    def terminate(self, grace: float) -> None:
-        """Let all agents end their ranks within a grace."""
-        self._ending = True
-        self._waiting.clear()
-        for child in self._children:
-            if not child.ready:
-                child.give_up()
-        self.send(protocol.TERMINATE, str(grace).encode())
-
-    def send(self, kind: bytes, text: bytes) -> None:
-        """Send a message to all agents that run."""
-        for child in self._children:
-            if child.ready:
-                child.connection.send(kind, text)
-
-    def resume(self, now: float) -> None:
-        """Continue the programs that lead to other hosts and stay stopped: ranks in MPI wait for their messages."""
-        for child in self._children:
-            if child.resume(now):
-                complain(f"{child.via} to {child.name} was stopped while the job ran, and was continued")
-
-    def close(self) -> None:
-        """Close all connections: the agents end their ranks, and themselves."""
-        for child in self._children:
-            child.connection.finish_sending()
-
-    def give_up(self) -> None:
-        """Kill all programs that lead to other hosts, and expect nothing more."""
-        for child in self._children:
-            child.give_up()
-
-    def _start_waiting(self) -> None:
-        """Start as many of the agents that wait for it as may be started now."""
-        if not self._waiting:
-            return
-        from ddlrun.agent.child import Child, ClientGroup  # noqa: PLC0415 - most agents have none below them
-
-        self._group = self._group or ClientGroup()
-        starting = sum(not (child.ready or child.over) for child in self._children)
-        while self._waiting and starting < MOST_STARTING:
-            child = Child(self._job, self._waiting.pop(), version=self._version, group=self._group)
-            self._children.append(child)
-            self._watch(child)
-            starting += 1
-
-    def _watch(self, child: Child) -> None:
-        child.connection.join(self._loop, lambda: self._on_child(child))
-
-    def _on_child(self, child: Child) -> None:
-        connection, ready = child.connection, child.ready
-        for kind, text in child.receive():
-            if kind == protocol.DONE:
-                child.done = True
-            elif kind == protocol.ALTERED:
-                self._drop(child)
-            else:
-                self._report(kind, text)
-        if child.connection is not connection:  # the agent is started again
-            self._watch(child)
-        if not child.connection.open:
-            self._check_loss(child)
-        if child.ready and not ready:
-            self._start_waiting()
-
-    def _drop(self, child: Child) -> None:
-        """Drop an agent because a message was altered. After its last message, its launcher may print anything."""
-        if not child.done:
-            child.altered = child.done = True
-            self._report_loss(child)
-            child.give_up()
-
     def _check_loss(self, child: Child) -> None:
-        if child.gone and not child.done:
+        if child.gone:
             self._report_loss(child)
 
     def _report_loss(self, child: Child) -> None:
-        if not self._ending:
-            lost = protocol.LostHost(name=child.name, reason=child.describe_loss(self._own))
-            self._report(protocol.LOST, lost.pack())
+        """Report that an agent is gone if that was not expected."""
+        awaited, busy = bool(child.awaited), child.busy
+        child.awaited.clear()
+        child.busy = False
+        if awaited or (busy and not self._ending):
+            self._report(protocol.LOST, child.describe_loss(self._own).pack())
+        if busy:
+            self._settle()
+
+    def _check(self, now: float) -> None:
+        """Check the programs that lead to other hosts, and keep the agents."""
+        keep = now >= self._keep_at
+        if keep:
+            self._keep_at = now + KEEP_SECONDS
+        for child in self._children:
+            if child.ends:
+                child.reap()
+            self._check_loss(child)
+            if child.resume(now):  # ranks in MPI wait for their messages
+                complain(f"{child.via} to {child.name} was stopped while the job ran, and was continued")
+            if keep and child.ready:
+                child.connection.send(protocol.KEEP)
+        ending = any(child.ends for child in self._children)
+        self._check_at = now + (MOMENT if ending else CHECK_SECONDS)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close all links: the agents end their ranks and programs, and themselves."""
+        self._waiting.clear()
+        for child in self._children:
+            child.close()
+
+    def dismiss(self, wait: Callable[[float], object]) -> None:
+        """Close all links, and end the programs that lead to other hosts if they do not end soon.
+
+        Args:
+            wait: Waits up to some seconds for events of the loop.
+        """
+        self.close()
+        for seconds in FAREWELL_SECONDS:
+            end = time.monotonic() + seconds
+            while any(child.running for child in self._children) and time.monotonic() < end:
+                wait(end - time.monotonic())
+            for child in self._children:
+                child.give_up()
+            self._check_at = time.monotonic()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
 
-def divide(hosts: Sequence[HostRanks], fan_out: int) -> list[list[HostRanks]]:
+def divide(hosts: Sequence[str], fan_out: int) -> list[list[str]]:
     """Divide hosts among the agents that an agent starts itself; the first of each part starts the others of it.
 
     >>> [len(part) for part in divide([*"0123456789"], 4)]

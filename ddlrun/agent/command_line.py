@@ -1,11 +1,12 @@
-"""The command line of the root: the job, and the ranks of each host."""
+"""The command line of the root: the job, the ranks of each host, and the way to the other hosts."""
 
 from __future__ import annotations
 
 import binascii
 import os
 
-from ddlrun.agent.protocol import AgentJob, HostRanks
+from ddlrun.agent.protocol import AgentJob, AgentTree, HostRanks
+from ddlrun.keeper import record
 from ddlrun.keeper.host_position import RankPositions
 from ddlrun.keeper.protocol import ADDRESSES
 from ddlrun.keeper.settings import SHIPPED
@@ -16,15 +17,30 @@ if TYPE_CHECKING:
 
 FAN_OUT = 64
 USAGE = (
-    "usage: start.py --hostfile=FILE [--local=HOST] [--via=WORD ...] [--fan-out=N] [--export=NAME,...] "
+    "usage: start.py --hostfile=FILE [--local=HOST] [--via=WORD ...] [--fan-out=N] [--link=IN:OUT] [--export=NAME,...] "
     "-- PYTHON -I -S START ..."
 )
 # The words of a rank's command line before its program: Python and its options, and the script of keepers.
 KEEPER_WORDS = 4
 
 
-def read_job(words: list[str], environ: Mapping[str, str]) -> tuple[AgentJob, HostRanks | None, list[HostRanks]]:
-    """Return the job, this host if it has ranks, and the others.
+@record
+class RootCommand:
+    """What the root does."""
+
+    job: AgentJob
+    own: HostRanks | None
+    """This host if it has ranks."""
+    others: list[HostRanks]
+    """The other hosts with ranks."""
+    tree: AgentTree
+    """The way to them."""
+    link: list[int]
+    """The descriptors of a connection to the ddlrun that has started their agents; empty: the root starts them."""
+
+
+def read_command(words: list[str], environ: Mapping[str, str]) -> RootCommand:
+    """Parse the command line.
 
     Raises:
         KeyError, ValueError, IndexError: The command line is malformed.
@@ -35,18 +51,22 @@ def read_job(words: list[str], environ: Mapping[str, str]) -> tuple[AgentJob, Ho
     names = [name for text in options.get("--export", []) for name in text.split(",")]
     job = AgentJob(
         program=[word[1:] if word and not word.strip(":") else word for word in program[KEEPER_WORDS:]],
-        launcher=options.get("--via", []),
         folder="/" if SHIPPED in environ else os.getcwd(),  # keepers go to the files that were shipped
         name=_name_job(environ),
         size=sum(len(host.ranks) for host in hosts),
-        fan_out=int(options.get("--fan-out", [environ.get("DDLRUN_FAN_OUT") or FAN_OUT])[0]),
+        environ={name: environ[name] for name in names if name in environ},
+    )
+    tree = AgentTree(
+        launcher=options.get("--via", []),
         python=program[0],
         script=os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py"),
-        environ={name: environ[name] for name in names if name in environ},
+        fan_out=int(options.get("--fan-out", [environ.get("DDLRUN_FAN_OUT") or FAN_OUT])[0]),
+        run=environ.get("DDLRUN_RUN", ""),
     )
     local = options.get("--local", [])
     own = next((host for host in hosts if host.name in local), None)
-    return job, own, [host for host in hosts if host is not own]
+    link = [int(fd) for fd in options.get("--link", [""])[0].split(":") if fd]
+    return RootCommand(job=job, own=own, others=[host for host in hosts if host is not own], tree=tree, link=link)
 
 
 def _name_job(environ: Mapping[str, str]) -> str:

@@ -47,13 +47,20 @@ class LocalRanks:
         return bool(self._keepers)
 
     def start(self, job: AgentJob, own: HostRanks) -> None:
-        """Fork the keepers. Raises OSError if there can be no process for one."""
+        """Fork the keepers, in the folder of the job. Raises OSError if there can be no process for one."""
+        folder = os.open(".", os.O_PATH)
         try:
             os.chdir(job.folder)
         except OSError as error:
             complain(f"host {own.name}: working folder {job.folder}: {error.strerror}")
             self._report_end(own.ranks[0], EXIT_PREFLIGHT)
-            return
+        else:
+            self._fork(job, own)
+        finally:
+            os.fchdir(folder)
+            os.close(folder)
+
+    def _fork(self, job: AgentJob, own: HostRanks) -> None:
         self._pmi = PmiService(job, own, self._loop, self._report)
         _load_keeper()
         for local_rank, rank in enumerate(own.ranks):
@@ -70,6 +77,13 @@ class LocalRanks:
         """Give a message of the root to this host's PMI server."""
         if self._pmi is not None:
             self._pmi.deliver(message)
+
+    def forget(self) -> None:
+        """Forget a job whose ranks have ended."""
+        self._kill_at = NEVER
+        if self._pmi is not None:
+            self._pmi.close()
+            self._pmi = None
 
     def reap(self, pid: int, status: int) -> bool:
         """Report the rank of a keeper that has ended; return False for another process."""

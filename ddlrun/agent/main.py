@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 AGENT_NAME, ROOT_NAME = "ddlrun-agent", "ddlrun-root"
-# The job must arrive within this time, as a host whose network fails is not told that no more will come.
-JOB_SECONDS = 60
+# The first message must arrive within this time, as a host whose network fails is not told that no more will come.
+TREE_SECONDS = 60
 
 
 def main(words: list[str], archive: int = -1) -> NoReturn:
@@ -38,7 +38,7 @@ def main(words: list[str], archive: int = -1) -> NoReturn:
 
 
 def _run_agent(archive: int) -> NoReturn:
-    """Greet the agent that has started this one, wait for the job, and stay until its ranks have ended."""
+    """Greet the node that has started this agent, and stay until the connection to it has ended."""
     from ddlrun.agent.agent import Agent  # noqa: PLC0415 - the root does without it
 
     _name_process(AGENT_NAME)
@@ -47,7 +47,7 @@ def _run_agent(archive: int) -> NoReturn:
     os.dup2(null, 0)
     os.dup2(2, 1)  # what a keeper prints by itself
     agent = Agent(parent, VERSION, (archive,))
-    signal.alarm(JOB_SECONDS)
+    signal.alarm(TREE_SECONDS)
     parent.send_raw([f"@ddlrun-agent {VERSION}\n".encode()])
     import ddlrun.keeper.entry  # noqa: F401, PLC0415 - while the job is on its way
 
@@ -58,13 +58,13 @@ def _run_agent(archive: int) -> NoReturn:
 
 def _run_root(words: list[str]) -> NoReturn:
     """Run the job of the command line."""
-    from ddlrun.agent.command_line import USAGE, read_job  # noqa: PLC0415 - agents do without it
+    from ddlrun.agent.command_line import USAGE, read_command  # noqa: PLC0415 - agents do without it
     from ddlrun.agent.root import Root  # noqa: PLC0415 - the same
 
     _name_process(ROOT_NAME)
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)  # ddlrun ignores it; the ranks' programs must not inherit that
     try:
-        job, own, others = read_job(words, os.environ)
+        command = read_command(words, os.environ)
     except (KeyError, ValueError, IndexError):
         complain(USAGE)
         os._exit(EXIT_BAD_INPUT)
@@ -73,7 +73,7 @@ def _run_root(words: list[str]) -> NoReturn:
         os._exit(EXIT_PREFLIGHT)
     _enable_collections()
     root = Root(VERSION)
-    root.begin(job, own, others)
+    root.begin(command)
     os._exit(root.run())
 
 

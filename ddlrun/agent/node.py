@@ -6,15 +6,14 @@ The root of the tree is the process manager, which ddlrun starts: see root.py. T
 from __future__ import annotations
 
 import os
-import time
 
 from ddlrun.agent import protocol
 from ddlrun.agent.children import Children
-from ddlrun.agent.local_ranks import SLACK_SECONDS, LocalRanks
+from ddlrun.agent.local_ranks import LocalRanks
 from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.keeper.forks import complain
 from ddlrun.keeper.signals import ENDING, SignalQueue
-from ddlrun.wire.loop import NEVER, Loop
+from ddlrun.wire.loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,52 +21,49 @@ if TYPE_CHECKING:
 
     from ddlrun.agent.protocol import AgentJob, HostRanks
 
-# The interval at which the programs that lead to other hosts are checked.
-LONGEST_WAIT = 5.0
-# They have this long to end once all ranks have ended.
-FAREWELL_SECONDS = 2.0
-
 
 class Node:
     """The ranks of a host, and the agents below its own. A subclass decides on each message from these."""
 
     def __init__(self, version: str, needed: Sequence[int] = ()) -> None:
         """Begin without a job. `needed` are descriptors that keepers leave open."""
-        self._host = ""
-        """The name of this host; empty for ddlrun's own."""
         self._loop = Loop()
         self._signals = SignalQueue(self._loop)
         self._ranks = LocalRanks(self._loop, self.report, needed)
-        self._children = Children(self._loop, self.report, version)
-        self._give_up_at = NEVER
-        self._loop.watch_deadline(lambda: self._give_up_at, self._give_up)
+        self._children = Children(self._loop, self._on_child, version)
+        self._ending = False
+        """Whether the ranks of the job end."""
 
-    def begin(self, job: AgentJob, own: HostRanks | None, others: Sequence[HostRanks]) -> None:
-        """Start the ranks of this host, and the agents of the others.
+    def _begin(self, job: AgentJob, packed: bytes, own: HostRanks | None, others: Sequence[HostRanks]) -> None:
+        """Start the ranks of this host, and let the agents of the others start theirs.
 
         Args:
             job: The job.
+            packed: The same as one text.
             own: This host; None if it has no ranks.
             others: The other hosts of this part of the job.
         """
+        self._ending = False
+        self._children.begin(packed, others)
+        if own is None:
+            return
         try:
-            self._children.start(job, others, self._host)
-            if own is not None:
-                self._ranks.start(job, own)
+            self._ranks.start(job, own)
         except OSError as error:
-            host = own or others[0]
             complain(f"{os.uname().nodename}: no process can be started: {error.strerror} (see ulimit -u, ulimit -n)")
-            self.report(protocol.EXITED, protocol.ExitedRank(rank=host.ranks[0], code=EXIT_PREFLIGHT).pack())
+            self.report(protocol.EXITED, protocol.ExitedRank(rank=own.ranks[0], code=EXIT_PREFLIGHT).pack())
 
     def report(self, kind: bytes, text: bytes) -> None:
         """React to a message of FROM_AGENT, from this host or one below it."""
         raise NotImplementedError
 
+    def _on_child(self, kind: bytes, text: bytes) -> None:
+        if kind != protocol.DONE:
+            self.report(kind, text)
+
     def _on_order(self, number: int) -> None:
         """React to a signal that ends this process."""
         raise NotImplementedError
-
-    # -- events -----------------------------------------------------------------------------------
 
     @property
     def _over(self) -> bool:
@@ -77,48 +73,30 @@ class Node:
     def _wait(self, seconds: float) -> None:
         """Wait for events, and react to them."""
         self._loop.wait(seconds)
-        self._take_signals()
-        self._children.resume(time.monotonic())
-
-    def _take_signals(self) -> None:
         for number in self._signals.take():
             if number in ENDING:
                 self._on_order(number)
         pid, status = _reap_child()
         while pid:
-            if not self._ranks.reap(pid, status):
-                self._children.reap(pid, status)
+            self._on_end(pid, status)
             pid, status = _reap_child()
+
+    def _on_end(self, pid: int, status: int) -> None:
+        """Take the end of a child process."""
+        if not self._ranks.reap(pid, status):
+            self._children.reap(pid, status)
 
     def _send_pmi_down(self, message: bytes) -> None:
         """Pass a message of the root on to the PMI servers of this host and of those below it."""
         self._children.send(protocol.PMI, message)
         self._ranks.deliver(message)
 
-    # -- the end ----------------------------------------------------------------------------------
-
-    @property
-    def _ending(self) -> bool:
-        return self._give_up_at < NEVER
-
     def _terminate(self, grace: float) -> None:
         """End all ranks of this node and of those below it within a grace, once."""
         if not self._ending:
-            self._give_up_at = time.monotonic() + grace + 2 * SLACK_SECONDS
+            self._ending = True
             self._ranks.terminate(grace)
             self._children.terminate(grace)
-
-    def _give_up(self, now: float) -> None:
-        self._give_up_at = now + SLACK_SECONDS
-        self._children.give_up()
-
-    def _dismiss(self) -> None:
-        """Wait until the programs that lead to other hosts have ended, but not for long."""
-        self._children.close()
-        end = time.monotonic() + FAREWELL_SECONDS
-        while self._children.running and time.monotonic() < end:
-            self._wait(end - time.monotonic())
-        self._children.give_up()
 
 
 def _reap_child() -> tuple[int, int]:

@@ -48,6 +48,11 @@ class PmiService:
         """Give a message of the root to this host's server."""
         self._serve().on_message(message)
 
+    def close(self) -> None:
+        """Close all connections."""
+        for rank in tuple(self._links):
+            self._close(rank)
+
     def on_end(self, rank: int, code: int) -> None:
         """Take the end of a rank."""
         self._close_orders(rank)

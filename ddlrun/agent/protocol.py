@@ -15,13 +15,21 @@ if TYPE_CHECKING:
 
     from ddlrun.wire.connection import Connection
 
+TREE = b"B"
+"""To an agent that has greeted: an AgentTree, and the names of the hosts of its part, its own first."""
 JOB = b"J"
-"""The job of an agent: an AgentJob, and the HostRanks of its host and of those below it."""
+"""An AgentJob, and the HostRanks of the agent's part that have ranks. The next one may follow DONE."""
 TERMINATE = b"T"
 """End the ranks: SIGTERM now, SIGKILL after a grace in seconds."""
 PMI = b"P"
 """From an agent: the number of a host and the message of its PMI server to the root. To an agent: the root's message
 to the PMI servers of all hosts."""
+RUN = b"R"
+"""A ProgramRequest. From each of its hosts comes a ProgramEnd, unless the host is lost."""
+STOP = b"S"
+"""The number of a program: SIGTERM to it on all its hosts, SIGKILL after some seconds."""
+KEEP = b"K"
+"""The link is still needed: an agent ends after some minutes without any message."""
 EXITED = b"X"
 """An ExitedRank."""
 UNFINISHED = b"U"
@@ -30,15 +38,21 @@ LOST = b"L"
 """A LostHost."""
 DONE = b"D"
 """All ranks of the agent and of those below it have ended."""
+OUTPUT = b"O"
+"""A ProgramOutput."""
+ENDED = b"E"
+"""A ProgramEnd."""
 ALTERED = b"A"
 """A message to the agent was altered on the way; the agent ends its ranks."""
 
 # The longest text of each kind. All hosts and variables are in one job, and the addresses of all ranks in a message.
 NUMBERS, LINE, EVERYTHING = 64, 1 << 16, 1 << 30
-TO_AGENT = {JOB: EVERYTHING, TERMINATE: NUMBERS, PMI: EVERYTHING}
+TO_AGENT = {
+    TREE: EVERYTHING, JOB: EVERYTHING, TERMINATE: NUMBERS, PMI: EVERYTHING, RUN: EVERYTHING, STOP: NUMBERS, KEEP: 0,
+}  # fmt: skip
 # From the root to ddlrun: EXITED, of failed ranks, UNFINISHED and LOST.
-TO_DDLRUN = {EXITED: NUMBERS, UNFINISHED: NUMBERS, LOST: LINE}
-FROM_AGENT = {**TO_DDLRUN, PMI: EVERYTHING, DONE: 0, ALTERED: 0}
+TO_DDLRUN = {EXITED: NUMBERS, UNFINISHED: NUMBERS, LOST: EVERYTHING}
+FROM_AGENT = {**TO_DDLRUN, PMI: EVERYTHING, DONE: 0, ALTERED: 0, OUTPUT: EVERYTHING, ENDED: LINE}
 
 
 def begin(connection: Connection, *, sent: Mapping[bytes, int], received: Mapping[bytes, int]) -> None:
@@ -86,20 +100,26 @@ class ExitedRank:
 
 @record
 class LostHost:
-    """A host whose agent is gone before its ranks have ended."""
+    """A host whose agent is gone."""
 
     name: str
     reason: str
+    code: int = 0
+    """The exit code of the program that leads there, as a shell has it."""
+    errors: str = ""
+    """The last that this program wrote to standard error before the agent ran."""
+    below: Sequence[str] = ()
+    """The hosts that were reached through this one."""
 
     def pack(self) -> bytes:
         """Return the text of a message."""
-        return f"{self.name}\t{self.reason}".encode()
+        return _pack_texts([self.name, self.reason, str(self.code), self.errors, *self.below])
 
     @classmethod
     def parse(cls, text: bytes) -> LostHost:
         """Parse the text of a message."""
-        name, _, reason = text.decode(errors="replace").partition("\t")
-        return cls(name=name, reason=reason)
+        name, reason, code, errors, *below = _unpack_texts(text)
+        return cls(name=name, reason=reason, code=int(code), errors=errors, below=below)
 
 
 @record
@@ -126,49 +146,137 @@ class HostRanks:
 
 
 @record
+class AgentTree:
+    """What all agents need to start those below them."""
+
+    launcher: Sequence[str]
+    """The command line that starts a program on a host; the word @host stands for the host's name."""
+    python: str
+    """The Python that runs agents, where hosts have it."""
+    script: str
+    """The script of agents, where hosts have it."""
+    fan_out: int
+    """The number of agents that an agent starts itself; these start the others."""
+    run: str
+    """The run for which the agents are started first; empty: none."""
+
+    def pack(self) -> bytes:
+        """Return the tree as one text, which all agents pass on unchanged."""
+        return _pack_texts([self.python, self.script, str(self.fan_out), self.run, *self.launcher])
+
+    @classmethod
+    def parse(cls, text: bytes) -> AgentTree:
+        """Parse the text of a tree."""
+        python, script, fan_out, run, *launcher = _unpack_texts(text)
+        return cls(launcher=launcher, python=python, script=script, fan_out=int(fan_out), run=run)
+
+
+@record
 class AgentJob:
     """What the ranks of all hosts have in common."""
 
     program: Sequence[str]
     """The command line of the program."""
-    launcher: Sequence[str]
-    """The command line that starts a program on a host; the word @host stands for the host's name."""
     folder: str
     """The working folder."""
     name: str
     """A name that all agents of this attempt, and no others, have."""
     size: int
     """The number of ranks."""
-    fan_out: int
-    """The number of agents that an agent starts itself; these start the others."""
-    python: str
-    """The Python that runs agents, where hosts have it."""
-    script: str
-    """The script of agents, where hosts have it."""
     environ: Mapping[str, str]
     """The variables that are set on all hosts."""
 
     def pack(self) -> bytes:
         """Return the job as one text, which all agents pass on unchanged."""
-        numbers = f"{self.size} {self.fan_out}"
         variables = [word for item in self.environ.items() for word in item]
-        texts = ([self.folder, self.python, self.script, self.name, numbers], self.program, self.launcher, variables)
-        return pack_words(pack_words(word.encode(errors="surrogateescape") for word in words) for words in texts)
+        return pack_words(map(_pack_texts, ([self.folder, self.name, str(self.size)], self.program, variables)))
 
     @classmethod
     def parse(cls, text: bytes) -> AgentJob:
         """Parse the text of a job."""
-        texts = [[word.decode(errors="surrogateescape") for word in unpack_words(part)] for part in unpack_words(text)]
-        (folder, python, script, name, numbers), program, launcher, variables = texts
-        size, fan_out = map(int, numbers.split())
-        return cls(
-            program=program,
-            launcher=launcher,
-            folder=folder,
-            name=name,
-            size=size,
-            fan_out=fan_out,
-            python=python,
-            script=script,
-            environ={variables[at]: variables[at + 1] for at in range(0, len(variables), 2)},
-        )
+        (folder, name, size), program, variables = map(_unpack_texts, unpack_words(text))
+        environ = {variables[at]: variables[at + 1] for at in range(0, len(variables), 2)}
+        return cls(program=program, folder=folder, name=name, size=int(size), environ=environ)
+
+
+@record
+class ProgramRequest:
+    """A script for the shell of some hosts."""
+
+    number: int
+    """The number by which the script is stopped, and by which its output is known."""
+    seconds: float
+    """The time after which it is ended; 0: none."""
+    hosts: Sequence[str]
+    """The names of the hosts."""
+    script: bytes
+    """The shell's standard input."""
+    linger: float = 0
+    """The time that it has once the link has ended."""
+
+    def pack(self) -> bytes:
+        """Return the text of a message."""
+        numbers = f"{self.number} {self.seconds!r} {self.linger!r}"
+        return pack_words([_pack_texts([numbers, *self.hosts]), self.script])
+
+    @classmethod
+    def parse(cls, text: bytes) -> ProgramRequest:
+        """Parse the text of a message."""
+        head, script = unpack_words(text)
+        numbers, *hosts = _unpack_texts(head)
+        number, seconds, linger = numbers.split()
+        return cls(number=int(number), seconds=float(seconds), linger=float(linger), hosts=hosts, script=script)
+
+
+@record
+class ProgramOutput:
+    """What a program on a host has written."""
+
+    host: str
+    number: int
+    stream: int
+    """1: standard output; 2: standard error."""
+    data: bytes
+
+    def pack(self) -> bytes:
+        """Return the text of a message."""
+        return pack_words([self.host.encode(), b"%d %d" % (self.number, self.stream), self.data])
+
+    @classmethod
+    def parse(cls, text: bytes) -> ProgramOutput:
+        """Parse the text of a message."""
+        host, numbers, data = unpack_words(text)
+        number, stream = map(int, numbers.split())
+        return cls(host=host.decode(), number=number, stream=stream, data=data)
+
+
+@record
+class ProgramEnd:
+    """The end of a program on a host."""
+
+    host: str
+    number: int
+    code: int | None
+    """The exit code as a shell has it; None: its time was over."""
+
+    def pack(self) -> bytes:
+        """Return the text of a message."""
+        return f"{self.host} {self.number} {'' if self.code is None else self.code}".encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> ProgramEnd:
+        """Parse the text of a message.
+
+        >>> ProgramEnd.parse(b"h1 3 "), ProgramEnd.parse(b"h1 4 0").code
+        (ProgramEnd(host='h1', number=3, code=None), 0)
+        """
+        host, number, code = text.decode().split(" ")
+        return cls(host=host, number=int(number), code=int(code) if code else None)
+
+
+def _pack_texts(texts: Iterable[str]) -> bytes:
+    return pack_words(text.encode(errors="surrogateescape") for text in texts)
+
+
+def _unpack_texts(packed: bytes) -> list[str]:
+    return [word.decode(errors="surrogateescape") for word in unpack_words(packed)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from ddlrun.agent import protocol
-from ddlrun.agent.node import LONGEST_WAIT, Node, read_grace
+from ddlrun.agent.node import Node, read_grace
 from ddlrun.errors import EXIT_SIGNAL, EXIT_UNREACHABLE
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import complain
@@ -17,9 +18,10 @@ from ddlrun.wire.pipes import PipeConnection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from ddlrun.agent.protocol import AgentJob, HostRanks
+    from ddlrun.agent.command_line import RootCommand
+    from ddlrun.agent.protocol import HostRanks
     from ddlrun.wire.connection import Connection
 
 # After the first failure, the keepers of other ranks may have been told to leave, too.
@@ -73,18 +75,25 @@ class Root(Node):
         self._exit_code = 0
         """That of the first rank that failed, or 3 if a host was lost."""
 
-    def begin(self, job: AgentJob, own: HostRanks | None, others: Sequence[HostRanks]) -> None:
-        """Start the ranks of this host, and the agents of the others; see Node."""
-        self._hosts = [*others] if own is None else [own, *others]
+    def begin(self, command: RootCommand) -> None:
+        """Start the ranks of this host, and the agents of the others unless ddlrun has done so."""
+        own, names = command.own, [host.name for host in command.others]
+        self._hosts = [*command.others] if own is None else [own, *command.others]
         self._pmi_root = PmiRoot([host.number for host in self._hosts])
-        super().begin(job, own, others)
+        if command.link and names:
+            from ddlrun.agent.child import Child  # noqa: PLC0415 - not for every root
+
+            self._children.adopt(Child.adopt(names, PipeConnection(*command.link)))
+        else:
+            self._children.open(command.tree, names)
+        self._begin(command.job, command.job.pack(), own, command.others)
 
     def run(self) -> int:
         """Stay until all ranks have ended; return the exit code."""
         while not (self._must_leave or self._over):
-            self._wait(min(LONGEST_WAIT, self._leave_at - time.monotonic()))
+            self._wait(self._leave_at - time.monotonic())
         if not self._must_leave:
-            self._dismiss()
+            self._children.dismiss(self._wait)
             remove_leftovers()
         return self._exit_code
 
@@ -104,6 +113,7 @@ class Root(Node):
             self._on_unfinished(int(text))
         else:
             host = protocol.LostHost.parse(text)
+            sys.stderr.write(host.errors)
             self._tell(kind, text, f"lost host {host.name}: {host.reason}")
             self._fail(EXIT_UNREACHABLE, 0.0)
 

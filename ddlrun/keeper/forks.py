@@ -7,7 +7,7 @@ import os
 import sys
 
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.signals import restore_defaults
+from ddlrun.keeper.signals import IGNORED, restore_defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def close_files(*needed: int) -> None:
 
 def become(argv: list[str], label: str) -> None:
     """Replace this process by a program; exit with 127 if there is none, with 126 if it cannot be run."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec would not change that
+    for number in IGNORED:
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point

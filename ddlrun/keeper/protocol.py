@@ -7,7 +7,7 @@ from ddlrun import __version__
 from ddlrun.keeper import record
 from ddlrun.wire.frames import FrameError
 
-REVISION = 9
+REVISION = 10
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""
@@ -97,6 +97,8 @@ ADDRESSES = "DDLRUN_CHANNEL"
 
 FOLDER contains the package cryptography; it is empty if messages are not encrypted.
 """
+AGENT_RUN = "DDLRUN_AGENT_RUN"
+"""The variable of agents, and of keepers that are their forks: the run for which the agents were started first."""
 
 
 class ProtocolError(FrameError):

@@ -13,6 +13,8 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # The same warning after this time is another one.
 WARNING_SECONDS = 5.0
 HANDLED = (*ENDING, *WARNINGS, signal.SIGCHLD)
+# Those that Python ignores, which an exec would not change.
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class SignalQueue:

@@ -72,7 +72,7 @@ def _divide_names(names: Sequence[str]) -> list[Sequence[str]]:
 def _parse_report(kind: bytes, text: bytes) -> EndFinding:
     r"""Parse a message of the process manager.
 
-    >>> _parse_report(protocol.LOST, b"h2\tthe connection ended").text
+    >>> _parse_report(protocol.LOST, protocol.LostHost(name="h2", reason="the connection ended").pack()).text
     'host h2 was lost: the connection ended'
     >>> _parse_report(protocol.EXITED, b"2 -9")
     EndFinding(code=<EndCode.KILLED_RANK: 6>, host='', rank=2, number=-9, text='the keeper of rank 2 was killed')

@@ -9,13 +9,15 @@ from ddlrun.errors import InputError
 from ddlrun.keeper.leftovers import SCRIPT
 from ddlrun.keeper.proc_files import STOPPED
 from ddlrun.keeper.processes import FIRST_MARK, MARK_LIMIT, mark_of
+from ddlrun.keeper.protocol import AGENT_RUN
 from ddlrun.remote.probe import ProbeTarget, run_complete
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.names import NAME
 
 INIT = 1
 # One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have. A process without the name of
-# its run has the run's mark.
+# its run has the run's mark, or the name of the first run of its agent: agents stay for the next runs, and keepers are
+# their forks.
 LIST = (
     r"""
 field() {
@@ -25,11 +27,12 @@ status() {
   sed -n "s/^$1:[^0-9A-Z]*\([0-9A-Z]*\).*/\1/p" "/proc/$pid/status" 2>/dev/null
 }
 {
-  grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ
+  grep -lsazE '^(DDLRUN_RUN|AGENT_RUN)=.' /proc/[0-9]*/environ
   grep -lsazE 'LIMIT +FIRST' /proc/[0-9]*/limits
 } | sed 's,^/proc/,,; s,/.*,,' | sort -u | while IFS= read -r pid; do
   [ -O "/proc/$pid" ] || continue
   run=$(field DDLRUN_RUN)
+  agent=$(field AGENT_RUN)
   mark=$(sed -n 's/^LIMIT *\([0-9]*\).*/\1/p' "/proc/$pid/limits" 2>/dev/null)
   rank=$(field '\(OPEN_MPI\|DDLRUN_RANK\)')
   ddlrun=$(field DDLRUN_PID)
@@ -38,17 +41,21 @@ status() {
   state=$(status State)
   [ "$state" != Z ] || continue
   command=$(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)
-  echo "@process $pid ${parent:-0} ${state:--} ${run:-${mark:--}} ${rank:--} ${ddlrun:--} $command"
+  echo "@process $pid ${parent:-0} ${state:--} ${run:-${mark:-${agent:+@}${agent:--}}} ${rank:--} ${ddlrun:--} $command"
 done
 echo @end
 """.replace("LIMIT", MARK_LIMIT)
     .replace("FIRST", str(FIRST_MARK)[:8])
+    .replace("AGENT_RUN", AGENT_RUN)
     .replace("OPEN_MPI", RANK_VARIABLES[0])
 )
 END = (
     r"""
 files() {
   grep -lsazE '^DDLRUN_RUN=(RUNS)$' /proc/[0-9]*/environ
+  for file in $(grep -lsazE '^AGENT_RUN=(RUNS)$' /proc/[0-9]*/environ); do
+    ! grep -qs '^State:[^A-Z]*STOPPED' "${file%/*}/status" || echo "$file"
+  done
   for file in $(grep -lsazE 'LIMIT +(MARKS) ' /proc/[0-9]*/limits); do
     grep -qsaz '^DDLRUN_RUN=.' "${file%/*}/environ" || echo "$file"
   done
@@ -78,6 +85,8 @@ LEFTOVERS
 echo @end
 """.replace("LEFTOVERS", SCRIPT)
     .replace("EXIT_TENTHS", "20")
+    .replace("AGENT_RUN", AGENT_RUN)
+    .replace("STOPPED", STOPPED)
     .replace("LIMIT", MARK_LIMIT)
 )
 
@@ -113,21 +122,30 @@ class OrphanProcess(NamedTuple):
 
 
 def parse_processes(text: str, names: Iterable[str] = ()) -> list[OrphanProcess]:
-    """Parse the output of LIST; without the name of its run, a process counts if its mark is that of one of `names`.
+    """Parse the output of LIST.
+
+    Without the name of its run, a process counts if its mark is that of one of `names`, or if it is the keeper of a
+    process that has the name. An agent counts if it was stopped, and nothing is left that would end it.
 
     >>> parse_processes("@process 7 1 S 20261121-tokarumi 0 - sleep 9")[0].command
     'sleep 9'
     """
     processes = []
     by_mark = {str(mark_of(name)): name for name in names}
-    for line in text.splitlines():
-        match = re.fullmatch(rf"@process ([0-9]+) ([0-9]+) (\S) ({NAME}|[0-9]+) ([0-9]+|-) ([0-9]+|-) ?(.*)", line)
-        if match and (by_mark.get(match[4]) or not match[4].isdigit()):
+    row = re.compile(rf"@process ([0-9]+) ([0-9]+) (\S) (@?{NAME}|[0-9]+) ([0-9]+|-) ([0-9]+|-) ?(.*)")
+    matches = [match for line in text.splitlines() if (match := row.fullmatch(line))]
+    by_child = {match[2]: match[4] for match in matches if re.fullmatch(NAME, match[4])}
+    for match in matches:
+        run = match[4]
+        if run.isdigit() or run.startswith("@"):
+            left = match[3] == STOPPED and match[2] == str(INIT)
+            run = by_mark.get(run) or by_child.get(match[1]) or (run.partition("@")[2] if left else "")
+        if run:
             process = OrphanProcess(
                 pid=int(match[1]),
                 parent=int(match[2]),
                 stopped=match[3] == STOPPED,
-                run=by_mark.get(match[4], match[4]),
+                run=run,
                 rank=_parse_number(match[5]),
                 ddlrun=_parse_number(match[6]),
                 command=match[7].strip(),

@@ -17,9 +17,20 @@ from hypothesis import strategies as st
 
 from ddlrun.agent import protocol as agent_protocol
 from ddlrun.agent.archive import BOOTSTRAP, PARTS, build_archive
-from ddlrun.agent.child import _script, take_greeting
+from ddlrun.agent.child import take_greeting
 from ddlrun.agent.children import divide
-from ddlrun.agent.protocol import AgentJob, HostRanks, pack_words, unpack_words
+from ddlrun.agent.launcher import agent_script
+from ddlrun.agent.protocol import (
+    AgentJob,
+    AgentTree,
+    HostRanks,
+    LostHost,
+    ProgramEnd,
+    ProgramOutput,
+    ProgramRequest,
+    pack_words,
+    unpack_words,
+)
 from ddlrun.environment.open_mpi import ROOT
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import parse_hosts
@@ -43,18 +54,28 @@ def test_words_survive(words: list[bytes]) -> None:
 
 @given(st.lists(WORDS, max_size=4), st.dictionaries(WORDS, WORDS, max_size=4), WORDS)
 def test_a_job_survives(words: list[str], environ: dict[str, str], folder: str) -> None:
-    job = AgentJob(
-        program=words, launcher=words, folder=folder, name="n", size=7, fan_out=2, python="p", script="s",
-        environ=environ,
-    )  # fmt: skip
+    job = AgentJob(program=words, folder=folder, name="n", size=7, environ=environ)
     assert vars(AgentJob.parse(job.pack())) == vars(job)
+    tree = AgentTree(launcher=words, python=folder, script="s", fan_out=2, run="r")
+    assert vars(AgentTree.parse(tree.pack())) == vars(tree)
+    lost = LostHost(name="n", reason=folder, code=255, errors=folder, below=words)
+    assert vars(LostHost.parse(lost.pack())) == vars(lost)
+
+
+@given(st.lists(WORDS), st.binary(), st.floats(0, 1e9), st.integers(0, 1 << 60))
+def test_programs_survive(hosts: list[str], data: bytes, seconds: float, number: int) -> None:
+    request = ProgramRequest(number=number, seconds=seconds, linger=seconds, hosts=hosts, script=data)
+    assert vars(ProgramRequest.parse(request.pack())) == vars(request)
+    output = ProgramOutput(host="".join(hosts), number=number, stream=2, data=data)
+    assert vars(ProgramOutput.parse(output.pack())) == vars(output)
+    for code in (None, number):
+        end = ProgramEnd(host="h", number=number, code=code)
+        assert vars(ProgramEnd.parse(end.pack())) == vars(end)
 
 
 def test_a_changed_message_has_a_new_revision() -> None:
-    job = AgentJob(
-        program=["p"], launcher=["l"], folder="f", name="n", size=7, fan_out=2, python="p", script="s",
-        environ={"A": "b"},
-    )  # fmt: skip
+    job = AgentJob(program=["p"], folder="f", name="n", size=7, environ={"A": "b"})
+    tree = AgentTree(launcher=["l"], python="p", script="s", fan_out=2, run="r")
     kinds = {
         f"{module.__name__} {name}": value
         for module in (agent_protocol, protocol)
@@ -64,18 +85,23 @@ def test_a_changed_message_has_a_new_revision() -> None:
     end = protocol.RankEnd(exit_code=1, reason="r", tail="t")
     messages = (
         job.pack(),
+        tree.pack(),
+        LostHost(name="n", reason="r", code=1, errors="e", below=["b"]).pack(),
+        ProgramRequest(number=1, seconds=2.0, hosts=["h"], script=b"s").pack(),
+        ProgramOutput(host="h", number=1, stream=2, data=b"d").pack(),
+        ProgramEnd(host="h", number=1, code=None).pack(),
         HostRanks(number=1, name="h1", ranks=[0, 4]).pack(),
         end.pack(),
         Encoder(Checksums(), agent_protocol.TO_AGENT).encode(agent_protocol.JOB, b"text"),
         sorted(kinds.items()),
     )
     found = protocol.REVISION, binascii.crc32(repr(messages).encode())
-    assert found == (9, 1963532376), "increase protocol.REVISION: hosts may have this version and the other one"
+    assert found == (10, 1163795664), "increase protocol.REVISION: hosts may have this version and the other one"
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
 def test_hosts_are_divided_evenly_and_in_order(count: int, fan_out: int) -> None:
-    hosts = [HostRanks(number=number, name=f"h{number}", ranks=[number]) for number in range(count)]
+    hosts = [f"h{number}" for number in range(count)]
     parts = divide(hosts, fan_out)
     assert [host for part in parts for host in part] == hosts
     assert len(parts) == min(count, fan_out)
@@ -384,27 +410,24 @@ def test_an_agent_of_another_version_is_replaced(tmp_path: Path) -> None:
 
 
 def test_no_part_of_the_script_of_an_agent_runs_if_its_end_is_missing(tmp_path: Path) -> None:
-    job = AgentJob(
-        program=["p"], launcher=["l"], folder="f", name="n", size=1, fan_out=2, python="/bin/echo",
-        script=str(tmp_path), environ={},
-    )  # fmt: skip
+    tree = AgentTree(launcher=["l"], python="/bin/echo", script=str(tmp_path), fan_out=2, run="r")
     for ship in (False, True):
-        script = _script(job, ship=ship).encode()
+        script = agent_script(tree, ship=ship).encode()
         for size in (len(script), *range(0, len(script) - 1, 7)):
             done = subprocess.run(["sh", "-s"], input=script[:size], capture_output=True, check=False)
             complete = size == len(script)
             assert (done.stdout != b"", done.returncode == 0) == (complete, complete or size == 0), script[:size]
 
 
-def test_an_agent_without_a_job_exits_after_its_limit() -> None:
+def test_an_agent_without_a_tree_exits_after_its_limit() -> None:
     assert "alarm(60)" in BOOTSTRAP
-    for program in ("from ddlrun.agent import main; main.JOB_SECONDS = 1; main.main(['--agent'])",
+    for program in ("from ddlrun.agent import main; main.TREE_SECONDS = 1; main.main(['--agent'])",
                     BOOTSTRAP.replace("alarm(60)", "alarm(1)")):  # fmt: skip
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as agent:
             assert agent.wait(300) == -signal.SIGALRM
 
 
-# Lines for the script of agents, by which one records whether it has an alarm when it waits for the job and has it.
+# Lines for the script of agents, by which one records whether it has an alarm when it waits for the tree and has a job.
 RECORD = """
 import signal
 from ddlrun.agent.agent import Agent
@@ -416,18 +439,18 @@ def record(function):
         return function(*words)
     return call
 
-Agent.run, Agent.begin = record(Agent.run), record(Agent.begin)
+Agent.run, Agent._begin = record(Agent.run), record(Agent._begin)
 """
 
 
-def test_a_job_cancels_the_limit_of_its_agent(tmp_path: Path, copied_start: Path) -> None:
+def test_a_tree_cancels_the_limit_of_its_agent(tmp_path: Path, copied_start: Path) -> None:
     lines = tmp_path / "lines"
     script, end, rest = copied_start.read_text().partition('if __name__ == "__main__":')
     record = RECORD.replace("RECORD", str(lines))
     copied_start.write_text(script + record + end + rest)
     line = by_hand(tmp_path, "true", via=shell(tmp_path), start=str(copied_start))
     assert subprocess.run(line, check=False, timeout=300).returncode == 0
-    assert lines.read_text().splitlines() == ["run True", "begin False"]
+    assert lines.read_text().splitlines() == ["run True", "_begin False"]
 
 
 # What an MPI library sends and reads in MPI_Init.
@@ -456,9 +479,9 @@ def test_a_message_that_is_altered_between_agents_ends_the_job(tmp_path: Path, o
 
 def test_what_the_way_to_a_host_prints_at_its_end_is_no_message(tmp_path: Path) -> None:
     path = tmp_path / "shell"
-    path.write_text(f"#!/bin/sh\nenv -i PATH=$PATH sh -s; echo 'Connection to there closed.'; touch {tmp_path}/over\n")
+    path.write_text("#!/bin/sh\nenv -i PATH=$PATH sh -s; echo 'Connection to there closed.'\n")
     path.chmod(0o755)
-    line = by_hand(tmp_path, f"[ $DDLRUN_RANK = 1 ] || until [ -e {tmp_path}/over ]; do sleep 0.01; done", via=path)
+    line = by_hand(tmp_path, "true", via=path)
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -528,7 +551,7 @@ def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        f"ddlrun: {os.uname().nodename}: {tmp_path}/missing: No such file or directory",
+        f"{tmp_path}/missing: No such file or directory",
         "ddlrun: lost host there: its agent did not start (missing: exit code 127)",
     ]
 

@@ -368,9 +368,9 @@ def test_a_keeper_that_never_connected_is_known_by_its_exit_code() -> None:
 
 
 def test_ddlruns_own_process_manager_reports_by_messages() -> None:
-    lost = explained(None, own_end(3, (protocol.LOST, b"h2\tthe connection to its agent ended (ssh: exit code 255)")))
-    text = "host h2 was lost: the connection to its agent ended (ssh: exit code 255)"
-    assert (cause(lost), lost.lost_host) == ((3, text), "h2")
+    reason = "the connection to its agent ended (ssh: exit code 255)"
+    lost = explained(None, own_end(3, (protocol.LOST, protocol.LostHost(name="h2", reason=reason).pack())))
+    assert (cause(lost), lost.lost_host) == ((3, f"host h2 was lost: {reason}"), "h2")
     (left,) = own_end(1, (protocol.UNFINISHED, b"4")).findings
     assert (left.code, left.rank) == (EndCode.UNFINISHED_RANK, 4)
 

@@ -1,0 +1,126 @@
+"""The programs that lead to other hosts, such as ssh: their start, their errors, and the script that they run there."""
+
+from __future__ import annotations
+
+import os
+
+from ddlrun.agent.archive import BOOTSTRAP
+from ddlrun.agent.local_ranks import fork
+from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.protocol import AGENT_RUN
+from ddlrun.keeper.signals import IGNORED
+from ddlrun.wire.loop import READ
+from ddlrun.wire.pipes import PipeConnection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddlrun.agent.protocol import AgentTree
+    from ddlrun.wire.loop import Loop
+
+# What a pipe holds at most.
+CHUNK = 1 << 16
+# The bytes of a launcher's errors that are kept.
+MOST_KEPT = 4096
+
+
+class ClientGroup:
+    """A process group that gets SIGTERM when this process ends, even if it is killed.
+
+    Where the network is cut, the programs would not notice that for minutes. The leader of the group waits for the end
+    of a pipe that only this process holds. A program does not arrange that itself, by prctl(2) after a fork: to fork
+    Python takes 2 ms more for each program than posix_spawn.
+    """
+
+    def __init__(self) -> None:
+        """Start the leader."""
+        end, self._held = os.pipe()
+
+        def lead() -> None:
+            os.setpgid(0, 0)
+            os.read(end, 1)
+            os.kill(0, signal.SIGTERM)
+
+        self._leader = fork(lead, end)
+        os.setpgid(self._leader, self._leader)
+        os.close(end)
+
+    def start(self, words: list[str]) -> tuple[int, PipeConnection, int]:
+        """Start a program; return its process id, the pipes of its standard input and output, and that of its errors.
+
+        Raises OSError.
+        """
+        pipes = [os.pipe() for _ in range(3)]
+        (stdin, held), *outputs = pipes
+        ends = [stdin, *(end for _, end in outputs)]
+        files = [(os.POSIX_SPAWN_DUP2, end, fd) for fd, end in enumerate(ends)]
+        try:
+            pid = os.posix_spawnp(
+                words[0], words, os.environ, file_actions=files, setpgroup=self._leader, setsigdef=IGNORED
+            )
+        except OSError:
+            for fd in (held, *(fd for fd, _ in outputs)):
+                os.close(fd)
+            raise
+        finally:
+            for fd in ends:
+                os.close(fd)
+        return pid, PipeConnection(outputs[0][0], held), outputs[1][0]
+
+    def close(self) -> None:
+        """End the leader, and all programs of the group that are left."""
+        os.close(self._held)
+        os.killpg(self._leader, signal.SIGTERM)
+        os.waitpid(self._leader, 0)
+
+
+class LauncherErrors:
+    """What a program that leads to a host writes to standard error: kept at first, passed on once the agent runs."""
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        """Take over the read end of a pipe."""
+        self._loop, self._fd = loop, fd
+        self._pass_on = False
+        self.last = b""
+        """The last of what is kept."""
+        os.set_blocking(fd, False)
+        loop.watch(fd, READ, lambda _events: self.read())
+
+    def pass_on(self) -> None:
+        """Pass on what is written from now on; what a login has written is dropped."""
+        self._pass_on, self.last = True, b""
+
+    def read(self) -> None:
+        """Read once, all that a pipe holds."""
+        try:
+            data = os.read(self._fd, CHUNK) if self._fd >= 0 else b""
+        except BlockingIOError:
+            return
+        if not data:
+            self.close()
+        elif self._pass_on:
+            os.write(2, data)
+        else:
+            self.last = (self.last + data)[-MOST_KEPT:]
+
+    def close(self) -> None:
+        """Close the pipe. A second call does nothing."""
+        if self._fd >= 0:
+            self._loop.forget(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def agent_script(tree: AgentTree, *, ship: bool) -> str:
+    """Return the sh script that becomes the agent: that of the host's ddlrun, or one that waits for the archive."""
+    python, script = _quote(tree.python), _quote(tree.script)
+    installed = "" if ship else f'[ ! -r {script} ] || exec "$python" -I -S {script} --agent\n'
+    return (  # the braces make sh parse all of it before it runs any
+        f'{{\npython={python}; [ -x "$python" ] || python=python3\n'
+        f"{AGENT_RUN}={_quote(tree.run)}; export {AGENT_RUN}\n"
+        f'{installed}exec "$python" -I -S -c {_quote(BOOTSTRAP)} {script} --agent\n}}\n'
+    )
+
+
+def _quote(word: str) -> str:
+    """Return a word as sh reads it; shlex takes 5 ms to import."""
+    return "'" + word.replace("'", "'\\''") + "'"

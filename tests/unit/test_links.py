@@ -1,0 +1,264 @@
+"""The links to agents, with sh in place of ssh: programs and jobs that follow each other, lost hosts, and the end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlrun.agent import protocol
+from ddlrun.agent.children import Children
+from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput, ProgramRequest
+from ddlrun.agent.relay import JobRelay
+from ddlrun.keeper.protocol import VERSION
+from ddlrun.managers.own import START
+from ddlrun.wire.frames import Checksums, Encoder
+from ddlrun.wire.loop import Loop
+from tests.support.processes import mark, running
+from tests.support.waiting import PATIENCE, wait_until
+
+SHELL = "#!/bin/sh\necho Welcome to $1\n{before}\nexec env -i PATH=$PATH HOME=/ sh -s\n"
+# What a job by hand needs on each host.
+VARIABLES = {
+    "DDLRUN_TOPOLOGY": "1x3",
+    "DDLRUN_RANK_ORDER": "host",
+    "DDLRUN_RANK_VARIABLES": "DDLRUN_RANK DDLRUN_LOCAL_RANK DDLRUN_SIZE",
+    "DDLRUN_GRACE": "60",
+}
+
+
+class Links:
+    """Links as ddlrun has them, and what has arrived over them."""
+
+    def __init__(self, folder: Path, before: str, fan_out: int) -> None:
+        """Begin with a launcher that runs some lines of sh first."""
+        self.folder = folder
+        launcher = folder / "shell"
+        launcher.write_text(SHELL.format(before=before))
+        launcher.chmod(0o755)
+        self.tree = AgentTree(
+            launcher=[str(launcher), "@host"], python=sys.executable, script=START, fan_out=fan_out, run="20261127-me"
+        )
+        self.loop = Loop()
+        self.children = Children(self.loop, self._on_message, VERSION)
+        self.relay: JobRelay | None = None
+        self.outputs: dict[tuple[str, int, int], bytes] = {}
+        self.ends: dict[tuple[str, int], int | None] = {}
+        self.lost: list[LostHost] = []
+
+    def _on_message(self, kind: bytes, text: bytes) -> None:
+        if kind == protocol.OUTPUT:
+            output = ProgramOutput.parse(text)
+            key = output.host, output.number, output.stream
+            self.outputs[key] = self.outputs.get(key, b"") + output.data
+        elif kind == protocol.ENDED:
+            end = ProgramEnd.parse(text)
+            self.ends[end.host, end.number] = end.code
+        else:
+            if kind == protocol.LOST:
+                self.lost.append(LostHost.parse(text))
+            if self.relay is not None:
+                self.relay.report(kind, text)
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Drive the loop until a condition holds."""
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, (self.ends, self.lost)
+            self.loop.wait(0.05)
+
+    def run(self, script: str, *hosts: str, number: int = 1, seconds: float = 0) -> None:
+        """Start a program, and wait for its ends unless it is to be stopped."""
+        request = ProgramRequest(number=number, seconds=seconds, hosts=hosts, script=script.encode())
+        self.children.run(request)
+
+    def result(self, script: str, host: str, number: int) -> tuple[int | None, bytes]:
+        """Run a program on a host; return its exit code and its standard output."""
+        self.run(script, host, number=number)
+        self.wait(lambda: (host, number) in self.ends)
+        return self.ends[host, number], self.outputs.get((host, number, 1), b"")
+
+    @contextmanager
+    def job(self, script: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+        """Run a job on three hosts by a root that has no links of its own."""
+        (self.folder / "hosts").write_text("one\ntwo\nthree\n")
+        environ = {**os.environ, **VARIABLES, **variables}
+        self.relay = JobRelay(self.loop, self.children)
+        exports = ",".join([*VARIABLES, *variables])
+        line = [sys.executable, "-I", "-S", START, f"--hostfile={self.folder}/hosts", self.relay.option,
+                f"--export={exports}", "--", sys.executable, "-I", "-S", "start.py", "sh", "-c", script]  # fmt: skip
+        with subprocess.Popen(line, env=environ, pass_fds=self.relay.descriptors, text=True) as root:
+            self.relay.started()
+            yield root
+        self.wait(lambda: self.relay is not None and self.relay.over)
+        self.relay.close()
+
+
+@contextmanager
+def linked(folder: Path, before: str = "", fan_out: int = 1) -> Iterator[Links]:
+    """Provide links to hosts one, two and three: each leads to the next one, unless the first agents start more."""
+    links = Links(folder, before, fan_out)
+    links.children.open(links.tree, ["one", "two", "three"])
+    try:
+        yield links
+    finally:
+        links.children.dismiss(links.loop.wait)
+        links.loop.close()
+        left = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+        assert [process.cmdline() for process in left if str(folder) in " ".join(process.cmdline())] == []
+
+
+@pytest.mark.parametrize("fan_out", [1, 2, 3])
+def test_a_program_runs_on_the_hosts_that_are_named(tmp_path: Path, fan_out: int) -> None:
+    with linked(tmp_path, fan_out=fan_out) as links:
+        links.run("echo out $PWD $(env | grep -c ^DDLRUN_); echo err >&2; exit 7", "one", "three")
+        links.wait(lambda: len(links.ends) == 2)
+    assert links.ends == {("one", 1): 7, ("three", 1): 7}
+    expected = f"out {os.getcwd()} 0\n".encode(), b"err\n"
+    assert links.outputs == {(host, 1, at): expected[at - 1] for host in ("one", "three") for at in (1, 2)}
+
+
+def test_long_output_and_input_arrive(tmp_path: Path) -> None:
+    size = 12_000_000
+    with linked(tmp_path) as links:
+        links.run(f"{{\nhead -c {size} /dev/zero\nexit\n}}\n{'#' * 3_000_000}", "three")
+        links.wait(lambda: links.ends)
+    assert (links.ends, links.outputs) == ({("three", 1): 0}, {("three", 1, 1): bytes(size)})
+
+
+def test_a_program_waits_while_nobody_reads_its_output(tmp_path: Path) -> None:
+    file = tmp_path / "written"
+    with linked(tmp_path) as links:
+        links.run(f"while head -c 65536 /dev/zero; do echo >>{file}; done", "three")
+        links.wait(file.exists)
+        sizes = [0]
+
+        def stands() -> bool:
+            sizes.append(file.stat().st_size)
+            return len(sizes) > 10 and len({*sizes[-10:]}) == 1
+
+        wait_until(stands)
+        written = sizes[-1]
+        links.wait(lambda: file.stat().st_size > written)
+        links.children.stop(1)
+        links.wait(lambda: links.ends)
+    assert links.ends == {("three", 1): 128 + signal.SIGTERM}
+
+
+def test_a_program_ends_with_its_time_and_its_process_group(tmp_path: Path) -> None:
+    seconds = mark()
+    with linked(tmp_path) as links:
+        links.run(f"sleep {seconds} & sleep {seconds}", "two", seconds=0.1)
+        links.wait(lambda: links.ends)
+        assert (links.ends, running(seconds)) == ({("two", 1): None}, [])
+        links.run(f"trap '' TERM; sleep {seconds} & echo; wait", "two", number=2)
+        links.wait(lambda: links.outputs)
+        links.children.stop(2)
+        links.wait(lambda: len(links.ends) == 2)
+        assert (links.ends["two", 2], running(seconds)) == (128 + signal.SIGKILL, [])
+
+
+def test_programs_end_with_the_links(tmp_path: Path) -> None:
+    seconds = mark()
+    with linked(tmp_path) as links:
+        links.run(f"exec sleep {seconds}", "one", "two", "three")
+        links.wait(lambda: len(running(seconds)) == 3)
+    wait_until(lambda: not running(seconds))
+
+
+def test_a_lost_host_answers_each_program_with_its_reason(tmp_path: Path) -> None:
+    refuse = "[ $1 = two ] && { echo warning >&2; echo 'port 22: Connection refused' >&2; exit 255; }"
+    with linked(tmp_path, before=refuse) as links:
+        links.run("echo $0", "one", "three")
+        links.wait(lambda: links.ends and links.lost)
+        links.run("true", "two", number=2)
+        links.wait(lambda: len(links.lost) == 2)
+        lost = links.lost[0]
+        assert (lost, lost.name, lost.below, lost.code) == (links.lost[1], "two", ["three"], 255)
+        assert lost.reason == "its agent did not start (shell on one: exit code 255)"
+        assert lost.errors == "warning\nport 22: Connection refused\n"
+        links.children.open(links.tree, ["three"])
+        assert links.result("echo again", "three", 3) == (0, b"again\n")
+
+
+def test_a_missing_launcher_is_the_reason() -> None:
+    loop, lost = Loop(), list[LostHost]()
+    children = Children(loop, lambda _kind, text: lost.append(LostHost.parse(text)), VERSION)
+    children.open(AgentTree(launcher=["no-such-ssh", "@host"], python="", script="", fan_out=1, run=""), ["one"])
+    children.run(ProgramRequest(number=1, seconds=0, hosts=["one"], script=b""))
+    loop.wait()
+    children.dismiss(loop.wait)
+    loop.close()
+    assert [(host.name, host.code, host.errors) for host in lost] == [("one", 127, "no-such-ssh: not on PATH\n")]
+
+
+def test_a_dropped_host_is_lost_at_once_and_linked_again(tmp_path: Path) -> None:
+    with linked(tmp_path, fan_out=3) as links:
+        agent = int(links.result("echo $PPID", "two", 1)[1])
+        os.kill(agent, signal.SIGSTOP)
+        links.run("true", "two", number=2)
+        links.children.drop(["two"])
+        assert links.children.names == {"one", "three"}
+        links.wait(lambda: links.lost)
+        links.children.open(links.tree, ["two"])
+        assert links.result("echo $PPID", "two", 3)[0] == 0
+    assert [(host.name, host.reason) for host in links.lost] == [
+        ("two", "the connection to its agent ended (shell: signal 9)")
+    ]
+
+
+def test_jobs_follow_each_other_on_the_same_agents(tmp_path: Path) -> None:
+    report = f"echo $DDLRUN_RANK $FIRST $SECOND $PWD >>{tmp_path}/ranks"
+    with linked(tmp_path) as links:
+        before = links.result("echo $PPID", "three", 1)
+        for number, (code, variables) in enumerate([(0, {"FIRST": "1"}), (5, {"SECOND": "2"})], 2):
+            with links.job(f"{report}; exit {code}", **variables) as root:
+                links.wait(lambda root=root: root.poll() is not None)  # type: ignore[misc]
+            assert root.returncode == code
+            assert links.result("echo $PPID $FIRST $SECOND $PWD", "three", number)[1].split() == [
+                before[1].strip(), os.getcwd().encode(),
+            ]  # fmt: skip
+    rows = sorted((tmp_path / "ranks").read_text().splitlines())
+    assert set(rows) >= {f"{rank} 1 {os.getcwd()}" for rank in range(3)}
+    assert len([row for row in rows if " 2 " in row]) >= 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_a_root_ends_its_job_alone(tmp_path: Path, number: int) -> None:
+    seconds = mark()
+    with linked(tmp_path) as links:
+        with links.job(f"exec sleep {seconds}") as root:
+            links.wait(lambda: len(running(seconds)) == 3)
+            root.send_signal(number)
+            links.wait(lambda: root.poll() is not None)
+        assert running(seconds) == []
+        assert links.result("echo up", "three", 1) == (0, b"up\n")
+
+
+def test_a_host_that_is_lost_during_a_job_ends_the_job(tmp_path: Path) -> None:
+    with linked(tmp_path) as links:
+        agent = int(links.result("echo $PPID", "three", 1)[1])
+        with links.job(f"[ $DDLRUN_RANK = 2 ] && touch {tmp_path}/up; exec sleep 300") as root:
+            links.wait((tmp_path / "up").exists)
+            os.kill(agent, signal.SIGKILL)
+            links.wait(lambda: root.poll() is not None)
+        assert (root.returncode, [host.name for host in links.lost]) == (3, ["three"])
+        assert links.result("echo up", "two", 2) == (0, b"up\n")
+
+
+@pytest.mark.parametrize("message", [b"", b"\0\0\0\3two", b"\0\0\0\4four\0\0\0\0031 1\0\0\0\4text"])
+def test_an_agent_speaks_for_its_own_hosts_alone(tmp_path: Path, message: bytes) -> None:
+    frame = b"".join(Encoder(Checksums(), protocol.FROM_AGENT).encode(protocol.OUTPUT, message))
+    text = "".join(f"\\{byte:03o}" for byte in frame)
+    liar = f"[ $1 != two ] || {{ echo '@ddlrun-agent {VERSION}'; printf '{text}'; exec sleep 300; }}"
+    with linked(tmp_path, before=liar) as links:
+        links.run("true", "one", "two")
+        links.wait(lambda: links.ends and links.lost)
+        assert (links.ends, links.outputs, links.lost[0].name) == ({("one", 1): 0}, {}, "two")
+        assert links.lost[0].reason == "a message of its agent, or to it, was altered on the way (shell on one)"
