@@ -1,33 +1,10 @@
 """The states of a keeper, and their transitions.
 
-============  =====================================================  ==================================================
-State         The keeper                                             Event -> next state
-============  =====================================================  ==================================================
-RUNNING       passes output on                                       ORDER -> TERMINATING, LATE_ORDER -> EXITING,
-                                                                     END -> DRAINING
-TERMINATING   has sent SIGTERM                                       END -> CLEARING
-EXITING       has sent SIGTERM to a program that was ending without  END -> DRAINING
-              an order
-DRAINING      passes on the rest of the output, and ends what the    DRAINED -> REPORTING
-              program left behind
-CLEARING      does the same after an order                           DRAINED -> REPORTING
-REPORTING     has sent the report of the end                         LEAVE -> SENDING, LOST -> ALONE
-SENDING       waits until all is sent                                SENT -> LEAVING, LOST -> ALONE,
-                                                                     SENT_BESIDE_DAEMON -> HANDING_OVER
-LEAVING       has closed its half of the connection                  LOST -> GONE
-HANDING_OVER  has sent HANDOVER                                      HANDED_OVER -> HANDED_OVER, LOST -> ALONE
-HANDED_OVER   exits, and leaves a process behind (daemon.py)         OVER -> OVER
-OVER          does the same; the job is over already
-GONE          exits
-ALONE         exits with 0, and on local rank 0 leaves a process
-              behind
-============  =====================================================  ==================================================
-
 The exit code is 0 under a process manager that would kill the other keepers after a failure, which would leave
 processes of their programs behind; it is the program's where an agent is the parent.
 
-In all other cases the state stays. An order to end is a TERMINATE message, a signal that ends processes, or the loss of
-the connection; that loss counts once more when the end was reported.
+An order to end is a TERMINATE message, a signal that ends processes, or the loss of the connection; that loss counts
+once more when the end was reported.
 
 Deadlines in every state (see escalation.py and connection.py):
 
@@ -39,21 +16,21 @@ Deadlines in every state (see escalation.py and connection.py):
 
 
 class State:
-    """The states of the keeper: see the table above. The module enum takes 3 ms to import."""
+    """The states of the keeper. The module enum takes 3 ms to import."""
 
-    RUNNING = "running"
-    TERMINATING = "terminating"
-    EXITING = "exiting"
-    DRAINING = "draining"
-    CLEARING = "clearing"
-    REPORTING = "reporting"
-    SENDING = "sending"
-    LEAVING = "leaving"
-    HANDING_OVER = "handing over"
-    HANDED_OVER = "handed over"
-    OVER = "over"
-    GONE = "gone"
-    ALONE = "alone"
+    RUNNING = "passes output on"
+    TERMINATING = "has sent SIGTERM"
+    EXITING = "has sent SIGTERM to a program that was ending without an order"
+    DRAINING = "passes on the rest of the output, and ends what the program left behind"
+    CLEARING = "does the same after an order"
+    REPORTING = "has sent the report of the end"
+    SENDING = "waits until all is sent"
+    LEAVING = "has closed its half of the connection"
+    HANDING_OVER = "has sent HANDOVER"
+    HANDED_OVER = "exits, and leaves a process behind (daemon.py)"
+    OVER = "does the same; the job is over already"
+    GONE = "exits"
+    ALONE = "exits with 0, and on local rank 0 leaves a process behind"
 
 
 class Event:
@@ -88,6 +65,7 @@ TRANSITIONS = {
     State.GONE: {},
     State.ALONE: {},
 }  # fmt: skip
+"""State -> event -> next state; at any other event, the state stays."""
 BEFORE_THE_END = (State.RUNNING, State.TERMINATING, State.EXITING)
 UNREPORTED = (State.DRAINING, State.CLEARING)
 """The states between the program's end and its report."""
