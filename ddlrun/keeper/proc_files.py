@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 CHUNK = 1 << 16
+CGROUPS = "/sys/fs/cgroup"
 TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 PF_EXITING = 4
 STOPPED = "T"
@@ -28,18 +29,19 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
-def read_lines(path: str) -> list[str]:
-    """Return a file's lines, none if it cannot be read."""
+def read_text(path: str) -> str:
+    """Return the text of a file of any size, empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readlines()
+            return file.read()
     except OSError:
-        return []
+        return ""
 
 
 def find_line(path: str, beginning: str) -> str:
     """Return the rest of the first line of a file that begins with a text; empty if there is none."""
-    return next((line[len(beginning) :].strip() for line in read_lines(path) if line.startswith(beginning)), "")
+    lines = read_text(path).split("\n")
+    return next((line[len(beginning) :].strip() for line in lines if line.startswith(beginning)), "")
 
 
 def list_folder(path: str) -> list[str]:
@@ -66,6 +68,18 @@ def parse_counters(text: bytes) -> dict[bytes, int]:
     """
     words = text.split()
     return dict(zip(words[::2], map(int, words[1::2])))  # noqa: B905 - as fast as possible
+
+
+def list_cgroups(process: int | str, controller: str) -> list[str]:
+    """Return the folders of a process's cgroup with a controller, and of those above it, the uppermost first."""
+    for line in read_text(f"/proc/{process}/cgroup").splitlines():  # that of version 2 names none, and is the last
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            folders = [f"{CGROUPS}/{controller}" if controllers else CGROUPS]
+            for name in filter(None, path.split("/")):
+                folders.append(f"{folders[-1]}/{name}")
+            return folders
+    return []
 
 
 class ProcessStat:

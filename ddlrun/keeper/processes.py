@@ -6,7 +6,7 @@ import os
 from binascii import crc32
 
 from ddlrun.keeper.bare_signal import signal
-from ddlrun.keeper.proc_files import ProcessStat, find_line, read_lines, read_link, read_stat
+from ddlrun.keeper.proc_files import ProcessStat, find_line, list_cgroups, read_link, read_stat, read_text
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))
 BUBBLEWRAP = "bwrap"
@@ -22,6 +22,8 @@ FIRST_MARK = 1 << 61
 """All marks have its first eight digits."""
 MARK_LIMIT = "Max realtime timeout"
 """The name of the limit in /proc/PID/limits."""
+# The files with the number of these kills, in cgroup v2 and v1.
+OOM_FILES = ("memory.events", "memory.oom_control")
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 
 
@@ -142,38 +144,23 @@ def mark_process(run: str) -> None:
 
 def kill_run(run_id: str) -> None:
     """Kill every process on this host with the run's id or its mark, except keepers, the manager and its daemons."""
-    variable, mark = f"DDLRUN_RUN={run_id}".encode(), str(mark_of(run_id))
+    variable, mark = f"DDLRUN_RUN={run_id}", str(mark_of(run_id))
     for pid, stat in list_processes().items():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                names = [word for word in file.read().split(b"\0") if word.startswith(b"DDLRUN_RUN=")]
-            belongs = variable in names if names else mark in find_line(f"/proc/{pid}/limits", MARK_LIMIT).split()
-            if belongs and run_id and plain_name(stat.name) not in LAUNCHERS and START not in read_command(pid):
-                os.kill(pid, signal.SIGKILL)
-        except OSError:
-            continue
+        runs = [word for word in read_text(f"/proc/{pid}/environ").split("\0") if word.startswith("DDLRUN_RUN=")]
+        belongs = variable in runs if runs else mark in find_line(f"/proc/{pid}/limits", MARK_LIMIT).split()
+        if belongs and run_id and plain_name(stat.name) not in LAUNCHERS and START not in read_command(pid):
+            send_signal(pid, signal.SIGKILL)
 
 
 def read_command(pid: int) -> list[str]:
     """Return the first words of a process's command line, up to five."""
-    return "".join(read_lines(f"/proc/{pid}/cmdline")).split("\0")[:5]
+    return read_text(f"/proc/{pid}/cmdline").split("\0")[:5]
 
 
 def count_oom_kills() -> int:
     """Return the number of processes of this cgroup that the kernel has killed for memory, 0 if unknown."""
-    for line in read_lines("/proc/self/cgroup"):
-        _, controllers, path = line.strip().split(":", 2)
-        if not controllers:
-            files = [f"/sys/fs/cgroup{path}/memory.events", "/sys/fs/cgroup/memory.events"]
-        elif "memory" in controllers.split(","):
-            files = [f"/sys/fs/cgroup/memory{path}/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control"]
-        else:
-            continue
-        for file in files:
-            count = find_line(file, "oom_kill ")
-            if count:
-                return int(count)
-    return 0
+    files = [f"{folder}/{name}" for folder in reversed(list_cgroups("self", "memory")) for name in OOM_FILES]
+    return int(next(filter(None, (find_line(file, "oom_kill ") for file in files)), 0))
 
 
 def explain_kill(pid: int, oom_kills: int, cpu_seconds: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.keeper import record
-from ddlrun.keeper.proc_files import read_file
+from ddlrun.keeper.proc_files import read_file, read_text
 from ddlrun.keeper.processes import is_python
 from ddlrun.keeper.task import Task
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 # Part of a path in /proc/PID/maps -> the package that calls MPI_Init.
-USERS = {b"/mpi4py/MPI.": "mpi4py", b"/mpi_lib": "Horovod"}
+USERS = {"/mpi4py/MPI.": "mpi4py", "/mpi_lib": "Horovod"}
 OPEN_MPI, MPICH = ("libmpi.so.40", "libmpi.so.20"), ("libmpi.so.12", "libmpi_cray", "libmpich")
 # Libraries by which MPI finds the other ranks with other variables, such as those of Slurm.
-CLIENTS, PMIX_CLIENT = (b"/libpmi.so", b"/libpmi2.so"), b"/libpmix.so"
+CLIENTS, PMIX_CLIENT = ("/libpmi.so", "/libpmi2.so"), "/libpmix.so"
 # Open MPI 4 may have clients of PMI, and loads them in MPI_Init.
-OPEN_MPI_4 = b"/libopen-rte.so"
+OPEN_MPI_4 = "/libopen-rte.so"
 CLIENT_SECONDS = 5.0
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.1, 60.0
 UPGRADE = "pip install --force-reinstall 'mpi4py>=4.1', which loads the MPI that started it"
@@ -72,21 +72,13 @@ class SingletonWatch(Task):
         pages = read_file(f"/proc/{pid}/statm").partition(b" ")[0]
         if self._pages.get(pid) == pages:  # it has loaded no library since the last look
             return None
-        maps = _read(f"/proc/{pid}/maps")
+        maps = read_text(f"/proc/{pid}/maps")
         user = next((user for part, user in USERS.items() if part in maps), None)
         if user is None:
             self._pages[pid] = pages
             return None
-        words = (word.partition("=") for word in os.fsdecode(_read(f"/proc/{pid}/environ")).split("\0"))
+        words = (word.partition("=") for word in read_text(f"/proc/{pid}/environ").split("\0"))
         return judge(user, maps, {name: value for name, _, value in words}, self._size)
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:  # the process has ended
-        return b""
 
 
 def find_pythons(pid: int) -> list[int]:
@@ -97,7 +89,7 @@ def find_pythons(pid: int) -> list[int]:
     return [python for child in children for python in find_pythons(int(child))]
 
 
-def judge(user: str, maps: bytes, environ: Mapping[str, str], size: int) -> WorldFinding | None:
+def judge(user: str, maps: str, environ: Mapping[str, str], size: int) -> WorldFinding | None:
     """Return the finding about a package that uses MPI; None if it has not loaded a library of MPI yet.
 
     Args:
@@ -106,7 +98,7 @@ def judge(user: str, maps: bytes, environ: Mapping[str, str], size: int) -> Worl
         environ: The variables of the process.
         size: The number of ranks of the job.
     """
-    paths = dict.fromkeys(os.fsdecode(line[line.find(b"/") :]) for line in maps.splitlines() if b"/libmpi" in line)
+    paths = dict.fromkeys(line[line.find("/") :] for line in maps.split("\n") if "/libmpi" in line)
     libraries = [path for path in paths if os.path.basename(path).startswith((*OPEN_MPI, *MPICH))]
     if user == "Horovod" and (not libraries or environ.get("HOROVOD_CONTROLLER") == "gloo"):
         text = f"{user} uses Gloo, and HOROVOD_SIZE is not set: unless the script sets it, the rank sees 1 process"

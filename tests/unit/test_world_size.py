@@ -125,15 +125,15 @@ def test_a_program_without_mpi_is_looked_at_less_and_less() -> None:
 
 
 MAPS = "7f00-7f01 r-xp 0 08:01 7   /v/mpi4py/MPI.so\n7f02-7f03 r--p 0 08:01 8   /opt/mpi/lib/libmpi.so.40.30\n"
-LATE = b"7f00 r /opt/mpi/lib/libopen-rte.so.40\n"
+LATE = "7f00 r /opt/mpi/lib/libopen-rte.so.40\n"
 
 
 def test_srun_with_another_pmi(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open MPI 4 may be built with PMI-2, and loads Slurm's client in MPI_Init."""
     monkeypatch.setenv("DDLRUN_PMI", "slurm")
-    environ, maps = {"SLURM_MPI_TYPE": "pmi2", "PMI_RANK": "3"}, MAPS.encode()
+    environ, maps = {"SLURM_MPI_TYPE": "pmi2", "PMI_RANK": "3"}, MAPS
     found = [
-        judge("mpi4py", text, environ, 4) for text in (maps, maps + LATE, maps + LATE + b" /usr/lib/libpmi2.so.0\n")
+        judge("mpi4py", text, environ, 4) for text in (maps, maps + LATE, maps + LATE + " /usr/lib/libpmi2.so.0\n")
     ]
     assert [finding and (finding.ends, finding.seconds) for finding in found] == [
         (True, 0), (True, CLIENT_SECONDS), (False, 0),
@@ -145,7 +145,7 @@ def test_srun_with_another_pmi(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_open_mpi_4_under_open_mpi_5() -> None:
-    finding = judge("mpi4py", MAPS.encode() + LATE, {"PMIX_RANK": "3"}, 4)
+    finding = judge("mpi4py", MAPS + LATE, {"PMIX_RANK": "3"}, 4)
     assert finding is not None
     assert (finding.ends, ": MPI_Init may fail; pip install" in finding.text) == (False, True)
 
@@ -154,7 +154,7 @@ def test_open_mpi_4_under_open_mpi_5() -> None:
     ("environ", "said"), [({}, True), ({"HOROVOD_SIZE": "4"}, False), ({"HOROVOD_CONTROLLER": "gloo"}, True)]
 )
 def test_horovod_over_gloo_needs_variables(environ: dict[str, str], *, said: bool) -> None:
-    finding = judge("Horovod", b"7f00 r /v/horovod/torch/mpi_lib_v2.so\n", environ, 4)
+    finding = judge("Horovod", "7f00 r /v/horovod/torch/mpi_lib_v2.so\n", environ, 4)
     assert finding is not None
     assert (finding.ends, "HOROVOD_SIZE is not set" in finding.text) == (False, said)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ddlrun.keeper import record
-from ddlrun.keeper.proc_files import list_folder, read_file, read_link
+from ddlrun.keeper.proc_files import list_folder, read_file, read_link, read_text
 from ddlrun.keeper.tcp_connections import read_connections
 
 TYPE_CHECKING = False
@@ -35,36 +34,15 @@ CALLS = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC, "ppc64le":
 ON_FILES = ("read", "write", "recvfrom", "sendto", "connect", "accept", "lock")
 
 
-@record
-class SystemCall:
-    """A call, by a name that is the same on all architectures, and its first argument."""
+def read_call(pid: int) -> dict[str, str]:
+    """Return the system call in which the first thread of a process is, and the file that it is about.
 
-    name: str = ""
-    """Empty: the process runs, or the call is another one or cannot be read."""
-    argument: int = -1
-
-
-def read_call(pid: int) -> SystemCall:
-    """Return the system call in which the first thread of a process is."""
-    return parse_call(read_file(f"/proc/{pid}/syscall").decode(errors="replace"), CALLS.get(os.uname().machine, {}))
-
-
-def parse_call(text: str, names: dict[int, str]) -> SystemCall:
-    """Parse the content of /proc/PID/syscall.
-
-    >>> call = parse_call("0 0x5 0x7f01 0x2000 0x0 0x0 0x0 0x7ffc 0x7f02", _X86_64)
-    >>> call.name, call.argument, parse_call("running", _X86_64).name
-    ('read', 5, '')
+    The call has the same name on all architectures; empty: the process runs, or the call is another one. The file is a
+    path, pipe:[N] or socket:[N].
     """
-    words = text.split()
-    if len(words) < 2 or not words[0].isdecimal():
-        return SystemCall()
-    return SystemCall(name=names.get(int(words[0]), ""), argument=int(words[1], 16))
-
-
-def describe_call(pid: int, call: SystemCall) -> str:
-    """Return the file that a call is about: a path, pipe:[N] or socket:[N]; empty if it is about none."""
-    return read_link(f"/proc/{pid}/fd/{call.argument}") if call.name in ON_FILES else ""
+    number, argument, *_ = [*read_text(f"/proc/{pid}/syscall").split(), "", ""]
+    name = CALLS.get(os.uname().machine, {}).get(int(number), "") if number.isdecimal() else ""
+    return {"call": name, "target": read_link(f"/proc/{pid}/fd/{int(argument, 16)}") if name in ON_FILES else ""}
 
 
 def read_busy_time(pid: int) -> float:

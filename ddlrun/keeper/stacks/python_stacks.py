@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper.proc_files import find_line, list_folder, read_lines, read_link
+from ddlrun.keeper.proc_files import find_line, list_folder, read_link, read_text
 from ddlrun.keeper.processes import handles, read_command, send_signal
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ def read_stacks(pid: int, state: str, seconds: float) -> tuple[Threads, str]:
 
 def _native_option(pid: int) -> list[list[str]]:
     """Return the options for the functions of MPI, if a process uses it; with PyTorch, that would take seconds."""
-    maps = "".join(read_lines(f"/proc/{pid}/maps"))
+    maps = read_text(f"/proc/{pid}/maps")
     return [["--native"]] if "/libmpi" in maps and "/libtorch" not in maps else []
 
 

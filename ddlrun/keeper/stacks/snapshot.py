@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper.proc_files import read_lines
+from ddlrun.keeper.proc_files import read_text
 from ddlrun.keeper.processes import descendants_of, is_python, list_processes, read_command
 from ddlrun.keeper.protocol import LONG
 from ddlrun.keeper.stacks.process_facts import (
-    describe_call,
     list_unacknowledged,
     read_busy_time,
     read_call,
@@ -60,14 +59,12 @@ def take_snapshot(pid: int, seconds: float) -> str:
 
 def _read_process(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
     """Return the state of a process, with stacks if it runs Python."""
-    call = read_call(pid)
     record = {
         "pid": pid,
         "name": stat.name,
         "state": stat.state,
-        "waits_in": "".join(read_lines(f"/proc/{pid}/wchan")).strip("0\n"),
-        "call": call.name,
-        "target": describe_call(pid, call),
+        "waits_in": read_text(f"/proc/{pid}/wchan").strip("0\n"),
+        **read_call(pid),
         "command": [word[:MOST_CHARACTERS] for word in read_command(pid)],
         "threads": [],
         "problem": "",
@@ -123,7 +120,7 @@ class SourceLines:
         """Return a line of a file without the comment after it; empty if there is none, as for native code."""
         if file not in self._lines:
             readable = file.endswith(".py") and os.path.isfile(os.path.join(self._folder, file))
-            self._lines[file] = read_lines(os.path.join(self._folder, file)) if readable else []
+            self._lines[file] = read_text(os.path.join(self._folder, file)).split("\n") if readable else []
         lines = self._lines[file]
         line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
         return line.partition(COMMENT)[0].rstrip()[:MOST_CHARACTERS]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from ddlrun.keeper.proc_files import parse_counters, read_file
-
-ROOT = "/sys/fs/cgroup"
-V1_FOLDERS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+from ddlrun.keeper.proc_files import list_cgroups, parse_counters, read_file
 
 
 class QuotaPeriods:
@@ -13,8 +10,7 @@ class QuotaPeriods:
 
     def __init__(self, pid: int) -> None:
         """Find the cgroups of the process that have a quota."""
-        cgroups = read_file(f"/proc/{pid}/cgroup").decode(errors="replace")
-        self._files = [f"{folder}/cpu.stat" for folder in _cgroup_folders(cgroups) if _has_quota(folder)]
+        self._files = [f"{folder}/cpu.stat" for folder in list_cgroups(pid, "cpu") if _has_quota(folder)]
         self._before = {path: _read_periods(path) for path in self._files}
 
     def take(self) -> tuple[int, int]:
@@ -32,29 +28,6 @@ class QuotaPeriods:
 def _read_periods(path: str) -> tuple[int, int]:
     counters = parse_counters(read_file(path))
     return counters.get(b"nr_periods", 0), counters.get(b"nr_throttled", 0)
-
-
-def _cgroup_folders(cgroups: str) -> list[str]:
-    """Return the folders of a process's CPU cgroup and of those above it, from the text of /proc/PID/cgroup."""
-    for line in cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        names = controllers.split(",")
-        if "cpu" in names:
-            return [folder for name in V1_FOLDERS for folder in _with_parents(f"{ROOT}/{name}", path)]
-    path = cgroups.rpartition("0::")[2].strip()
-    return _with_parents(ROOT, path)
-
-
-def _with_parents(root: str, path: str) -> list[str]:
-    """Return the folders of a cgroup and of those above it.
-
-    >>> _with_parents("/cpu", "/a/b")
-    ['/cpu', '/cpu/a', '/cpu/a/b']
-    """
-    folders = [root]
-    for name in filter(None, path.split("/")):
-        folders.append(f"{folders[-1]}/{name}")
-    return folders
 
 
 def _has_quota(folder: str) -> bool:

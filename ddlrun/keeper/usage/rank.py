@@ -33,6 +33,8 @@ MOST_THREADS = 256
 LONGEST_FUNCTION = 40
 # The errors where a file of /proc is not as proc(5) describes it: on this kernel, it has another content.
 UNREADABLE = (OSError, ValueError, IndexError, KeyError)
+# The states of threads that are counted.
+STATES = {b"R": "running", b"D": "blocked"}
 NANOSECONDS_PER_MS = 1_000_000
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
@@ -163,7 +165,8 @@ class Process:
         self.state = "?"
         """The state of its main thread."""
         self._before = (0, 0, 0, 0, 0, 0)
-        self._threads: dict[str, Thread] = {}
+        self._threads: dict[str, tuple[bytes, bytes]] = {}
+        """The content of schedstat, and the state, of each thread."""
 
     def read(self, total: dict[str, int]) -> bool:
         """Add the use since the last call to the sums; return False if the process has ended."""
@@ -193,36 +196,17 @@ class Process:
         total["threads"] += len(names)
         threads = {}
         for name in names[:MOST_THREADS]:
-            thread = threads[name] = self._threads.get(name) or Thread(f"{self._folder}/task/{name}")
-            thread.read(total)
+            before, state = self._threads.get(name, (b"0 0 0", b""))
+            schedstat = read_file(f"{self._folder}/task/{name}/schedstat")
+            if schedstat != before or not state:  # a thread that has not run is in the same state
+                state = read_file(f"{self._folder}/task/{name}/stat").rpartition(b")")[2][1:2]
+                _, wait_ns, switches = map(sub, map(int, (schedstat or before).split()), map(int, before.split()))
+                total["wait_ms"] += wait_ns
+                total["switches"] += switches
+            if state in STATES:
+                total[STATES[state]] += 1
+            threads[name] = schedstat or before, state
         self._threads = threads
-
-
-class Thread:
-    """The counters of one thread."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._schedstat = b"-"
-        self._wait_ns = self._switches = 0
-        self._state = b"?"
-
-    def read(self, total: dict[str, int]) -> None:
-        """Add the use since the last call to the sums."""
-        schedstat = read_file(f"{self._folder}/schedstat")
-        if schedstat != self._schedstat or not schedstat:  # a thread that has not run is in the same state
-            self._schedstat = schedstat
-            self._state = read_file(f"{self._folder}/stat").rpartition(b")")[2][1:2]
-            words = schedstat.split()
-            if words:
-                wait_ns, switches = int(words[1]), int(words[2])
-                total["wait_ms"] += wait_ns - self._wait_ns
-                total["switches"] += switches - self._switches
-                self._wait_ns, self._switches = wait_ns, switches
-        if self._state == b"R":
-            total["running"] += 1
-        elif self._state == b"D":
-            total["blocked"] += 1
 
 
 def join_numbers(numbers: Sequence[int]) -> str:
