@@ -235,8 +235,8 @@ class DaemonWatcher:
 
     def _kill(self) -> None:
         """Kill the daemon, and its session if it is the manager, as its ssh would outlive it."""
-        others = [] if plain_name(self._daemon.name) in DAEMONS else list_processes()
-        session = [other for other in others if _session_of(other) == self._daemon.pid]
+        others = {} if plain_name(self._daemon.name) in DAEMONS else list_processes()
+        session = [other for other, stat in others.items() if stat.session == self._daemon.pid]
         signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGKILL)
         for other in session:
             send_signal(other, signal.SIGKILL)
@@ -257,10 +257,3 @@ class DaemonWatcher:
         until = time.monotonic() + FAREWELL_SECONDS
         while self._connection.open and time.monotonic() < until:
             self._loop.wait(until - time.monotonic())
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return 0

@@ -96,7 +96,7 @@ class ProcessStat:
         fields = self._fields = rest.split()
         self.name = name.decode(errors="replace")
         self.state = fields[0].decode()
-        self.parent = int(fields[1])
+        self.parent, self.session = int(fields[1]), int(fields[3])
         self.exiting = self.state in ("Z", "X") or bool(int(fields[6]) & PF_EXITING)
 
     @property

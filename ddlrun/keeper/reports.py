@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ddlrun.keeper.settings import KeeperSettings
     from ddlrun.keeper.singleton import SingletonWatch, WorldFinding
     from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess
-    from ddlrun.keeper.usage.host import HostUsageReader
     from ddlrun.keeper.usage.rank import UsageReporter
     from ddlrun.wire.loop import Loop
 
@@ -54,10 +53,11 @@ class ProgramReports:
         from ddlrun.keeper.usage.rank import UNREADABLE, UsageReporter  # noqa: PLC0415 - not for a moment's ranks
 
         if self._usage is not None:
-            self._usage.stop()
+            self._usage.leave()
         try:
-            host = self._open_host(interval) if self._settings.local_rank == 0 else None
-            self._usage = UsageReporter(guard, interval, started_at, host)
+            self._usage = UsageReporter(guard, interval, started_at)
+            if self._settings.local_rank == 0:
+                self._add_host(self._usage, interval)
             self._usage.begin(self._loop, self._connection, self._on_problem)
         except UNREADABLE as error:
             self._on_problem(error)
@@ -69,12 +69,12 @@ class ProgramReports:
         if self._is_running():  # an order ends nvidia-smi, too
             self._connection.send(protocol.NOTE, problem.encode(errors="replace"))
 
-    def _open_host(self, interval: float) -> HostUsageReader:
+    def _add_host(self, usage: UsageReporter, interval: float) -> None:
         from ddlrun.keeper.usage.gpus import GpuRanks, GpuUsageReader  # noqa: PLC0415 - once per host
         from ddlrun.keeper.usage.host import HostUsageReader  # noqa: PLC0415 - once per host
 
         ranks = GpuRanks(os.environ, self._settings.rank, self._settings.size)
-        return HostUsageReader(GpuUsageReader(ranks, interval))
+        usage.host, usage.gpus = HostUsageReader(), GpuUsageReader(ranks, interval)
 
     def watch_world(self, program: int, started_at: float, end: Callable[[str], None]) -> None:
         """Look for a singleton after a moment; `end` takes the reason to end the program."""
@@ -102,8 +102,6 @@ class ProgramReports:
 
     def stop(self) -> None:
         """End all tasks."""
-        if self._singleton is not None:
-            self._singleton.leave()
-        for task in (self._usage, self._snapshot):
+        for task in (self._singleton, self._usage, self._snapshot):
             if task is not None:
-                task.stop()
+                task.leave()

@@ -113,7 +113,7 @@ def test_the_main_process_is_the_one_below_shells() -> None:
 def test_cpu_time_memory_and_waits_of_a_process_are_measured() -> None:
     with child(BUSY) as root:
         wait_for(lambda: find_main(list_tree(root)))
-        reporter = UsageReporter(root, 0.0, time.monotonic(), None)
+        reporter = UsageReporter(root, 0.0, time.monotonic())
         sample = first_sample(reporter, lambda sample: sample.cpu > 0 and sample.anonymous > 50_000_000)
     assert sample.threads >= 2
     assert sample.cores == len(os.sched_getaffinity(0))
@@ -122,7 +122,7 @@ def test_cpu_time_memory_and_waits_of_a_process_are_measured() -> None:
 def test_a_process_that_waits_for_a_pipe_shows_the_function_of_the_kernel() -> None:
     with child("input()") as root:
         wait_for(lambda: find_main(list_tree(root)))
-        reporter = UsageReporter(root, 0.0, time.monotonic(), None)
+        reporter = UsageReporter(root, 0.0, time.monotonic())
         sample = first_sample(reporter, lambda sample: sample.function.endswith("pipe_read"))
     assert sample.state == "S"
 
@@ -130,7 +130,8 @@ def test_a_process_that_waits_for_a_pipe_shows_the_function_of_the_kernel() -> N
 def test_a_report_that_takes_long_delays_the_next_one() -> None:
     with child(THREADS) as root:
         wait_for(lambda: find_main(list_tree(root)))
-        reporter = UsageReporter(root, 0.001, time.monotonic(), HostUsageReader())
+        reporter = UsageReporter(root, 0.001, time.monotonic())
+        reporter.host = HostUsageReader()
         now = time.monotonic()
         before = time.thread_time()
         messages = list(reporter.report(now))

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Duty -> module with a function that is called after torch.distributed.init_process_group.
-AFTER_INIT = {"stacks": "recorder", "world": "world"}
+# Duties with a function that is called after torch.distributed.init_process_group.
+AFTER_INIT = ("stacks", "world")
 
 
 def find(name: str, duties: "list[str]", load: "Callable[[str], Any]") -> "Any":
@@ -26,8 +26,8 @@ def find(name: str, duties: "list[str]", load: "Callable[[str], Any]") -> "Any":
         execute(module)  # type: ignore[misc]
         if "backend" in duties:
             load("backend").register(module)
-        modules = [name for duty, name in AFTER_INIT.items() if duty in duties]
-        module.init_process_group = _call_after(module.init_process_group, lambda: [load(name) for name in modules])
+        called = [duty for duty in AFTER_INIT if duty in duties]
+        module.init_process_group = _call_after(module.init_process_group, lambda: [load(duty) for duty in called])
 
     if execute is not None:
         loader.exec_module = exec_module

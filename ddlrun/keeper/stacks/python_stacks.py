@@ -32,7 +32,7 @@ QUIET_SECONDS = 0.2
 # The first words of the line before a stack in the file.
 THREAD, CURRENT = "Thread ", "Current thread "
 UNKNOWN = "no py-spy on this host, and its Python did not load ddlrun's start-up hook: pip install py-spy"
-# As in hook/ddlrun_recorder.py. The descriptor of the pipe for requests follows.
+# As in hook/ddlrun_stacks.py. The descriptor of the pipe for requests follows.
 RECORDER_FILE = "ddlrun-flight-recorder-"
 DEFAULT_GROUP = "default_pg"
 MOST_TENSORS = 3

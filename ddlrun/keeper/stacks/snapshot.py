@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddlrun.keeper.proc_files import ProcessStat
 
 MOST_SECONDS = 15.0
-RECORDER_MODULE = "/ddlrun_recorder.py"
+RECORDER_MODULE = "/ddlrun_stacks.py"
 STOPPED = ("T", "t")
 MOST_PROCESSES = 16
 MOST_THREADS = 24

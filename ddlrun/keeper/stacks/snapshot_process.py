@@ -43,12 +43,12 @@ class SnapshotProcess(Task):
         chunk = os.read(self.fd, CHUNK)
         self._text += chunk
         if not chunk:
-            self.stop()
+            self.leave()
             self._on_snapshot(self._text if self._text.endswith(END) else NOTHING)
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         """End the child and what it has started."""
-        self.leave()
+        super().leave()
         if self._child is not None:
             self._child.stop()
 

@@ -1,4 +1,4 @@
-"""The use of a host: its CPUs, memory, swap space, network interfaces and GPUs.
+"""The use of a host: its CPUs, memory, swap space and network interfaces.
 
 A report has the fields of HOST_FIELDS, separated by spaces. A word per network interface follows, with its name and
 the fields of NIC_FIELDS, separated by colons; and a word per other host, @OURS>THEIRS with two addresses and the fields
@@ -15,7 +15,6 @@ from ddlrun.keeper.tcp_connections import read_connections
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.keeper.tcp_connections import TcpConnection
-    from ddlrun.keeper.usage.gpus import GpuUsageReader
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MOST_NICS = 64
@@ -43,13 +42,8 @@ MOST_PEERS = 16
 class HostUsageReader:
     """The counters of the host."""
 
-    def __init__(self, gpus: GpuUsageReader | None = None) -> None:
-        """Begin now.
-
-        Args:
-            gpus: The GPUs; None: they are not reported.
-        """
-        self._gpus = gpus
+    def __init__(self) -> None:
+        """Begin now."""
         self._reports = 0
         self._before: dict[bytes, list[int]] = {}
         self._speeds: dict[bytes, int] = {}
@@ -67,19 +61,7 @@ class HostUsageReader:
         peers = [f"@{pair}:{sent}:{busy_ms}" for pair, sent, busy_ms in self._traffic.take()]
         self._reports += 1
         numbers = f"{cpus} {busy} {memory} {available} {swapped * PAGE_BYTES} {retransmitted}"
-        words = [numbers, *nics[:MOST_NICS], *peers]
-        gpus = self._gpus.take() if self._gpus is not None else ""
-        return "\n".join(filter(None, [" ".join(words), gpus]))
-
-    def take_problem(self) -> str:
-        """Return the reason why GPUs are not reported from now on, once; empty if there is none."""
-        problem = self._gpus.take_problem() if self._gpus is not None else ""
-        return f"no samples of the GPUs of {os.uname().nodename}: {problem}" if problem else ""
-
-    def stop(self) -> None:
-        """End the program that reads the GPUs."""
-        if self._gpus is not None:
-            self._gpus.stop()
+        return " ".join([numbers, *nics[:MOST_NICS], *peers])
 
     def _read_nics(self) -> list[tuple[bytes, list[int]]]:
         nics = parse_nics(read_file("/proc/net/dev"))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddlrun.keeper.connection import LauncherConnection
+    from ddlrun.keeper.usage.gpus import GpuUsageReader
     from ddlrun.keeper.usage.host import HostUsageReader
     from ddlrun.wire.loop import Loop
 
@@ -65,13 +66,13 @@ class UsageReporter(Task):
     _connection: LauncherConnection
     _on_problem: Callable[[str | Exception], None]
 
-    def __init__(self, guard: int, interval: float, started_at: float, host: HostUsageReader | None) -> None:
-        """Begin; the first report is due after one interval.
+    host: HostUsageReader | None = None
+    gpus: GpuUsageReader | None = None
+    """The readers of the host's use, which is reported, too, where they are set."""
 
-        `guard` is the process above the program. The use of the host is reported, too, where it is given.
-        """
+    def __init__(self, guard: int, interval: float, started_at: float) -> None:
+        """Begin; the first report is due after one interval. `guard` is the process above the program."""
         self._usage = ProcessUsage(guard)
-        self._host = host
         self._interval, self._started_at = interval, started_at
         self._reported_at = time.monotonic()
         self._next = self._reported_at + interval
@@ -93,11 +94,11 @@ class UsageReporter(Task):
         try:
             for kind, text in self.report(now):
                 self._connection.send(kind, text.encode(errors="replace"))
-            problem = "" if self._host is None else self._host.take_problem()
+            problem = "" if self.gpus is None else self.gpus.take_problem()
             if problem:
-                self._on_problem(problem)
+                self._on_problem(f"no samples of the GPUs of {os.uname().nodename}: {problem}")
         except UNREADABLE as error:
-            self.stop()
+            self.leave()
             self._on_problem(error)
 
     def report(self, now: float) -> Iterator[tuple[bytes, str]]:
@@ -105,16 +106,17 @@ class UsageReporter(Task):
         before = time.thread_time()
         elapsed = round((now - self._reported_at) * 1000)
         yield protocol.USAGE, f"{round((now - self._started_at) * 1000)} {elapsed} {self._usage.take()}"
-        if self._host is not None:
-            yield protocol.HOST_USAGE, f"{elapsed} {self._host.take()}"
+        if self.host is not None:
+            gpus = "" if self.gpus is None else self.gpus.take()
+            yield protocol.HOST_USAGE, f"{elapsed} {self.host.take()}\n{gpus}".rstrip("\n")
         self._reported_at = now
         self._next = now + max(self._interval, (time.thread_time() - before) / SHARE)
 
-    def stop(self) -> None:
-        """End, with what reads the use of the host."""
-        self.leave()
-        if self._host is not None:
-            self._host.stop()
+    def leave(self) -> None:
+        """End, with the process that reads the GPUs."""
+        super().leave()
+        if self.gpus is not None:
+            self.gpus.stop()
 
 
 class ProcessUsage:
