@@ -12,6 +12,7 @@ from ddlrun.keeper.signals import IGNORED, restore_defaults
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
 # The settings of a Linux process that tie its life to its parent's (prctl(2)).
 PR_SET_PDEATHSIG = 1
@@ -35,7 +36,7 @@ def close_files(*needed: int) -> None:
                 continue
 
 
-def become(argv: list[str], label: str) -> None:
+def become(argv: list[str], label: str) -> NoReturn:
     """Replace this process by a program; exit with 127 if there is none, with 126 if it cannot be run."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_DFL)

@@ -19,10 +19,8 @@ from ddlrun.keeper.daemon import open_daemon, watch_daemon
 from ddlrun.keeper.escalation import Escalation
 from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER, close_files
 from ddlrun.keeper.leftovers import remove_leftovers
-from ddlrun.keeper.proc_files import STOPPED, read_stat
-from ddlrun.keeper.processes import has_children, send_signal
+from ddlrun.keeper.processes import has_children
 from ddlrun.keeper.signals import SignalQueue
-from ddlrun.keeper.task import Task
 from ddlrun.wire.loop import READ, Loop, reap_children
 
 TYPE_CHECKING = False
@@ -33,51 +31,26 @@ if TYPE_CHECKING:
     from ddlrun.keeper.settings import KeeperSettings
 
 LONGEST_REPORT = 256
-NO_PROCESS = 0
 
 
-class Guard(Task):
-    """A running guard, as its keeper sees it; in the new child of the guard, `program` is 0."""
-
-    def __init__(self, pid: int, link: _socket.socket) -> None:
-        """Wait for the guard's first report. Raises OSError if it cannot start the program."""
-        self.pid, self._link, self.fd = pid, link, link.fileno()
-        self.program = int(link.recv(LONGEST_REPORT) or NO_PROCESS)
-        if self.program < NO_PROCESS:
-            raise OSError(-self.program, os.strerror(-self.program))
-        link.setblocking(False)
-        self.end: tuple[int, float, int] | None = None
-        """The program's wait status, CPU seconds and largest memory in KiB, when it has ended and that is known."""
-
-    def on_ready(self, _events: int) -> None:
-        """Read the report, if it has come. The link stays open: its end means to the guard that the keeper ended."""
-        try:
-            report = self._link.recv(LONGEST_REPORT)
-        except BlockingIOError:
-            return
-        self.leave()
-        if report:  # else the guard was killed
-            status, seconds, max_rss_kib = report.split()
-            self.end = int(status), float(seconds), int(max_rss_kib)
-
-    def resume(self) -> None:
-        """Continue the guard if it was stopped."""
-        stat = read_stat(self.pid)
-        if stat is not None and stat.state == STOPPED:
-            send_signal(self.pid, signal.SIGCONT)
-
-
-def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) -> Guard | None:
+def fork_program(
+    prctl: Callable[[int, int], object], settings: KeeperSettings
+) -> tuple[int, int, _socket.socket | None]:
     """Fork a guard, and from it the process that will be the program; both have the signals blocked that are now.
 
-    Returns the guard, and None in the new process. Raises OSError where the user may have no further process.
+    Returns the guard, the program (0: this process is the program) and the socket to which the guard reports the
+    program's end. Raises OSError where the user may have no further process.
     """
     keeper = os.getpid()
     link, guards_link = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     guard = os.fork()
     if guard:
         guards_link.close()
-        return Guard(guard, link)
+        program = int(link.recv(LONGEST_REPORT) or 0)
+        if program < 0:
+            raise OSError(-program, os.strerror(-program))
+        link.setblocking(False)  # it stays open: its end means to the guard that the keeper ended
+        return guard, program, link
     os.setpgid(0, 0)  # MPI_Abort makes mpirun kill the group of the keeper
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     own_pid = os.getpid()
@@ -92,7 +65,7 @@ def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) 
     prctl(PR_SET_PTRACER, keeper)  # with ptrace_scope 1, its descendants may then read the stacks of the program
     if os.getppid() != own_pid:
         os._exit(1)
-    return None
+    return 0, 0, None
 
 
 def _stay(program: int, link: _socket.socket, settings: KeeperSettings) -> NoReturn:
@@ -141,7 +114,7 @@ def _report_end(program: int, link: _socket.socket) -> bool:
 def _clear(settings: KeeperSettings, loop: Loop, signals: SignalQueue) -> None:
     """Remove the container of the program, unless there is none, and kill all descendants."""
     escalation = Escalation()
-    escalation.hold(settings.container.remove() if settings.container is not None else NO_PROCESS)
+    escalation.hold(settings.container.remove() if settings.container is not None else 0)
     escalation.kill_by(time.monotonic())
     escalation.join(loop)
     while has_children() and time.monotonic() < escalation.overdue():

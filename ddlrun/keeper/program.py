@@ -10,7 +10,8 @@ from ddlrun.keeper import protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import become
 from ddlrun.keeper.framework_environment import in_use
-from ddlrun.keeper.guard import fork_program
+from ddlrun.keeper.guard import LONGEST_REPORT, fork_program
+from ddlrun.keeper.proc_files import STOPPED, read_stat
 from ddlrun.keeper.processes import count_oom_kills, explain_kill, has_children, send_signal
 from ddlrun.keeper.program_streams import ProgramStreams, open_streams
 from ddlrun.keeper.settings import HOOK as CHOSEN
@@ -20,10 +21,10 @@ from ddlrun.wire.loop import reap_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable
 
     from ddlrun.keeper.connection import LauncherConnection
-    from ddlrun.keeper.guard import Guard
     from ddlrun.keeper.settings import KeeperSettings
     from ddlrun.wire.loop import Loop
 
@@ -35,31 +36,21 @@ ORDER_SECONDS = 1.0
 HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 
 
-class Program:
-    """The user's program, running or ended."""
+class Program(Task):
+    """The user's program, running or ended. The descriptor leads to its guard, which reports its end."""
 
-    def __init__(
-        self,
-        guard: Guard | None,
-        streams: ProgramStreams,
-        settings: KeeperSettings,
-        *,
-        oom_kills: int,
-        refusal: str = "",
-    ) -> None:
-        """Take charge of a process.
+    def __init__(self, streams: ProgramStreams, settings: KeeperSettings, *, oom_kills: int, refusal: str = "") -> None:
+        """Begin with a program that was not started, and counts as ended.
 
         Args:
-            guard: The parent of the process; None if the program was not started, and counts as ended.
             streams: Its standard streams.
             settings: The settings of the keeper.
             oom_kills: The value of `count_oom_kills` before the start.
             refusal: The reason why it was not started, if that is known.
         """
-        self._guard = guard
+        self.pid = self.guard_pid = 0
         self.outputs, self.input, self.terminal = streams.outputs, streams.input, streams.terminal
-        self.pid, self.guard_pid = (0, 0) if guard is None else (guard.program, guard.pid)
-        self.status = EXIT_PREFLIGHT << 8 if guard is None else None
+        self.status: int | None = EXIT_PREFLIGHT << 8
         """The wait status, once the program has ended."""
         self.started_at = self.ended_at = time.monotonic()
         """The times of the start and of the end, as time.monotonic() has them."""
@@ -77,13 +68,17 @@ class Program:
             for output in self.outputs:
                 output.own_paths = OwnPaths(settings.places.cache)
 
+    def watch(self, guard: int, program: int, link: _socket.socket) -> None:
+        """Take charge of a process and its guard, given the guard's socket."""
+        self.guard_pid, self.pid, self._link, self.fd = guard, program, link, link.fileno()
+        self.status = None
+
     def begin(self, loop: Loop, connection: LauncherConnection, on_taken: Callable[[], None]) -> None:
         """Let a loop pass output on; `on_taken` is called whenever the program has taken its input."""
         self._orders.join(loop)
         for output in self.outputs:
             output.begin(loop, connection)
-        if self._guard is not None:
-            self._guard.join(loop)
+        self.join(loop)
         if self.input is not None:
             self.input.begin(loop, on_taken)
 
@@ -114,30 +109,38 @@ class Program:
 
     def resume(self) -> None:
         """Continue the guard if it was stopped."""
-        if self._guard is not None:
-            self._guard.resume()
+        stat = read_stat(self.guard_pid)
+        if stat is not None and stat.state == STOPPED:
+            send_signal(self.guard_pid, signal.SIGCONT)
+
+    def on_ready(self, _events: int) -> None:
+        """Read the guard's report of the end, if it has come."""
+        try:
+            report = self._link.recv(LONGEST_REPORT)
+        except BlockingIOError:
+            return
+        self.leave()
+        if report:  # else the guard was killed
+            status, cpu_seconds, max_rss_kib = report.split()
+            self._max_rss_kib = max(self._max_rss_kib, int(max_rss_kib))
+            self._end(int(status), float(cpu_seconds))
 
     def reap_children(self) -> bool:
-        """Reap every child that has ended, adopted ones too; return True if the program has ended since the last call.
+        """Reap every child that has ended, adopted ones too; return True if the program has ended.
 
         The guard reports the end of the program. If it was killed, the program is a child that was adopted.
         """
-        before, reaped = self.status, False
+        reaped = False
         for pid, status, usage in reap_children():
             reaped = True
             self._max_rss_kib = max(self._max_rss_kib, usage.ru_maxrss)
             if pid == self.pid:
                 self._end(status, usage.ru_utime + usage.ru_stime)
-        if self._guard is not None and self.status is None:
-            if reaped:
-                self._guard.on_ready(0)  # it may have reported just before its own end
-            if self._guard.end is not None:
-                status, cpu_seconds, max_rss_kib = self._guard.end
-                self._max_rss_kib = max(self._max_rss_kib, max_rss_kib)
-                self._end(status, cpu_seconds)
-            elif reaped and not has_children():
-                self._end(signal.SIGKILL, 0.0)  # the guard was killed before it could report the end
-        return before is None and self.status is not None
+        if reaped and self.status is None:
+            self.on_ready(0)  # the guard may have reported just before its own end
+            if self.status is None and not has_children():
+                self._end(signal.SIGKILL, 0.0)  # it was killed before it could report the end
+        return self.status is not None
 
     def _end(self, status: int, cpu_seconds: float) -> None:
         """Record the end of the program."""
@@ -187,7 +190,7 @@ class AbortOrders(Task):
 
 def refuse(settings: KeeperSettings, reason: str = "") -> Program:
     """Return the record of a program that was not started, and counts as ended with an exit code."""
-    return Program(None, ProgramStreams(), settings, oom_kills=count_oom_kills(), refusal=reason)
+    return Program(ProgramStreams(), settings, oom_kills=count_oom_kills(), refusal=reason)
 
 
 def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Program:
@@ -198,11 +201,11 @@ def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Prog
     streams = open_streams(settings.request)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the child has the keeper's handlers at first
     try:
-        guard = fork_program(prctl, settings)
+        guard, pid, link = fork_program(prctl, settings)
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return refuse(settings, f"no process can be started: {error.strerror} (see ulimit -u)")
-    if guard is None:
+    if link is None:
         streams.attach()
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -213,4 +216,6 @@ def start(settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Prog
         become(settings.argv, settings.label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     streams.close_ends()
-    return Program(guard, streams, settings, oom_kills=oom_kills)
+    program = Program(streams, settings, oom_kills=oom_kills)
+    program.watch(guard, pid, link)
+    return program
