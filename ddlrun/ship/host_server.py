@@ -87,12 +87,16 @@ class HostServer(Server):
         raise NotImplementedError
 
     def on_connection(self, link: _socket.socket, agreement: Agreement) -> None:
-        """Serve a connection in a thread of its own."""
+        """Serve a connection in a thread of its own; close it where there can be no more threads."""
         served = HostLink(link, agreement, TO_HOST, TO_DDLRUN, None)
         thread = threading.Thread(target=self._serve, args=(served, agreement.claim), daemon=True)
         with self.changed:
             self._served[served] = thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            del self._served[served]
+            link.close()
 
     def _serve(self, link: HostLink, claim: bytes) -> None:
         with suppress(OSError, FrameError):
