@@ -20,7 +20,7 @@ from ddlrun.wire.loop import LONGEST, NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ddlrun.agent.programs import HostPrograms
     from ddlrun.wire.connection import Connection
@@ -37,8 +37,8 @@ class Agent(Node):
     def __init__(self, parent: Connection, version: str, needed: Sequence[int]) -> None:
         """Begin without a job. `needed` are descriptors that keepers leave open."""
         super().__init__(version, needed)
-        self._environ = dict(os.environ)
-        """The variables without those of a job."""
+        self._replaced: dict[str, str | None] = {}
+        """The variables that a job has set, as they were before."""
         self._hosts = [""]
         """The names of this host, and of those below it."""
         self._has_job = self._leaving = False
@@ -132,19 +132,26 @@ class Agent(Node):
         job = AgentJob.parse(packed)
         hosts = [HostRanks.parse(host) for host in unpack_words(packed_hosts)]
         own = next((host for host in hosts if host.name == self._hosts[0]), None)
-        os.environ.update(job.environ)
+        self._set_variables(job.environ)
         self._has_job = True
         self._begin(job, packed, own, [host for host in hosts if host is not own])
 
     def _finish_job(self) -> None:
-        """Report that all ranks have ended, and be as before the job."""
+        """Report that all ranks have ended."""
         remove_leftovers()
         self._ranks.forget()
-        os.environ.clear()
-        os.environ.update(self._environ)
         self._has_job = False
         self._heard = time.monotonic()
         self.report(protocol.DONE, b"")
+
+    def _set_variables(self, variables: Mapping[str, str]) -> None:
+        """Set the variables of a job, in place of those of the one before."""
+        for name, value in self._replaced.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        self._replaced = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
 
     def _run_program(self, text: bytes) -> None:
         request = ProgramRequest.parse(text)
@@ -156,8 +163,9 @@ class Agent(Node):
             if self._programs is None:
                 from ddlrun.agent.programs import HostPrograms  # noqa: PLC0415 - not for every agent
 
-                environ = {name: value for name, value in self._environ.items() if name != AGENT_RUN}
-                self._programs = HostPrograms(self._loop, self.report, own, environ)
+                environ = {**os.environ, **self._replaced, AGENT_RUN: None}
+                plain = {name: value for name, value in environ.items() if value is not None}
+                self._programs = HostPrograms(self._loop, self.report, own, plain)
             self._programs.start(request)
 
     def _on_end(self, pid: int, status: int) -> None:

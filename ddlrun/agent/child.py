@@ -7,7 +7,7 @@ import os
 from ddlrun.agent import protocol
 from ddlrun.agent.archive import build_archive
 from ddlrun.agent.launcher import LauncherErrors, agent_script
-from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput, pack_words
+from ddlrun.agent.protocol import LOGIN, AgentTree, LostHost, ProgramEnd, ProgramOutput, pack_words
 from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.proc_files import StopDetector
@@ -26,6 +26,8 @@ GREETING = b"@ddlrun-agent "
 WANTED = b"archive"
 """The greeting of a host without ddlrun, which waits for the archive of the agent's modules."""
 EXIT_NOT_FOUND = 127
+# The bytes of what a login has printed that are reported.
+MOST_NOISE = 4096
 
 
 class Child:
@@ -114,7 +116,9 @@ class Child:
         self._stop = StopDetector(self.pid)
         self._errors = LauncherErrors(loop, errors)
         self._printed = bytearray()
-        """What has arrived before the greeting."""
+        """What has arrived, and is to be searched for the greeting."""
+        self._noise = bytearray()
+        """What a login has printed before that."""
         protocol.begin(self.connection, sent=protocol.TO_AGENT, received=protocol.FROM_AGENT)
         self.connection.join(loop, on_readable)
         self.connection.send_raw([script])
@@ -197,6 +201,9 @@ class Child:
             data = connection.read()
             if not self.ready:
                 data = self._greet(data)
+                if self.ready and self._noise:
+                    noise = ProgramOutput(host=self.name, number=LOGIN, stream=1, data=bytes(self._noise))
+                    yield protocol.OUTPUT, noise.pack()
             if self.ready:
                 yield from connection.decoder.feed(data)
         except FrameError:
@@ -225,7 +232,7 @@ class Child:
     def _greet(self, data: bytes) -> bytes:
         """Answer the agent's greeting by the archive of its modules, or by the tree; return what follows it."""
         self._printed += data
-        greeting = take_greeting(self._printed)
+        greeting = take_greeting(self._printed, self._noise)
         if greeting == WANTED:
             archive = build_archive()
             self.connection.send_raw([b"%d\n" % len(archive), archive])
@@ -245,15 +252,17 @@ class Child:
         return b""
 
 
-def take_greeting(printed: bytearray) -> bytes | None:
+def take_greeting(printed: bytearray, noise: bytearray) -> bytes | None:
     """Remove all lines up to the first one with a greeting; return that, None if it has not arrived.
 
-    What a login shell prints before it is dropped.
+    What a login shell prints before it is added to `noise`.
     """
     while b"\n" in printed:
         line, _, rest = bytes(printed).partition(b"\n")
         printed[:] = rest
-        _, mark, greeting = line.partition(GREETING)
+        before, mark, greeting = line.partition(GREETING)
+        noise += before if mark else line + b"\n"
+        del noise[MOST_NOISE:]
         if mark:
             return greeting
     return None

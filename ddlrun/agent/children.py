@@ -78,9 +78,11 @@ class Children:
             hosts: The names of the hosts.
             own: The name of this host; empty: ddlrun's own.
         """
+        self._own = own
+        if not hosts:
+            return
         from ddlrun.agent.child import Child  # noqa: PLC0415 - most agents have none below them
 
-        self._own = own
         self._children = [child for child in self._children if not child.gone]
         children = [Child(tree, part, self._version) for part in divide(hosts, tree.fan_out)]
         self._waiting[:0] = children[::-1]

@@ -42,6 +42,8 @@ OUTPUT = b"O"
 """A ProgramOutput."""
 ENDED = b"E"
 """A ProgramEnd."""
+LOGIN = 0
+"""The number of the program of which a ProgramOutput has what a login has printed before the agent ran."""
 ALTERED = b"A"
 """A message to the agent was altered on the way; the agent ends its ranks."""
 

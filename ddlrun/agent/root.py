@@ -111,7 +111,7 @@ class Root(Node):
             return
         elif kind == protocol.UNFINISHED:
             self._on_unfinished(int(text))
-        else:
+        elif kind == protocol.LOST:
             host = protocol.LostHost.parse(text)
             sys.stderr.write(host.errors)
             self._tell(kind, text, f"lost host {host.name}: {host.reason}")

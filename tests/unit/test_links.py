@@ -49,14 +49,18 @@ class Links:
         self.children = Children(self.loop, self._on_message, VERSION)
         self.relay: JobRelay | None = None
         self.outputs: dict[tuple[str, int, int], bytes] = {}
+        self.noise: dict[str, bytes] = {}
         self.ends: dict[tuple[str, int], int | None] = {}
         self.lost: list[LostHost] = []
 
     def _on_message(self, kind: bytes, text: bytes) -> None:
         if kind == protocol.OUTPUT:
             output = ProgramOutput.parse(text)
-            key = output.host, output.number, output.stream
-            self.outputs[key] = self.outputs.get(key, b"") + output.data
+            if output.number == protocol.LOGIN:
+                self.noise[output.host] = output.data
+            else:
+                key = output.host, output.number, output.stream
+                self.outputs[key] = self.outputs.get(key, b"") + output.data
         elif kind == protocol.ENDED:
             end = ProgramEnd.parse(text)
             self.ends[end.host, end.number] = end.code
@@ -118,10 +122,11 @@ def linked(folder: Path, before: str = "", fan_out: int = 1) -> Iterator[Links]:
 def test_a_program_runs_on_the_hosts_that_are_named(tmp_path: Path, fan_out: int) -> None:
     with linked(tmp_path, fan_out=fan_out) as links:
         links.run("echo out $PWD $(env | grep -c ^DDLRUN_); echo err >&2; exit 7", "one", "three")
-        links.wait(lambda: len(links.ends) == 2)
+        links.wait(lambda: (len(links.ends), len(links.noise)) == (2, 3))
     assert links.ends == {("one", 1): 7, ("three", 1): 7}
     expected = f"out {os.getcwd()} 0\n".encode(), b"err\n"
     assert links.outputs == {(host, 1, at): expected[at - 1] for host in ("one", "three") for at in (1, 2)}
+    assert links.noise == {host: f"Welcome to {host}\n".encode() for host in ("one", "two", "three")}
 
 
 def test_long_output_and_input_arrive(tmp_path: Path) -> None:
