@@ -198,6 +198,7 @@ def test_messages_of_mpirun() -> None:
     assert findings(ABORTING) == [(EndCode.ABORTING_RANK, "h2", 1, 0)]
     assert findings(LOST) == [(EndCode.LOST_HOST, "h2", -1, 0)]
     assert findings("Connection to h3 closed by remote host.\r\n") == [(EndCode.LOST_HOST, "h3", -1, 0)]
+    assert findings("Connection reset by h3 port 22\r\n") == [(EndCode.LOST_HOST, "h3", -1, 0)]
     assert findings("ssh: connect to host h4 port 22: Connection refused\n") == [(EndCode.LOST_HOST, "h4", -1, 0)]
     assert findings("a rank said: Connection to the database closed by remote host\n") == []
     for name in ("[prterun-vm-22958@1,1]", "[[2987,1],1]"):
@@ -210,6 +211,9 @@ LOST_4 = """--------------------------------------------------------------------
 ORTE was unable to reliably start one or more daemons.
 This usually is caused by:
 """
+
+
+BROKEN_4 = f"client_loop: send disconnect: Broken pipe\r\n{LOST_4}"
 
 
 NO_FOLDER = """A call to mkdir was unable to create the desired directory:
@@ -292,6 +296,7 @@ def own_end(exit_code: int, *reports: tuple[bytes, bytes]) -> ManagerEnd:
         (CLOSED, mpirun_end(0, NO_DAEMON), 3, "mpirun lost host h2"),
         (CLOSED, mpirun_end(255, LOST_4, ended_client="h2"), 3, "mpirun lost host h2"),
         (CLOSED, mpirun_end(9, LOST_4, ended_client="h2"), 3, "mpirun lost its ssh session to h2"),
+        (None, mpirun_end(255, BROKEN_4, host_names=["h1", "h2"]), 3, "mpirun lost its ssh session to one of h[1-2]: "),
         (CLOSED, mpirun_end(9, LOST_4), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, mpirun_end(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, mpirun_end(-9, ""), 137, "mpirun was killed by SIGKILL, which ddlrun did not send"),

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from signal import SIGKILL
 
+from ddlrun.hosts import fold
 from ddlrun.managers.end import EndCode, EndFinding, EndPattern, ManagerOutput, find_patterns
 from ddlrun.managers.openmpi.missing_daemons import find_name
 from ddlrun.managers.slurm_step import STEP
@@ -52,9 +53,11 @@ PATTERNS = (
 # A lost host. The exit code does not show it: Open MPI 5.0.11 ends with 0 when it has lost a daemon.
 LOST_DAEMON = r"(?:ORTE|PRTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}.*daemon: \S+ on node (\S+)"
 LOST_SSH = (
-    r"(?:Connection to (\S+) closed by remote host|Connection closed by (\S+) port"
+    r"(?:Connection to (\S+) closed by remote host|Connection (?:closed|reset) by (\S+) port"
     r"|[Cc]onnect to host (\S+) port \d+: .+)"
 )
+# A broken connection of an ssh client, without its host.
+BROKEN_SSH = r"(?:client_loop: |kex_exchange_identification: |ssh_dispatch_run_fatal: )"
 # A daemon that could not start: its host, and its exit code. 4.1 prints neither.
 FAILED_DAEMON = (
     r"A daemon failed to report back after being spawned\.(?:.*\n){0,9}.*Remote host: +(\S+)\n.*status: (\d+)$"
@@ -106,8 +109,10 @@ def _find_ended_client(output: ManagerOutput) -> Iterator[EndFinding]:
     else:
         return
     if host is None:
-        return
-    if failed:
+        if failed and _search(BROKEN_SSH, output.text):  # before any rank had started: the clients were not watched
+            text = f"mpirun lost its ssh session to one of {fold(output.host_names)}: something {CAUSES}"
+            yield EndFinding(EndCode.LOST_SESSION, text=text)
+    elif failed:
         yield _lost_host(output, host, "the ssh session to it: its ssh client or something")
     elif signal is not None:
         text = f"mpirun lost its ssh session to {find_name(host, output.host_names)}"
