@@ -219,8 +219,12 @@ class Ending:
                 self.begin(self._explain(running=True))
             return self.reason is not None and now > self._ranks_kill_at + SLACK_SECONDS
         self._announce_end(now)
-        watched = [peer for peer in self._keepers.watchers if peer.host not in self._ranks.lost_hosts]
-        return not watched or now > self._over_at + DAEMON_SECONDS
+        watched = {peer.host for peer in self._keepers.watchers} - self._ranks.lost_hosts
+        if watched and now <= self._over_at + DAEMON_SECONDS:
+            return False
+        self._ranks.unswept |= watched  # what watches there may have been stopped
+        self._ranks.unwatched |= watched
+        return True
 
     def advance(self, now: float) -> None:
         """Go on to the next phase if its time has come, and send the process manager the signals that are due."""

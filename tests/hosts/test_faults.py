@@ -530,6 +530,32 @@ def test_a_stopped_process_when_all_ranks_end(
 
 
 @pytest.mark.extra
+@pytest.mark.own
+def test_a_daemon_and_what_watches_it_are_stopped(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Job(cluster, mpirun, tmp_path, "sh", "-c", f"echo started; until test -e {go}; do sleep 0.1; done") as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        words = cmdline(keeper)
+        os.kill(parent(keeper), signal.SIGSTOP)
+        go.touch()
+        watchers = list[int]()
+        while not watchers:  # a fork of the keeper in a session of its own
+            watchers = [pid for pid in cluster.processes("h3") if cmdline(pid) == words and is_leader(pid)]
+        os.kill(watchers[0], signal.SIGSTOP)
+        code, _, err = job.end()
+    assert code == 0, err
+
+
+def is_leader(pid: int) -> bool:
+    """Return True for the leader of a session whose parent has ended."""
+    try:
+        return os.getsid(pid) == pid and parent(pid) == 1
+    except ProcessLookupError:
+        return False
+
+
+@pytest.mark.extra
 @pytest.mark.parametrize("major", [5], indirect=True, ids=["openmpi5"])  # the daemon of 4.1 is one process
 def test_a_stopped_parent_of_a_daemon(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
