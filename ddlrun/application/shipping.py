@@ -27,8 +27,8 @@ from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.host.unpack import FILE, FOLDER
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
 from ddlrun.ship.script import run_tasks
-from ddlrun.ship.server import TransferPlan, TransferServer
-from ddlrun.ship.transfer import ShippedRun, transfer
+from ddlrun.ship.server import TransferServer, transfer
+from ddlrun.ship.transfer import ShippedRun, TransferPlan
 from ddlrun.topology import Topology
 from ddlrun.units import parse_bytes, render_memory
 from ddlrun.wording import counted

@@ -2,64 +2,34 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
-from ddlrun.errors import DdlrunError
+from ddlrun.errors import DdlrunError, PreflightError, UnreachableError
+from ddlrun.hosts import fold
+from ddlrun.remote.probe import ProbeTarget
 from ddlrun.ship.archive import Archive
 from ddlrun.ship.host.link import HostLink
-from ddlrun.ship.host.protocol import (
-    ARCHIVE,
-    NO_ARCHIVE,
-    STATE,
-    TRANSFERS,
-    HostState,
-    Transfer,
-    Transfers,
-)
+from ddlrun.ship.host.protocol import ARCHIVE, NO_ARCHIVE, STATE, TRANSFERS, HostState, Transfer, Transfers
 from ddlrun.ship.host.relay import has_zstd
 from ddlrun.ship.host_server import HostServer, receive
+from ddlrun.ship.transfer import ShippedRun, TransferPlan, chain_order, judge
 
-Problems = Sequence[str]
 LEAST_COMPRESSED = 1 << 20
 # The fastest level: 946 MB of an environment with PyTorch become 265 MB, at 365 MB/s per thread.
 COMPRESS = ("zstd", "-q", "-c", "-1", "-T4")
 
 
-@dataclass(frozen=True, slots=True)
-class TransferPlan:
-    """The archives of a transfer, and the hosts in the order in which they pass them on."""
-
-    archives: Sequence[Archive]
-    hosts: Sequence[str]
-    racks: Mapping[str, object]
-    first: str | None
-    """The host on which ddlrun runs, if it is one of them."""
-    addresses: Sequence[str]
-    """ddlrun's own addresses."""
-    only_check: bool = False
-    """Whether nothing is transferred."""
-
-
 class TransferServer(HostServer):
     """The connections of the hosts of one transfer, and what they are told."""
 
-    def __init__(
-        self, plan: TransferPlan, judge: Callable[[Mapping[str, HostState]], Problems], seconds: float
-    ) -> None:
-        """Listen.
-
-        Args:
-            plan: The transfer.
-            judge: Returns the problems for which nothing is transferred, given the states of all hosts.
-            seconds: The time in which hosts have to report their states.
-        """
+    def __init__(self, plan: TransferPlan, run: ShippedRun) -> None:
+        """Listen."""
         super().__init__(plan.addresses, plan.hosts)
-        self._plan, self._judge = plan, judge
+        self._plan, self._shipped = plan, run
         self._archives = {archive.digest: archive for archive in plan.archives}
         self.states: dict[str, HostState] = {}
         """Host -> its state before the transfer."""
-        self.problems: Problems = ()
+        self.problems: Sequence[str] = ()
         self.unread = False
         """Whether a host lacks an archive whose files were not looked at, so that nothing was sent."""
         self.error: DdlrunError | None = None
@@ -68,7 +38,7 @@ class TransferServer(HostServer):
         """The hosts that get each archive, or would get it, by its hash, in the order of the chain."""
         self._address_of: dict[str, str] = {}
         self._decided = False
-        self._report_until = time.monotonic() + seconds
+        self._report_until = time.monotonic() + run.seconds
 
     def serve(self, link: HostLink, claim: bytes) -> None:
         """Give a host its part of the transfer, once all have reported their states, or send it an archive."""
@@ -103,7 +73,7 @@ class TransferServer(HostServer):
 
     def _decide(self) -> None:
         """Choose the chains, and let the hosts that wait have their parts."""
-        self.problems = self._judge(self.states)
+        self.problems = judge(self.states, self._plan, self._shipped)
         for archive in self._plan.archives:
             wanted = [host for host in self._plan.hosts if archive.digest in self.states[host].missing]
             self.moved[archive.digest] = chain_order(wanted, self._plan.racks, self._plan.first)
@@ -148,15 +118,45 @@ def _compress(blocks: Iterable[bytes], link: HostLink) -> None:
             process.stdin.write(block)  # type: ignore[union-attr]
 
 
-def chain_order(hosts: Sequence[str], racks: Mapping[str, object], first: str | None) -> list[str]:
-    """Return hosts in the order of the chain along which an archive travels; first that of ddlrun, if any.
+def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> TransferServer:
+    """Put the archives on all hosts that do not have them, and make the folder of the run there; return the server.
 
-    The hosts of a rack come one after the other, so that each uplink carries the archive once.
-
-    >>> chain_order(["a", "b", "c", "d"], {"a": 0, "b": 1, "c": 0, "d": 1}, "d")
-    ['d', 'b', 'a', 'c']
+    Raises:
+        PreflightError: A host lacks space or the interpreter, or a file has changed meanwhile.
+        UnreachableError: A host could not be reached, or failed.
     """
-    by_rack: dict[object, list[str]] = {}
-    for host in sorted(hosts, key=lambda host: host != first):
-        by_rack.setdefault(racks.get(host), []).append(host)
-    return [host for rack in by_rack.values() for host in rack]
+    sources = [
+        {
+            "digest": archive.digest, "path": archive.source.path, "whole": archive.source.whole,
+            "space": archive.space,
+        }
+        for archive in plan.archives
+    ]  # fmt: skip
+    task = {
+        "action": "receive",
+        "folder": run.request.folder,
+        "run": run.run_id,
+        "working_folder": run.request.working_folder,
+        "fetched": run.request.fetched,
+        "seconds": run.seconds,
+        "only_check": plan.only_check,
+        "sources": sources,
+    }
+    server = TransferServer(plan, run)
+    reports = server.run(task, run.python, reach)
+    if server.problems:
+        raise PreflightError(*server.problems)
+    if server.error is not None:
+        raise server.error
+    _raise_failures({host: str(report["error"]) for host, report in reports.items() if "error" in report}, server)
+    return server
+
+
+def _raise_failures(failures: Mapping[str, str], server: TransferServer) -> None:
+    """Raise UnreachableError with the hosts that failed; where some have not even greeted, with these alone."""
+    silent = {host: reason for host, reason in failures.items() if host not in server.states}
+    alike: dict[str, list[str]] = {}
+    for host, reason in (silent or failures).items():
+        alike.setdefault(reason, []).append(host)
+    if alike:
+        raise UnreachableError(*(f"host {fold(hosts)}: `--ship`: {reason}" for reason, hosts in alike.items()))

@@ -1,16 +1,13 @@
-"""The transfer of a job's files to all its hosts, and the checks that must pass before."""
+"""The plan of a transfer to all hosts of a job, the checks that must pass before, and the order of the hosts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlrun.errors import PreflightError, UnreachableError
-from ddlrun.hosts import fold
-from ddlrun.remote.probe import ProbeTarget
+from ddlrun.ship.archive import Archive
 from ddlrun.ship.environment import Interpreter
 from ddlrun.ship.host.main import glibc
 from ddlrun.ship.host.protocol import HostState
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.server import Problems, TransferPlan, TransferServer
 from ddlrun.units import render_memory
 from ddlrun.wording import printable
 
@@ -26,46 +23,27 @@ class ShippedRun:
     interpreter: Interpreter | None
     """The interpreter that an environment needs on each host; None: it needs none, or no environment travels."""
     seconds: float
-    """The time in which hosts must answer."""
+    """The time in which hosts have to report their states."""
 
 
-def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> TransferServer:
-    """Put the archives on all hosts that do not have them, and make the folder of the run there; return the server.
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """The archives of a transfer, and the hosts in the order in which they pass them on."""
 
-    Raises:
-        PreflightError: A host lacks space or the interpreter, or a file has changed meanwhile.
-        UnreachableError: A host could not be reached, or failed.
-    """
-    sources = [
-        {
-            "digest": archive.digest, "path": archive.source.path, "whole": archive.source.whole,
-            "space": archive.space,
-        }
-        for archive in plan.archives
-    ]  # fmt: skip
-    task = {
-        "action": "receive",
-        "folder": run.request.folder,
-        "run": run.run_id,
-        "working_folder": run.request.working_folder,
-        "fetched": run.request.fetched,
-        "seconds": run.seconds,
-        "only_check": plan.only_check,
-        "sources": sources,
-    }
-    server = TransferServer(plan, lambda states: judge(states, plan, run), run.seconds)
-    reports = server.run(task, run.python, reach)
-    if server.problems:
-        raise PreflightError(*server.problems)
-    if server.error is not None:
-        raise server.error
-    _raise_failures({host: str(report["error"]) for host, report in reports.items() if "error" in report}, server)
-    return server
+    archives: Sequence[Archive]
+    hosts: Sequence[str]
+    racks: Mapping[str, object]
+    first: str | None
+    """The host on which ddlrun runs, if it is one of them."""
+    addresses: Sequence[str]
+    """ddlrun's own addresses."""
+    only_check: bool = False
+    """Whether nothing is transferred."""
 
 
-def judge(states: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) -> Problems:
+def judge(states: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) -> list[str]:
     """Return the problems of hosts for which nothing is transferred: too little space, or no suitable interpreter."""
-    problems = []
+    problems: list[str] = []
     for host, state in states.items():
         if state.error:
             problems.append(f"host {host}: `--ship`: {printable(state.error)}")
@@ -103,11 +81,15 @@ def _render(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _raise_failures(failures: Mapping[str, str], server: TransferServer) -> None:
-    """Raise UnreachableError with the hosts that failed; where some have not even greeted, with these alone."""
-    silent = {host: reason for host, reason in failures.items() if host not in server.states}
-    alike: dict[str, list[str]] = {}
-    for host, reason in (silent or failures).items():
-        alike.setdefault(reason, []).append(host)
-    if alike:
-        raise UnreachableError(*(f"host {fold(hosts)}: `--ship`: {reason}" for reason, hosts in alike.items()))
+def chain_order(hosts: Sequence[str], racks: Mapping[str, object], first: str | None) -> list[str]:
+    """Return hosts in the order of the chain along which an archive travels; first that of ddlrun, if any.
+
+    The hosts of a rack come one after the other, so that each uplink carries the archive once.
+
+    >>> chain_order(["a", "b", "c", "d"], {"a": 0, "b": 1, "c": 0, "d": 1}, "d")
+    ['d', 'b', 'a', 'c']
+    """
+    by_rack: dict[object, list[str]] = {}
+    for host in sorted(hosts, key=lambda host: host != first):
+        by_rack.setdefault(racks.get(host), []).append(host)
+    return [host for rack in by_rack.values() for host in rack]

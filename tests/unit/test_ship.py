@@ -38,13 +38,14 @@ from ddlrun.ship.host.unpack import FILE, FOLDER, ArchiveError, unpack
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.results import FetchTask, receive_results
 from ddlrun.ship.script import MAIN, PARTS, encode_modules, task_script
-from ddlrun.ship.server import COMPRESS, TransferPlan, TransferServer, chain_order
-from ddlrun.ship.transfer import ShippedRun, judge, transfer
+from ddlrun.ship.server import COMPRESS, TransferServer, transfer
+from ddlrun.ship.transfer import ShippedRun, TransferPlan, chain_order, judge
 from ddlrun.wire.authentication import CODE_BYTES, HandshakeError
 from tests.support.altering_proxy import Place, altering
 from tests.support.waiting import wait_until
 
 SECRET = "sha256:" + "5e" * 32
+RUN = ShippedRun(ShipRequest((), "/cache", "/work"), "run", "python3", None, 20.0)
 
 
 @contextmanager
@@ -246,7 +247,7 @@ def test_an_altered_archive_is_refused(tmp_path: Path, byte: int) -> None:
 def test_a_message_of_a_host_that_a_proxy_alters_is_repeated(tmp_path: Path, byte: int, *, to_server: bool) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
     plan = TransferPlan([archive], ["h1"], {}, None, ["127.0.0.1"])
-    server = TransferServer(plan, lambda _: [], 20)
+    server = TransferServer(plan, RUN)
     source = {"digest": archive.digest, "path": archive.source.path, "whole": True, "space": archive.space}
     task = {
         "host": "h1", "folder": str(tmp_path / "cache"), "run": "run", "working_folder": "/work", "fetched": [],
@@ -284,10 +285,10 @@ def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compress
     (tree / "zeros").write_bytes(bytes(8 << 20))
     archive = archive_of(tree, tmp_path)
     (tree / "a.txt").write_text("")
-    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), lambda _: [], 20)
+    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), RUN)
     server.start()
     launcher = RemoteEnd(["127.0.0.1"], server.port, server.secret.text)
-    launcher.ask(TRANSFERS, STATE, HostState("h1", missing=(archive.digest,), zstd=compressed))[0].close()
+    launcher.ask(TRANSFERS, STATE, HostState("h1", missing=(archive.digest,), free=1 << 30, zstd=compressed))[0].close()
     link, _ = launcher._replace(claim=bytes.fromhex(archive.digest)).ask(ARCHIVE)
     with closing(link), pytest.raises(ArchiveError):
         relay(link.blocks(None), Extraction(str(tmp_path / "out"), archive.digest, place=""), None)
@@ -297,7 +298,7 @@ def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compress
 
 def test_a_host_with_another_secret_is_not_served(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), lambda _: [], 20)
+    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), RUN)
     server.start()
     stranger = RemoteEnd(["127.0.0.1"], server.port, "sha256:" + "00" * 32)
     for claim in (NO_ARCHIVE, bytes.fromhex(archive.digest)):
@@ -514,7 +515,7 @@ def test_a_host_listens_where_others_see_it(address: str) -> None:
 
 
 def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
-    server = TransferServer(TransferPlan([], ["h1"], {}, None, ["127.0.0.3"]), lambda _: [], 0)
+    server = TransferServer(TransferPlan([], ["h1"], {}, None, ["127.0.0.3"]), RUN)
     server.start()
     for address in ("127.0.0.1", "127.0.0.3"):
         socket.create_connection((address, server.port)).close()
