@@ -140,7 +140,8 @@ class Examinations:
 
     def _ends_for_stall(self, now: float) -> bool:
         """Return True if a stall ends the job, and no rank has printed anything for the time of --stall-timeout."""
-        return self._options.stall_action is StallAction.END and self._limits.is_stalled(now)
+        silent = self._limits.last_output < now - self._options.stall
+        return self._options.stall_action is StallAction.END and bool(self._limits.ranks.running) and silent
 
     def _begin(self, done: "Callable[[Examination], None]", interval: float | None, now: float) -> None:
         """Begin an examination with snapshots at an interval, or only one for None."""

@@ -112,10 +112,6 @@ class JobLimits:
             self.last_output = now
         return self.stalls.find_new(now, self.last_output)
 
-    def is_stalled(self, now: float) -> bool:
-        """Return True if no rank of a running job has printed anything for the time of --stall-timeout."""
-        return bool(self.ranks.running) and self.last_output < now - self._options.stall
-
     # -- the job as a whole ----------------------------------------------------------------------------
 
     def deadline(self) -> float:

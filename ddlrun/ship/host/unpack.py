@@ -61,7 +61,10 @@ def unpack(source: ByteSource, folder: str, place: str) -> None:
         _make_folders(target if kind == FOLDER else os.path.dirname(target), made)
         if kind == FILE:
             blocks = read_blocks(source, size)
-            _write_file(blocks if prefix is None else _moved(blocks, prefix, place), target)
+            if prefix is not None:
+                moved, longest = prefix
+                blocks = iter([replace_prefix(b"".join(blocks), moved, place + moved, longest)])
+            _write_file(blocks, target)
             _finish(target, mode, mtime)
     for kind, path, _, _, _, target, _ in entries:
         if kind == LINK:
@@ -82,12 +85,6 @@ def _write_file(blocks: Iterator[Bytes], path: str) -> None:
         for block in blocks:
             while block:
                 block = block[file.write(block) :]  # noqa: PLW2901 - the rest of it
-
-
-def _moved(blocks: Iterator[Bytes], prefix: tuple[str, int | None], place: str) -> Iterator[bytes]:
-    """Yield the content of a file with the path that the conda environment has below a folder."""
-    path, longest = prefix
-    yield replace_prefix(b"".join(blocks), path, place + path, longest)
 
 
 def _finish(path: str, mode: int, mtime: int) -> None:
