@@ -38,7 +38,6 @@ class LauncherConnection(Connection):
         """Called once, with the reason, when the connection is lost or ddlrun closes it."""
         self._heartbeat = heartbeat
         self._heard_at = self._beat_at = time.monotonic()
-        self._beating = heartbeat > 0
         self.timed_out = False
         """Whether ddlrun was silent for too long."""
 
@@ -86,7 +85,7 @@ class LauncherConnection(Connection):
         if now > self._heard_at + self._heartbeat:
             self.timed_out = True
             self._say_farewell(protocol.LOST, f"no sign of life from ddlrun for {self._heartbeat:g} s")
-        elif self._beating and now > self._beat_at + self._heartbeat / 4:
+        elif not self._finishing and now > self._beat_at + self._heartbeat / 4:
             self._beat_at = now
             self.send(protocol.HEARTBEAT)
 
@@ -95,12 +94,7 @@ class LauncherConnection(Connection):
         if not self.open or not self._heartbeat:
             return float("inf")
         silence = self._heard_at + self._heartbeat
-        return min(silence, self._beat_at + self._heartbeat / 4) if self._beating else silence
-
-    def finish_sending(self) -> None:
-        """Announce that nothing more is sent; ddlrun closes after it has read everything, so that nothing is lost."""
-        self._beating = False
-        super().finish_sending()
+        return silence if self._finishing else min(silence, self._beat_at + self._heartbeat / 4)
 
     def _say_farewell(self, kind: bytes, reason: str) -> None:
         """Close the connection with a reason, which ddlrun receives if its host can be reached after all."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STACKS_FILE = "ddlrun-stacks"
 STACKS_SIGNAL = 57
 # A process writes a word to the file once its main thread runs Python code after the other signal.
-PROBE_SIGNAL, PROBE_REPLY = 58, b"moved\n"
+PROBE_SIGNAL, PROBE_REPLY = 58, "moved\n"
 RUNNING = "R"
 POLL_SECONDS = 0.01
 HOOK_SECONDS = 2.0
@@ -108,21 +108,16 @@ def _read_from_hook(pid: int, seconds: float) -> Threads:
     path, _ = find_memory_file(pid, STACKS_FILE)
     if not path or not handles(pid, STACKS_SIGNAL):
         return []
+    before, text, written_at = len(read_text(path)), "", 0.0
+    send_signal(pid, STACKS_SIGNAL)
     end = time.monotonic() + seconds
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            send_signal(pid, STACKS_SIGNAL)
-            text, written_at = b"", time.monotonic()
-            while time.monotonic() < end:
-                chunk = file.read()
-                text += chunk
-                written_at = time.monotonic() if chunk else written_at
-                if text and time.monotonic() > written_at + QUIET_SECONDS:
-                    return parse_traceback(text.decode(errors="replace"), pid)
-                time.sleep(POLL_SECONDS)
-    except OSError:  # the process has ended
-        return []
+    while time.monotonic() < end:
+        longer = read_text(path)[before:]
+        if longer != text:
+            text, written_at = longer, time.monotonic()
+        elif text and time.monotonic() > written_at + QUIET_SECONDS:
+            return parse_traceback(text, pid)
+        time.sleep(POLL_SECONDS)
     return []
 
 
@@ -131,11 +126,7 @@ def probe(pid: int, state: str) -> int:
     path, _ = find_memory_file(pid, STACKS_FILE)
     if not path or not handles(pid, PROBE_SIGNAL):
         return 0
-    try:
-        with open(path, "rb") as file:
-            count = file.read().count(PROBE_REPLY)
-    except OSError:  # the process has ended
-        return 0
+    count = read_text(path).count(PROBE_REPLY)
     if state == RUNNING:
         send_signal(pid, PROBE_SIGNAL)
     return count

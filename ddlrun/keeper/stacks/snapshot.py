@@ -22,7 +22,6 @@ from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_recor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from ddlrun.keeper.proc_files import ProcessStat
@@ -78,9 +77,8 @@ def _read_process(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
     if is_python(pid, stat.name):
         threads, problem = read_stacks(pid, stat.state, max(0.1, end - time.monotonic()))
         threads = [thread for thread in threads if not _is_of_recorder(thread)]
-        sources = SourceLines(pid)
         record["replies"] = probe(pid, stat.state)
-        record |= {"threads": [_cut(thread, sources.line) for thread in threads[:MOST_THREADS]], "problem": problem}
+        record.update(threads=[_cut(thread, pid) for thread in threads[:MOST_THREADS]], problem=problem)
     return record
 
 
@@ -89,14 +87,14 @@ def _is_of_recorder(thread: dict[str, Any]) -> bool:
     return bool(thread["frames"]) and thread["frames"][-1][1].endswith(RECORDER_MODULE)
 
 
-def _cut(thread: dict[str, Any], line: Callable[[str, int], str]) -> dict[str, Any]:
-    """Return the record of a thread within the limits, with the source of its frames."""
+def _cut(thread: dict[str, Any], pid: int) -> dict[str, Any]:
+    """Return the record of a process's thread within the limits, with the source of its frames."""
     frames = [
         {
             "function": function[:MOST_CHARACTERS],
             "file": file[-MOST_CHARACTERS:],
             "line": number,
-            "source": line(file, number),
+            "source": _read_source(pid, file, number),
         }
         for function, file, number in shorten(thread["frames"])
     ]
@@ -109,18 +107,10 @@ def shorten(frames: list[Any]) -> list[Any]:
     return frames if len(frames) <= MOST_FRAMES else [*frames[:half], *frames[-half:]]
 
 
-class SourceLines:
-    """Lines of the source files of a process."""
+def _read_source(pid: int, file: str, number: int) -> str:
+    """Return a line of a process's source file without the comment after it; empty if there is none: native code."""
+    import linecache  # noqa: PLC0415 - in the keeper's child alone
 
-    def __init__(self, pid: int) -> None:
-        self._folder = f"/proc/{pid}/cwd"
-        self._lines: dict[str, list[str]] = {}
-
-    def line(self, file: str, number: int) -> str:
-        """Return a line of a file without the comment after it; empty if there is none, as for native code."""
-        if file not in self._lines:
-            readable = file.endswith(".py") and os.path.isfile(os.path.join(self._folder, file))
-            self._lines[file] = read_text(os.path.join(self._folder, file)).split("\n") if readable else []
-        lines = self._lines[file]
-        line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-        return line.partition(COMMENT)[0].rstrip()[:MOST_CHARACTERS]
+    path = os.path.join(f"/proc/{pid}/cwd", file)
+    line = linecache.getline(path, number) if file.endswith(".py") and os.path.isfile(path) else ""
+    return line.partition(COMMENT)[0].strip()[:MOST_CHARACTERS]

@@ -34,6 +34,8 @@ MOST_THREADS = 256
 LONGEST_FUNCTION = 40
 # The errors where a file of /proc is not as proc(5) describes it: on this kernel, it has another content.
 UNREADABLE = (OSError, ValueError, IndexError, KeyError)
+# The counters of a process that are read from stat and io.
+COUNTED = ("user_ms", "system_ms", "major_faults", "input_bytes", "read_bytes", "written_bytes")
 # The states of threads that are counted.
 STATES = {b"R": "running", b"D": "blocked"}
 NANOSECONDS_PER_MS = 1_000_000
@@ -179,13 +181,8 @@ class Process:
         words = read_file(f"{self._folder}/io").split()
         transferred = (int(words[1]), int(words[9]), int(words[11])) if words else self._before[3:]
         before, self._before = self._before, (*stat.usage, *transferred)
-        user, system, faults, received, read, written = map(sub, self._before, before)
-        total["user_ms"] += user
-        total["system_ms"] += system
-        total["major_faults"] += faults
-        total["input_bytes"] += received
-        total["read_bytes"] += read
-        total["written_bytes"] += written
+        for name, increase in zip(COUNTED, map(sub, self._before, before)):  # noqa: B905 - of one length
+            total[name] += increase
         memory = read_file(f"{self._folder}/statm").split()
         if memory:
             total["rss_kib"] += int(memory[1]) * PAGE_KIB
