@@ -18,6 +18,7 @@ CHOSEN = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _MODES = {"bind": 2, "interleave": 3}
 _SYSCALLS = {"x86_64": 238, "aarch64": 237, "ppc64le": 261, "s390x": 270, "riscv64": 237}
 _WORD = 64
+EINVAL = 22
 
 
 def bind_rank(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
@@ -194,7 +195,9 @@ def set_memory_policy(text: str) -> str | None:
     if machine not in _SYSCALLS:
         return f"its memory policy {text} cannot be set: unknown architecture {machine}"
     error = _set_mempolicy(_SYSCALLS[machine], _MODES[mode], [int(node) for node in nodes.split(",")])
-    return f"its memory policy {text} cannot be set: {os.strerror(error)}; {_cause(error)}" if error else None
+    missing = "a node is missing on that host, or a cpuset forbids it"
+    cause = missing if error == EINVAL else "a container needs the capability SYS_NICE for that"
+    return f"its memory policy {text} cannot be set: {os.strerror(error)}; {cause}" if error else None
 
 
 def _set_mempolicy(syscall: int, mode: int, nodes: list[int]) -> int:
@@ -207,11 +210,3 @@ def _set_mempolicy(syscall: int, mode: int, nodes: list[int]) -> int:
     # The kernel reads one bit less than it is given as the number of bits.
     arguments = (ctypes.c_long(syscall), ctypes.c_int(mode), mask, ctypes.c_ulong(words * _WORD + 1))
     return ctypes.get_errno() if library.syscall(*arguments) else 0
-
-
-def _cause(error: int) -> str:
-    import errno  # noqa: PLC0415 - for the message alone
-
-    if error == errno.EINVAL:
-        return "a node is missing on that host, or a cpuset forbids it"
-    return "a container needs the capability SYS_NICE for that"

@@ -57,21 +57,18 @@ class HostUsageReader:
         swapped = parse_counters(read_file("/proc/vmstat")).get(b"pswpin", 0) if swap else 0
         retransmitted = parse_retransmitted(read_file("/proc/net/snmp"))
         busy, swapped, retransmitted = self._since(b"", [busy, swapped, retransmitted])
-        nics = [self._render_nic(name, counters) for name, counters in self._read_nics()]
+        nics = self._take_nics()
         peers = [f"@{pair}:{sent}:{busy_ms}" for pair, sent, busy_ms in self._traffic.take()]
         self._reports += 1
         numbers = f"{cpus} {busy} {memory} {available} {swapped * PAGE_BYTES} {retransmitted}"
-        return " ".join([numbers, *nics[:MOST_NICS], *peers])
+        return " ".join([numbers, *nics, *peers])
 
-    def _read_nics(self) -> list[tuple[bytes, list[int]]]:
-        nics = parse_nics(read_file("/proc/net/dev"))
+    def _take_nics(self) -> list[str]:
+        nics = parse_nics(read_file("/proc/net/dev"))[:MOST_NICS]
         if self._reports % SPEED_REPORTS == 0:
             self._speeds = {name: read_speed(name) for name, _ in nics}
-        return nics
-
-    def _render_nic(self, name: bytes, counters: list[int]) -> str:
-        values = [self._speeds.get(name, 0), *self._since(name, counters)]
-        return ":".join([name.decode(errors="replace"), *map(str, values)])
+        rows = [(name, [self._speeds.get(name, 0), *self._since(name, counters)]) for name, counters in nics]
+        return [":".join([name.decode(errors="replace"), *map(str, values)]) for name, values in rows]
 
     def _since(self, name: bytes, counters: list[int]) -> list[int]:
         """Return the increase of counters since the last report."""
