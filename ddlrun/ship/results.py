@@ -25,9 +25,6 @@ class ResultFile:
     host: str
     path: str
     """Its path relative to the working folder."""
-    mode: int
-    mtime: int
-    """In nanoseconds."""
     size: int
     received: str
     """The path of the file that has its content."""
@@ -115,34 +112,35 @@ class ResultServer(HostServer):
     def _receive(self, link: HostLink, host: str, folder: str) -> list[ResultFile]:
         """Receive the files of a host, without those that it could not read. Raises FrameError or OSError."""
         os.mkdir(folder)
-        files = list_files(receive(link, FILES, tuple[Row, ...]), host, folder, self._task.request.fetched)
-        size = sum(file.size for file in files)
+        rows = receive(link, FILES, tuple[Row, ...])
+        check_rows(rows, self._task.request.fetched)
+        size = sum(row.size for row in rows)
         with self.changed:
             if size > self._free:
                 raise FrameError(f"its files have {size} bytes, and here are {self._free} free")
             self._free -= size
-        digest = _receive_contents(link, files)
+        digest = _receive_contents(link, rows, folder)
         end = receive(link, END, End)
         if end.digest != digest:
             raise FrameError("its files were altered on the way")
         broken = set(end.broken)
-        reasons = [
-            (file.path, "it became shorter while it was read") for row, file in enumerate(files) if row in broken
-        ]
+        files = [ResultFile(host, row.path, row.size, f"{folder}/{number}") for number, row in enumerate(rows)]
+        short = [file.path for number, file in enumerate(files) if number in broken]
+        reasons = [(path, "it became shorter while it was read") for path in short]
         self.unreadable[host] += _render_reasons(shorten(reasons))
-        return [file for row, file in enumerate(files) if row not in broken]
+        return [file for number, file in enumerate(files) if number not in broken]
 
 
-def _receive_contents(link: HostLink, files: Sequence[ResultFile]) -> str:
-    """Receive the contents of files; return their SHA-256. Raises OSError."""
+def _receive_contents(link: HostLink, rows: Sequence[Row], folder: str) -> str:
+    """Receive the contents of files, which get numbers as names; return their SHA-256. Raises OSError."""
     digest = hashlib.sha256()
-    for file in files:
-        opened = os.open(file.received, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode)
+    for number, row in enumerate(rows):
+        opened = os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, row.mode & 0o777)
         with open(opened, "wb") as target:
-            for block in link.blocks(file.size):
+            for block in link.blocks(row.size):
                 digest.update(block)
                 target.write(block)
-        os.utime(file.received, ns=(file.mtime, file.mtime))
+        os.utime(f"{folder}/{number}", ns=(row.mtime, row.mtime))
     return digest.hexdigest()
 
 
@@ -154,25 +152,18 @@ def _render_reasons(reasons: Sequence[tuple[str, str]]) -> list[str]:
     ]
 
 
-def list_files(rows: Sequence[Row], host: str, folder: str, wanted: Sequence[str]) -> list[ResultFile]:
-    """Return the files of a host, which will be received in a folder.
-
-    Raises FrameError for a path that is not wanted or leads out of the working folder, and for anything else that no
-    ddlrun sends.
-    """
-    files = [
-        ResultFile(host, _check_path(row.path, wanted), row.mode & 0o777, row.mtime, row.size, f"{folder}/{number}")
-        for number, row in enumerate(rows)
-    ]
+def check_rows(rows: Sequence[Row], wanted: Sequence[str]) -> None:
+    """Raise FrameError for a list of files that no ddlrun sends: see `_check_path`."""
+    for row in rows:
+        _check_path(row.path, wanted)
     if not all(0 <= number <= LARGEST_NUMBER for row in rows for number in (row.mode, row.mtime, row.size)):
         raise FrameError("its list of files has a wrong number")
-    if len({file.path for file in files}) < len(files):
+    if len({row.path for row in rows}) < len(rows):
         raise FrameError("its list of files names one twice")
-    return files
 
 
-def _check_path(path: str, wanted: Sequence[str]) -> str:
-    """Return a path from a host. Raises FrameError where it is not one of a wanted file in the working folder."""
+def _check_path(path: str, wanted: Sequence[str]) -> None:
+    """Raise FrameError for a path that is not that of a wanted file in the working folder."""
     parts = path.split("/")
     wrong = {"", ".", ".."}.intersection(parts) or any(map(is_left_out, parts))
     try:
@@ -181,4 +172,3 @@ def _check_path(path: str, wanted: Sequence[str]) -> str:
         length = LONGEST_PATH + 1
     if wrong or "\0" in path or length > LONGEST_PATH or not is_wanted(path, wanted):
         raise FrameError(f"it sent the path {printable(ascii(path[:200]))}, which was not asked for")
-    return path

@@ -30,7 +30,7 @@ from ddlrun.ship.host.store import Store
 from ddlrun.ship.host_server import parse
 from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.results import FetchTask, ResultFile, ResultServer, list_files
+from ddlrun.ship.results import FetchTask, ResultFile, ResultServer, check_rows
 from ddlrun.wire.frames import FrameError
 from tests.support.altering_proxy import Place, altering
 
@@ -184,7 +184,7 @@ def test_a_file_with_a_time_before_1970_or_far_ahead_comes_back(mtime: int, tmp_
     exchange.run()
     assert exchange.server.failures == {}
     (file,) = exchange.server.files["h1"]
-    assert (Path(file.received).read_text(), file.mtime) == ("content", max(0, mtime))
+    assert (Path(file.received).read_text(), os.stat(file.received).st_mtime_ns) == ("content", max(0, mtime))
 
 
 def test_a_file_that_vanishes_or_shrinks_is_named_and_the_others_come_back(tmp_path: Path) -> None:
@@ -372,13 +372,13 @@ def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
 def test_what_no_ddlrun_sends_is_refused(row: object) -> None:
     text = json.dumps([["out/fine", 0o644, 0, 1], row]).encode()
     with pytest.raises(FrameError):
-        list_files(parse(text, tuple[Row, ...]), "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
+        check_rows(parse(text, tuple[Row, ...]), ["out"])
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"7", b"[" * 100_000, b'[["out/x",0,0,1],["out/x",0,0,1]]'])
 def test_a_list_of_files_that_is_none_is_refused(text: bytes) -> None:
     with pytest.raises(FrameError, match=r"its list of files|that cannot be read"):
-        list_files(parse(text, tuple[Row, ...]), "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
+        check_rows(parse(text, tuple[Row, ...]), ["out"])
 
 
 # -- where files are put --------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class Working:
         """Return a file that has come."""
         received = self._incoming / str(len(list(self._incoming.iterdir())))
         received.write_text(text)
-        return ResultFile(host, path, 0o644, 0, len(text), str(received))
+        return ResultFile(host, path, len(text), str(received))
 
     def names(self) -> dict[str, str]:
         """Return the contents of all files, by their names."""
