@@ -90,11 +90,7 @@ class ProgramInput(Task):
         """Write data; empty data is the end of the input. What the program does not take now is written later."""
         self._ended = not data
         self.waiting += END_OF_TRANSMISSION if self._ended and self.terminal else data
-        self._write()
-
-    def on_ready(self, _events: int) -> None:
-        """Write what waits."""
-        self._write()
+        self.on_ready(WRITE)
 
     def end_again(self) -> None:
         """End the input once more for a program that has printed and now reads single keys, as readline does.
@@ -109,7 +105,7 @@ class ProgramInput(Task):
         if self.terminal and self.fd >= 0:
             set_size(self.fd, rows, columns)
 
-    def _write(self) -> None:
+    def on_ready(self, _events: int) -> None:
         """Write as much as the program takes now, and wait until it takes the rest."""
         try:
             while self.waiting:

@@ -52,33 +52,33 @@ class AmdGpu:
         self._folder = folder
         unique = _read(f"{folder}/unique_id")
         self._names = f"{number}, {f'GPU-{unique}' if unique else UNKNOWN}, {os.path.basename(folder)}"
-        self._sensors = next((f"{folder}/hwmon/{name}" for name in list_folder(f"{folder}/hwmon")), "")
+        self._sensors = next((f"hwmon/{name}" for name in list_folder(f"{folder}/hwmon")), "")
         clocks = [word[: -len("Mhz")] for word in _read(f"{folder}/pp_dpm_sclk").split() if word.endswith("Mhz")]
         self._highest_clock = max(clocks, key=int) if clocks and all(map(str.isdecimal, clocks)) else UNKNOWN
         self._counters = b""
 
     def take(self) -> str:
         """Return the cells of a line."""
+        sensors = self._sensors
         cells = [
             self._names,
-            self._number("gpu_busy_percent"),
-            self._number("mem_info_vram_used", MIB),
-            self._number("mem_info_vram_total", MIB),
-            self._sensor("power1_average", "power1_input", MICROWATTS),
-            self._sensor("power1_cap", "power1_cap", MICROWATTS),
-            self._sensor("temp2_input", "temp1_input", MILLIDEGREES),  # the hottest place, else the edge
-            self._sensor("freq1_input", "freq1_input", MEGAHERTZ),
+            self._scale(1, "gpu_busy_percent"),
+            self._scale(MIB, "mem_info_vram_used"),
+            self._scale(MIB, "mem_info_vram_total"),
+            self._scale(MICROWATTS, f"{sensors}/power1_average", f"{sensors}/power1_input"),
+            self._scale(MICROWATTS, f"{sensors}/power1_cap"),
+            # That of the hottest place, else of the edge.
+            self._scale(MILLIDEGREES, f"{sensors}/temp2_input", f"{sensors}/temp1_input"),
+            self._scale(MEGAHERTZ, f"{sensors}/freq1_input"),
             self._highest_clock,
             self._take_limits(),
         ]
         return ", ".join(cells)
 
-    def _number(self, name: str, unit: int = 1) -> str:
-        return _scale(_read(f"{self._folder}/{name}"), unit)
-
-    def _sensor(self, name: str, other: str, unit: int) -> str:
-        text = _read(f"{self._sensors}/{name}") or _read(f"{self._sensors}/{other}")
-        return _scale(text, unit)
+    def _scale(self, unit: int, *names: str) -> str:
+        """Return the number of the first file that the driver reports, in units of nvidia-smi."""
+        text = next(filter(None, (_read(f"{self._folder}/{name}") for name in names)), "")
+        return f"{int(text) / unit:.2f}" if text.isdecimal() else UNKNOWN
 
     def _take_limits(self) -> str:
         """Return the bits of what lowers the clock now, or has done so since the last call."""
@@ -100,7 +100,3 @@ class AmdGpu:
 def _read(path: str) -> str:
     """Return the text of a file; "" if the driver does not report it, or not now."""
     return read_file(path).decode(errors="replace").strip()
-
-
-def _scale(text: str, unit: int) -> str:
-    return f"{int(text) / unit:.2f}" if text.isdecimal() else UNKNOWN
