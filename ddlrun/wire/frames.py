@@ -74,7 +74,7 @@ class Checksums:
         text = protected[:-4]
         if protected[-4:] != self._crc32(text, self._crc32(head, self._number)).to_bytes(4, "big"):
             raise FrameError("a message was altered on the way")
-        return bytes(text)
+        return text if text.__class__ is bytes else bytes(text)
 
 
 class Encoder:
@@ -149,9 +149,11 @@ class Decoder:
     def next_fixed(self) -> tuple[bytes, bytes] | None:
         """Return the next frame if it is complete, where all kinds are Fixed: quicker than feed. Raises FrameError."""
         data, at = self._data, self._at
-        kind = bytes(data[at : at + 1])
-        if not kind:
+        if at == len(data):
             return None
+        if data.__class__ is not bytes:
+            data = self._data = bytes(data)
+        kind = data[at : at + 1]
         limit = self._limits.get(kind)
         if limit is None:
             raise _unknown(kind)

@@ -283,12 +283,12 @@ def test_an_interrupted_call_closes_the_connections_of_its_rank(error: BaseExcep
         owner = Owner()
         super(Owner, owner).__setattr__("open", 0)
         here.post_receive(1, 1, 7, Completion(owner, [], memoryview(bytearray(9))))
-        there.post_send(0, 1, 7, memoryview(bytes(9)), None)
+        there.post_send(0, 1, 7, memoryview(bytes(9)), Completion(Messages(TcpCommunicator(there, range(2), 1)), []))
         with pytest.raises(type(error)):
             poll_on(here, there)
         for call in (
             lambda: here.poll(0),
-            lambda: here.post_send(1, 1, 7, memoryview(bytes(9)), None),
+            lambda: here.post_send(1, 1, 7, memoryview(bytes(9)), Completion(owner, [])),
             lambda: here.post_receive(1, 1, 7, Completion(Messages(TcpCommunicator(here, range(2), 1)), [])),
         ):
             with pytest.raises(

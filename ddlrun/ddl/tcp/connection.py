@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ddlrun.ddl.tcp import loans
+from ddlrun.ddl.tcp.loans import Loans
 from ddlrun.ddl.tcp.message import take_next
-from ddlrun.ddl.tcp.protocol import ENVELOPE, KINDS, LOAN, LOAN_TEXT, MESSAGE, NUMBER, Loan
+from ddlrun.ddl.tcp.protocol import ENVELOPE, KINDS, LOAN, LOAN_TEXT, MESSAGE, NUMBER, REFUSED, Loan
 from ddlrun.wire.connection import Connection
 from ddlrun.wire.frames import Agreement, Checksums
 
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.tcp.message import Completion, Incoming, Mailbox
     from ddlrun.ddl.tcp.peer_memory import OwnMemory
-    from ddlrun.wire.frames import Bytes
 
     # Handles a frame that consists of a number.
     Handler = Callable[["PeerConnection", int], None]
 
-# Bytes that are read together with the end of a message, or before one.
-AHEAD = 4096
+# Bytes of a frame that announces a message. A message of up to SHORT bytes is read together with its frame if the last
+# one was short, too; the kernel copies a long one to its buffer, in less time where both are aligned.
+FRAME, SHORT = 1 + ENVELOPE.size + Checksums.code_bytes, 4096
 # Bytes of a message that this rank is woken up for. If fewer than LEAST_WAKE are missing, any number wakes it up.
 LEAST_WAKE, MOST_WAKE = 1 << 14, 1 << 20
 
@@ -39,11 +40,16 @@ class PeerConnection(Connection):
         """Take the rank of the peer in the group, its mailbox, this rank's memory, and the handlers of some kinds."""
         super().__init__(None)
         self.begin(Agreement(b"", Checksums(), Checksums()), sent=KINDS, received=KINDS)
-        self.peer, self.mailbox, self._handlers = peer, mailbox, handlers
-        self.loans = loans.Loans(peer, mailbox, memory, self.transmit)
+        self.peer, self.mailbox = peer, mailbox
+        self.loans = Loans(self, peer, mailbox, memory)
+        self._handlers: dict[bytes, Callable[[int], None]] = {REFUSED: self._send_refused, **self.loans.handlers}
+        self._handlers |= {kind: partial(handler, self) for kind, handler in handlers.items()}
         self._sending: deque[Completion] = deque()
         """Those of the messages of which the kernel has not taken all bytes."""
         self._incoming: Incoming | None = None
+        self._ahead = FRAME + SHORT
+        """The number of bytes that are read before a message."""
+        self._following = bytearray(FRAME)
         self._wake = 1
         self.ended = ""
         """The reason for which the connection has ended; "" while it is usable."""
@@ -58,10 +64,8 @@ class PeerConnection(Connection):
     @property
     def awaited(self) -> bool:
         """True if a message from or to the peer is not complete."""
-        return (
-            bool(self.loans.lent or self._sending)
-            or any(self.mailbox.posted.values())
-            or (self._incoming is not None and self._incoming.completion is not None)
+        return bool(self.loans.lent or self._sending or self.mailbox.posted) or (
+            self._incoming is not None and self._incoming.completion is not None
         )
 
     def post_receive(self, group: int, tag: int, completion: Completion) -> None:
@@ -69,10 +73,11 @@ class PeerConnection(Connection):
 
         Raises OSError if the message is in the memory of the peer, and that cannot be read any more.
         """
-        early = take_next(self.mailbox.early, (group, tag))
+        key = group, tag
+        early = take_next(self.mailbox.early, key)
         if early is None:
             completion.owner.open += 1
-            self.mailbox.posted[group, tag].append(completion)
+            self.mailbox.posted[key].append(completion)
         elif isinstance(early, Loan):
             self.loans.take_early(early, completion)
         else:
@@ -83,43 +88,27 @@ class PeerConnection(Connection):
                 early.post(completion)
                 completion.owner.open += 1
 
-    def post_send(self, group: int, tag: int, data: memoryview, completion: Completion | None, *, lend: bool) -> None:
-        """Send a message. It counts as open unless the kernel takes all of it at once.
-
-        Args:
-            group: Its group.
-            tag: Its tag.
-            data: Its bytes.
-            completion: What to do once it is complete.
-            lend: Let the peer copy it from this rank's memory if that can be read. It is complete after that.
-        """
-        if lend and self.loans.can_lend and completion is not None and loans.LEAST <= len(data) <= loans.MOST:
-            self.loans.lend(group, tag, data, completion)
-            return
+    def post_send(self, group: int, tag: int, data: memoryview, completion: Completion) -> bool:
+        """Send a message; return False if it counts as open: the kernel has not taken all of it at once."""
         buffers = self.encoder.encode(MESSAGE, ENVELOPE.pack(group, tag, len(data)))
         buffers.append(data)
-        if completion is None:
-            self.send_raw(buffers)
-        elif not self.send_raw(buffers, self._finish_sending):
-            completion.owner.open += 1
-            self._sending.append(completion)
+        if self.send_raw(buffers, self._finish_sending):
+            return True
+        completion.owner.open += 1
+        self._sending.append(completion)
+        return False
 
     def send_number(self, kind: bytes, number: int) -> None:
         """Send a frame that consists of a number."""
-        self.transmit(kind, NUMBER.pack(number))
+        self.send(kind, NUMBER.pack(number))
 
-    def transmit(self, kind: bytes, text: bytes, payload: Bytes = b"", completion: Completion | None = None) -> bool:
-        """Send a frame and its payload; return True if the kernel has taken all of it.
-
-        If not, the completion is called once it has. An error is reported by `move`.
-        """
-        buffers = self.encoder.encode(kind, text)
-        buffers.append(payload)
-        if self.send_raw(buffers, None if completion is None else self._finish_sending):
-            return True
-        if completion is not None:
-            self._sending.append(completion)
-        return False
+    def _send_refused(self, number: int) -> None:
+        """Send a message that the peer could not copy."""
+        group, tag, data, completion = self.loans.take_back(number)
+        if self.post_send(group, tag, data, completion):
+            completion.finish()
+        else:
+            completion.owner.open -= 1  # it was counted already
 
     def _finish_sending(self) -> None:
         self._sending.popleft().finish()
@@ -135,31 +124,24 @@ class PeerConnection(Connection):
         while self.is_readable:
             incoming = self._incoming
             if incoming is None:
-                self.decoder.add(self.read(AHEAD))
-                self._take_frames()
+                self.decoder.add(self.read(self._ahead))
             else:
-                rest = incoming.view[incoming.at :]
-                size, missing = self.read_into(rest, AHEAD), len(rest)
-                if size < missing:
-                    incoming.at += size
-                else:
+                incoming.at += self.read_into(incoming.view[incoming.at :], self._following)
+                if incoming.at == len(incoming.view):
                     self._end_message(incoming)
-                if size > missing:
-                    self._take_frames()
+            while self._incoming is None and (frame := self.decoder.next_fixed()) is not None:
+                self._take(*frame)
             if self.is_drained or not self.open:
                 break
         if self._incoming is not None or self._wake > 1:
             self._set_wake()
-
-    def _take_frames(self) -> None:
-        while (frame := self.decoder.next_fixed()) is not None:
-            self._take(*frame)
 
     def _take(self, kind: bytes, text: bytes) -> None:
         """Handle a frame that has come."""
         if kind == MESSAGE:
             group, tag, size = ENVELOPE.unpack(text)
             incoming = self._incoming = self.mailbox.begin((group, tag), size)
+            self._ahead = FRAME if size > SHORT else FRAME + SHORT
             part = self.decoder.take(size)
             if part:
                 incoming.at = len(part)
@@ -169,14 +151,10 @@ class PeerConnection(Connection):
         elif kind == LOAN:
             self.loans.take(Loan(*LOAN_TEXT.unpack(text)))
         else:
-            (number,) = NUMBER.unpack(text)
-            if kind in self._handlers:
-                self._handlers[kind](self, number)
-            else:
-                self.loans.handle(kind, number)
+            self._handlers[kind](*NUMBER.unpack(text))
 
     def _end_message(self, incoming: Incoming) -> None:
-        self._incoming, incoming.at = None, len(incoming.view)
+        self._incoming = None
         if incoming.completion is not None:
             if not incoming.is_posted:
                 incoming.deliver(incoming.completion)

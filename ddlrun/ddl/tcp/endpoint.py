@@ -73,7 +73,7 @@ class Endpoint:
             raise
 
     def post_send(
-        self, peer: int, group: int, tag: int, data: memoryview, completion: Completion | None, lane: int | None = None
+        self, peer: int, group: int, tag: int, data: memoryview, completion: Completion, lane: int | None = None
     ) -> None:
         """Send a message to a peer; it counts as open unless the kernel takes all of it at once.
 
@@ -83,7 +83,8 @@ class Endpoint:
         """
         try:
             connection = self.connections.get(peer, lane or 0)
-            connection.post_send(group, tag, data, completion, lend=lane is not None)
+            if lane is None or not connection.loans.lend(group, tag, data, completion):
+                connection.post_send(group, tag, data, completion)
             if connection.ended:
                 self._check(connection)
         except BaseException as error:
@@ -105,7 +106,8 @@ class Endpoint:
         except BaseException as error:
             self._break_off(error)
             raise
-        self._raise_failure()
+        if self._failure is not None:
+            self._raise_failure()
         if self.until < math.inf and self.until <= time.monotonic():
             raise TimeoutError
         return moved

@@ -9,14 +9,13 @@ import numpy as np
 
 from ddlrun.ddl.tcp.message import take_next
 from ddlrun.ddl.tcp.peer_memory import PeerMemory, RevokedMemoryError, address_of
-from ddlrun.ddl.tcp.protocol import ENVELOPE, LOAN, LOAN_TEXT, MESSAGE, NUMBER, OFFER, READABLE, REFUSED, RETURNED
+from ddlrun.ddl.tcp.protocol import LOAN, LOAN_TEXT, NUMBER, OFFER, READABLE, REFUSED, RETURNED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddlrun.ddl.tcp.message import Completion, Mailbox
     from ddlrun.ddl.tcp.peer_memory import OwnMemory
     from ddlrun.ddl.tcp.protocol import Loan
+    from ddlrun.wire.connection import Connection
 
 LEAST, MOST = 768 << 10, 1 << 30
 
@@ -24,9 +23,11 @@ LEAST, MOST = 768 << 10, 1 << 30
 class Loans:
     """The loans between both ends of a connection. The lower rank offers its memory first."""
 
-    def __init__(self, peer: int, mailbox: Mailbox, memory: OwnMemory, transmit: Callable[..., bool]) -> None:
-        """Take the rank of the peer, its mailbox, this rank's memory, and `PeerConnection.transmit`."""
-        self._peer, self._mailbox, self._own, self._transmit = peer, mailbox, memory, transmit
+    def __init__(self, connection: Connection, peer: int, mailbox: Mailbox, memory: OwnMemory) -> None:
+        """Take the connection, the rank of the peer, its mailbox, and this rank's memory."""
+        self._connection, self._peer, self._mailbox, self._own = connection, peer, mailbox, memory
+        self.handlers = {OFFER: self._take_offer, READABLE: self._begin, RETURNED: self._end}
+        """The handlers of frames that consist of a number, by kind."""
         self.can_lend = False
         """Whether the peer can read this rank's memory."""
         self.lent: dict[int, tuple[int, int, memoryview, Completion]] = {}
@@ -35,25 +36,17 @@ class Loans:
 
     def offer(self) -> None:
         """Offer this rank's memory."""
-        self._transmit(OFFER, NUMBER.pack(self._own.offer))
+        self._connection.send(OFFER, NUMBER.pack(self._own.offer))
 
-    def lend(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
-        """Let the peer copy a message. It counts as open until then."""
+    def lend(self, group: int, tag: int, data: memoryview, completion: Completion) -> bool:
+        """Let the peer copy a message; return False if it cannot. It counts as open until it is copied."""
+        if not (self.can_lend and LEAST <= len(data) <= MOST):
+            return False
         self._number += 1
         self.lent[self._number] = group, tag, data, completion
         completion.owner.open += 1
-        self._transmit(LOAN, LOAN_TEXT.pack(group, tag, len(data), address_of(data), self._number))
-
-    def handle(self, kind: bytes, number: int) -> None:
-        """Handle a frame of the peer."""
-        if kind == OFFER:
-            self._take_offer(number)
-        elif kind == READABLE:
-            self.can_lend = True
-        elif kind == RETURNED:
-            self.lent.pop(number)[-1].finish()
-        else:
-            self._send_refused(*self.lent.pop(number))
+        self._connection.send(LOAN, LOAN_TEXT.pack(group, tag, len(data), address_of(data), self._number))
+        return True
 
     def take(self, loan: Loan) -> None:
         """Copy a message if a buffer is posted. Raises OSError."""
@@ -76,19 +69,24 @@ class Loans:
                 completion.owner.open += 1
                 self._mailbox.posted[loan.group, loan.tag].append(completion)
 
+    def take_back(self, number: int) -> tuple[int, int, memoryview, Completion]:
+        """Return a message that the peer could not copy, its group and its tag first, and lend no more."""
+        self.can_lend = False
+        return self.lent.pop(number)
+
+    def _begin(self, _number: int) -> None:
+        self.can_lend = True
+
+    def _end(self, number: int) -> None:
+        self.lent.pop(number)[-1].finish()
+
     def _take_offer(self, offer: int) -> None:
         """Use the memory of the peer, if it can be read, and offer this rank's in return."""
         self._memory = PeerMemory(offer)
         if self._memory.is_readable(self._own.digest(self._peer)):
-            self._transmit(READABLE, NUMBER.pack(0))
+            self._connection.send(READABLE, NUMBER.pack(0))
         if self._own.rank > self._peer:
             self.offer()
-
-    def _send_refused(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
-        """Send a message that the peer could not copy."""
-        self.can_lend = False
-        if self._transmit(MESSAGE, ENVELOPE.pack(group, tag, len(data)), data, completion):
-            completion.finish()
 
     def _copy(self, loan: Loan, completion: Completion) -> bool:
         """Copy a message and confirm that. Raises OSError.
@@ -104,9 +102,9 @@ class Loans:
         except OSError as error:
             if error.errno not in {errno.EPERM, errno.ENOSYS}:
                 raise
-            self._transmit(REFUSED, NUMBER.pack(loan.number))
+            self._connection.send(REFUSED, NUMBER.pack(loan.number))
             return False
         if completion.buffer is None:
             completion.owner.data = target
-        self._transmit(RETURNED, NUMBER.pack(loan.number))
+        self._connection.send(RETURNED, NUMBER.pack(loan.number))
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,15 +16,16 @@ Key = tuple[int, int]
 T = TypeVar("T")
 
 
-class Completion(NamedTuple):
+class Completion:
     """What to do once a message is complete: count it in `owner.open`, and add the owner to `complete` after the last.
 
     buffer: where a received message goes; None: new memory, which is then `owner.data`.
     """
 
-    owner: Any
-    complete: list[Any]
-    buffer: memoryview | None = None
+    __slots__ = ("buffer", "complete", "owner")
+
+    def __init__(self, owner: Any, complete: list[Any], buffer: memoryview | None = None) -> None:  # noqa: ANN401
+        self.owner, self.complete, self.buffer = owner, complete, buffer
 
     def finish(self) -> None:
         """Count the message as complete."""
