@@ -83,38 +83,49 @@ def started(tree: Path, ranks: int, *, one_host: bool) -> Iterator[Job]:
             job.end()
 
 
-def compare(trees: list[Path], ranks: int, rounds: int, *, one_host: bool) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a number of ranks: medians of the first tree, and their ratios to those of the second."""
-    with ExitStack() as stack:
-        jobs = [stack.enter_context(started(tree, ranks, one_host=one_host)) for tree in trees]
-        for algorithm, size, times in BATCHES:
-            count = max(times // ranks, 1) if rounds > 1 else 1
-            pairs = []
-            for number in range(rounds):
-                turns = jobs if number % 2 else jobs[::-1]
-                batches = {job: job.run(algorithm, size, count) for job in turns}
-                pairs.append([batches[job] for job in jobs])
-            own = [pair[0] for pair in pairs]
-            row = [str(ranks), "one" if one_host else "several", algorithm, str(size >> 10)]
-            row += [f"{statistics.median(batch.seconds for batch in own) * 1e3:.3f}"]
-            row += [f"{statistics.median(batch.cpu for batch in own) * 1e3:.3f}"]
-            if len(trees) > 1:
-                row += [f"{statistics.median(own.seconds / other.seconds for own, other in pairs):.3f}"]
-                row += [f"{statistics.median(own.cpu / other.cpu for own, other in pairs):.3f}"]
-            yield tuple(row)
+def compare(trees: list[Path], ranks: int, rounds: int, starts: int, *, one_host: bool) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a number of ranks: medians of the first tree, and its ratios to the second one."""
+    pairs: dict[int, list[list[tuple[Batch, ...]]]] = {number: [] for number in range(len(BATCHES))}
+    for _ in range(starts):
+        with ExitStack() as stack:
+            jobs = [stack.enter_context(started(tree, ranks, one_host=one_host)) for tree in trees]
+            for number, (algorithm, size, times) in enumerate(BATCHES):
+                count = max(times // ranks, 1) if rounds > 1 else 1
+                pairs[number].append([])
+                for turn in range(rounds):
+                    batches = {job: job.run(algorithm, size, count) for job in (jobs if turn % 2 else jobs[::-1])}
+                    pairs[number][-1].append(tuple(batches[job] for job in jobs))
+    for number, (algorithm, size, _) in enumerate(BATCHES):
+        own = [batches[0] for start in pairs[number] for batches in start]
+        row = [str(ranks), "one" if one_host else "several", algorithm, str(size >> 10)]
+        row += [f"{statistics.median(batch.seconds for batch in own) * 1e3:.3f}"]
+        row += [f"{statistics.median(batch.cpu for batch in own) * 1e3:.3f}"]
+        if len(trees) > 1:
+            row += [render_ratios(pairs[number], field) for field in ("seconds", "cpu")]
+        yield tuple(row)
+
+
+def render_ratios(starts: list[list[tuple[Batch, ...]]], field: str) -> str:
+    """Return the median of the ratios of the starts, each of which is one of batches, with the lowest and highest."""
+    ratios = [
+        statistics.median(getattr(own, field) / getattr(other, field) for own, other in pairs) for pairs in starts
+    ]
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.2f}..{max(ratios):.2f})"
 
 
 def main() -> None:
     """Print a table."""
     parser = bench_parser(__doc__)
     parser.add_argument("--against", type=Path, metavar="TREE", help="the folder of another version of ddlrun")
-    parser.add_argument("--rounds", type=int, default=40, metavar="N", help="the number of batches of each kind (40)")
+    parser.add_argument("--rounds", type=int, default=8, metavar="N", help="the batches of each kind per start (8)")
+    parser.add_argument("--starts", type=int, default=9, metavar="N", help="how often the jobs are started (9)")
     options = parser.parse_args()
     trees = [HERE, *([options.against.absolute()] if options.against else [])]
     print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
     for ranks in (2,) if options.smoke else (2, 4):
         for one_host in (True, False):
-            for row in compare(trees, ranks, 1 if options.smoke else options.rounds, one_host=one_host):
+            counts = (1, 1) if options.smoke else (options.rounds, options.starts)
+            for row in compare(trees, ranks, *counts, one_host=one_host):
                 print(f"| {' | '.join(row)} |", flush=True)
 
 
