@@ -2,14 +2,18 @@
 
 import os
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from ddlrun.application.page import LaunchPage
-from ddlrun.application.planning import Attempt, Planned, place_ranks, plan_job, survey_hosts
+from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job, survey_hosts
 from ddlrun.environment.frameworks import NAMES
 from ddlrun.environment.open_mpi import SINGLETON
 from ddlrun.errors import DdlrunError
 from ddlrun.plan.outcome import Outcome
 from ddlrun.supervise.signals import Signals
+
+if TYPE_CHECKING:
+    from ddlrun.application.running import Finished
 
 
 def plan_attempt(attempt: Attempt) -> Planned:
@@ -22,13 +26,14 @@ def run_until_done(attempt: Attempt) -> Outcome:
     """Run the job, and restart it after a failure as often as allowed; return the last outcome. Raises DdlrunError."""
     from ddlrun.application import running  # noqa: PLC0415 - 30 ms, while this machine is probed
 
-    finished, request = None, None
+    finished, surveyed, request = None, None, None
     with closing(attempt.links), LaunchPage(attempt.settings.run.web, attempt.reporter) as page:
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished, request)
                 attempt = running.choose_run_folder(attempt)
-                planned = running.prepare_run(survey_hosts(attempt), page.show)
+                surveyed = survey_again(attempt, surveyed, finished)
+                planned = running.prepare_run(surveyed, page.show)
             except DdlrunError as error:
                 if finished is None:
                     raise
@@ -42,6 +47,18 @@ def run_until_done(attempt: Attempt) -> Outcome:
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):
                 return finished.outcome
+
+
+def survey_again(attempt: Attempt, surveyed: Surveyed | None, finished: "Finished | None") -> Surveyed:
+    """Survey the hosts of an attempt, unless the attempt before ran on the same ones and none was lost."""
+    if surveyed is None or finished is None or finished.outcome.lost_hosts:
+        return survey_hosts(attempt)
+    if attempt.settings.hosts.hosts.names != surveyed.attempt.settings.hosts.hosts.names:
+        return survey_hosts(attempt)
+    survey = surveyed.survey
+    if survey.busy_ports is not None and finished.taken_port is not None:
+        survey = survey._replace(busy_ports=survey.busy_ports | {finished.taken_port})
+    return surveyed._replace(attempt=attempt, survey=survey)
 
 
 def forget_outer_job() -> None:

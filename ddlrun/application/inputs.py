@@ -15,7 +15,7 @@ from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine, MachineNoteCode, machine_note
 from ddlrun.machine.manifest import MANIFEST, check_manifest
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
-from ddlrun.remote.links import HostLinks
+from ddlrun.remote.links import FAN_OUT, HostLinks
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
@@ -25,6 +25,7 @@ DEFAULT_PROBE_SECONDS = 30.0
 # Time limit of a scheduler's own command.
 SCHEDULER_SECONDS = 10.0
 SSH = AgentLauncher()
+FAN_OUT_VARIABLE = "DDLRUN_FAN_OUT"
 
 
 def read_text(path: str, what: str) -> str:
@@ -185,6 +186,20 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
         raise InputError(f"{error.host}: {error.problem}") from error
 
 
+def open_links(launcher: AgentLauncher, run: str = "", heartbeat: float = 0.0) -> HostLinks:
+    """Return the links to hosts, each of which is opened when it is needed. Raises InputError.
+
+    Args:
+        launcher: The launcher that leads to the hosts.
+        run: The name of the run; empty where there is none.
+        heartbeat: The seconds after which a silent host counts as lost; 0: a default.
+    """
+    fan_out = os.environ.get(FAN_OUT_VARIABLE) or str(FAN_OUT)
+    if not re.fullmatch("[1-9][0-9]{0,5}", fan_out):
+        raise InputError(f"{FAN_OUT_VARIABLE}={fan_out!r} is no number of agents; write an integer of at least 1")
+    return HostLinks(launcher, run=run, heartbeat=heartbeat, fan_out=int(fan_out))
+
+
 def reach(
     links: HostLinks, seconds: float = DEFAULT_PROBE_SECONDS, *, variables: Mapping[str, str] = MappingProxyType({})
 ) -> ProbeTarget:
@@ -223,10 +238,10 @@ def read_machines(
         return _load_machines(machine, saved, hosts)
     described = read_preset(machine) if machine else None
     if machine and described is None and not all(is_local(name) for name in hosts.names):
-        described = probe(read_hosts(None, None), reach(HostLinks(SSH)))["localhost"]
+        described = probe(read_hosts(None, None), reach(open_links(SSH)))["localhost"]
     if described is not None:
         return dict.fromkeys(hosts.names, described)
-    with closing(HostLinks(launcher)) as links:
+    with closing(open_links(launcher)) as links:
         machines = probe(hosts, reach(links, variables=variables))
     check_named_gpus(machines, launcher)
     return machines

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.application.chosen_gpus import check_named_gpus
-from ddlrun.application.inputs import reach, read_machines
+from ddlrun.application.inputs import open_links, reach, read_machines
 from ddlrun.application.options.container import check_container
 from ddlrun.application.reporter import Reporter
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
@@ -96,7 +96,7 @@ def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
     checks = settings.check.checks
     if settings.container is not None and settings.hosts.all_local and (checks is None or "container" in checks):
         check_container(settings.container)
-    links = HostLinks(settings.hosts.launcher, settings.run.run_id, settings.supervision.heartbeat)
+    links = open_links(settings.hosts.launcher, settings.run.run_id, settings.supervision.heartbeat)
     return Attempt(settings, manager, links, reporter, settings.run.restarts)
 
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from ddlrun.application.inputs import load_hosts, reach, read_hosts, read_job_hosts, read_machines
+from ddlrun.application.inputs import load_hosts, open_links, reach, read_hosts, read_job_hosts, read_machines
 from ddlrun.application.output_files import write_atomically
 from ddlrun.errors import InputError, spell_options
 from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.machine.manifest import MANIFEST, render_manifest
 from ddlrun.remote.full_probe import ProbedHost, probe_fully
-from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import check_distinct, render_failures
 
 CACHE_SECONDS = 3600
@@ -25,7 +24,7 @@ def probe_hosts(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str
     check_distinct(host_list)
     folder = f"{os.environ.get('XDG_CACHE_HOME') or os.environ['HOME'] + '/.cache'}/ddlrun/hosts"
     cache = ProbeFileCache(folder, refresh=options["refresh"])
-    with closing(HostLinks(launcher)) as links:
+    with closing(open_links(launcher)) as links:
         target = reach(links, options["timeout"])
         probed = probe_fully(host_list, target, cache)
     if options["save"]:

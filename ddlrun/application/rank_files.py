@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import Any
 
 from ddlrun import __version__
-from ddlrun.application.inputs import find_job, reach, read_hosts, read_machines, ssh_launcher
+from ddlrun.application.inputs import find_job, open_links, reach, read_hosts, read_machines, ssh_launcher
 from ddlrun.application.options.policy import read_policy
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError
@@ -17,7 +17,6 @@ from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyRequest
-from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import check_distinct, is_local, probe
 from ddlrun.topology import RankOrder, Topology
 
@@ -97,6 +96,6 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
 
         return dict.fromkeys(hosts.names, simple_machine(packages, cores))
     if options["probe"]:
-        with closing(HostLinks(ssh_launcher(options))) as links:
+        with closing(open_links(ssh_launcher(options))) as links:
             return probe(hosts, reach(links))
     return read_machines(hosts, options["machine"] or ASSUMED_PRESET)

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from ddlrun.application.inputs import reach, read_hosts, ssh_launcher
+from ddlrun.application.inputs import open_links, reach, read_hosts, ssh_launcher
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
@@ -67,7 +67,7 @@ def _choose_hosts(hosts: str | None, runs: Sequence[Run], options: Options) -> S
 
 
 def _open_links(options: Options) -> closing[HostLinks]:
-    return closing(HostLinks(ssh_launcher(options)))
+    return closing(open_links(ssh_launcher(options)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,8 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
             if not settings.run.quiet:
                 _show_plan(attempt, plan)
             events.start()
-            done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ, signals)
+            options = _supervision(settings, plan)._replace(on_stall=events.stall)
+            done = run_plan(plan, options, os.environ, signals, links=attempt.links)
     finally:
         forget_run(state_folder(os.environ), plan.run_id)
     unchecked = _end_leftovers(done, planned, signals)
@@ -189,6 +190,7 @@ def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Map
     daemons = {host: known.get(host, "") for host in sorted(unwatched) if folder is not None}
     try:
         with signals.interruptible(at_once=True):
+            planned.attempt.links.drop(done.outcome.lost_hosts)
             target = reach(planned.attempt.links, settings.supervision.grace + 5)
             names = [settings.run.run_id]
             unchecked = end_runs(dict.fromkeys(sorted(orphaned), names), 0, target)[1] if orphaned else {}

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddlrun.application.check import checks_of, run_checks
-from ddlrun.application.inputs import read_job_hosts
+from ddlrun.application.inputs import open_links, read_job_hosts
 from ddlrun.application.options.container import read_container
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, option
@@ -30,7 +30,6 @@ from ddlrun.network.addresses import split_network
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest
 from ddlrun.preflight.table import check_record, render_report
-from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import check_distinct
 
 
@@ -83,7 +82,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         path=os.environ.get("PATH"),
         container=read_container(options),
     )
-    with closing(HostLinks(launcher)) as links:
+    with closing(open_links(launcher)) as links:
         report = run_checks(host_list, links, request)
         text = render_report(report, everything=options["everything"])
         print_result(check_record(report), text, as_json=options["as_json"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddlrun.application.inputs import reach, read_machines, read_rankfile, ssh_launcher
+from ddlrun.application.inputs import open_links, reach, read_machines, read_rankfile, ssh_launcher
 from ddlrun.application.output_files import write_atomically
 from ddlrun.cli.console import print_note
 from ddlrun.cli.options import Sections, argument, option
@@ -19,7 +19,6 @@ from ddlrun.mapping.lint_findings import LintFinding
 from ddlrun.mapping.placement_notes import unchecked_notes
 from ddlrun.mapping.rankfile_entries import parse_host_names
 from ddlrun.mapping.rankfile_lint import MachineOf, fix, lint
-from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import probe
 
 
@@ -81,7 +80,7 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
         return lambda _: None
     hosts = HostList(tuple(map(Host, names)), "the rank file")
     if options["probe"]:
-        with closing(HostLinks(ssh_launcher(options))) as links:
+        with closing(open_links(ssh_launcher(options))) as links:
             return probe(hosts, reach(links)).get
     machines = read_machines(hosts, options["machine"])
     for note in unchecked_notes(machines):

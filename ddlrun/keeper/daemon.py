@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ddlrun.keeper.settings import KeeperSettings
 
 # The names of mpirun where ddlrun does not run, and of ddlrun's own agents there.
-DAEMONS = frozenset(("orted", "prted", "ddlrun-agent"))
+AGENT = "ddlrun-agent"
+DAEMONS = frozenset(("orted", "prted", AGENT))
 # The names of session folders, up to the first dot: of mpirun and its daemons. Open MPI 4 puts those of all jobs of a
 # user into another one.
 SESSION_FOLDERS = ("pid", "jf", "ompi", "prted")
@@ -187,6 +188,9 @@ class DaemonWatcher:
         """
         self._daemon, self._connection = daemon, connection
         self._over_at = over_at
+        self._is_agent = daemon.name == AGENT
+        self._dismissed = self._is_agent and connection is not None and over_at < NEVER
+        """Whether the daemon stays: an agent does so when ddlrun reports that the job is over."""
         self._reported = ""
         self._loop = Loop()
         if connection is not None:
@@ -196,7 +200,7 @@ class DaemonWatcher:
         """Stay until the daemon has ended, and exit."""
         # The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays.
         stat = read_stat(self._daemon.pid)
-        outer = None if stat is None else open_daemon(stat.parent)
+        outer = None if stat is None else open_daemon(stat.parent, DAEMONS - {AGENT})
         self._watch()
         remove_session_folder()
         if outer is not None:
@@ -209,27 +213,34 @@ class DaemonWatcher:
         """End the daemon when it is due, until it has ended."""
         ends: list[int] = []
         self._loop.watch(self._daemon.pidfd, READ, ends.append)
-        while not ends:
+        while not (ends or self._dismissed):
             self._loop.wait(INTERVAL if self._over_at < NEVER else LONGEST_WAIT)
             if self._connection is not None and not self._connection.open:
                 self._connection = None
                 self._over_at = min(self._over_at, time.monotonic())
             if not ends:
                 self._end_if_due(time.monotonic())
+        if self._dismissed:
+            self._continue_stopped()
         self._loop.forget(self._daemon.pidfd)
 
     def _on_message(self, kind: bytes, _text: bytes) -> None:
         if kind == protocol.OVER:
             self._over_at = min(self._over_at, time.monotonic())
+            self._dismissed = self._is_agent
         elif kind == protocol.SWEEP:
             kill_run(os.environ.get("DDLRUN_RUN", ""))
 
     def _end_if_due(self, now: float) -> None:
-        stat = read_stat(self._daemon.pid)
         if now > self._over_at + KILL_SECONDS:
             self._report(f"did not end within {KILL_SECONDS:g} s after the job, and was killed")
             self._kill()
-        elif now > self._over_at + CONTINUE_SECONDS and stat is not None and stat.state == STOPPED:
+        elif now > self._over_at + CONTINUE_SECONDS:
+            self._continue_stopped()
+
+    def _continue_stopped(self) -> None:
+        stat = read_stat(self._daemon.pid)
+        if stat is not None and stat.state == STOPPED:
             self._report("was stopped when the job was over, and was continued")
             signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGCONT)
 

@@ -146,6 +146,8 @@ class ProcessManager(ABC):
 
     files_per_rank: ClassVar[int] = 0
     """The files that it opens for each rank of its own host; 0: unknown."""
+    uses_links: ClassVar[bool] = False
+    """Whether it starts ranks by ddlrun's own agents on other hosts."""
     sends_reports: ClassVar[bool] = False
     """Whether its standard output is messages of agent/frames.py, instead of text."""
 
@@ -242,6 +244,10 @@ class ProcessManager(ABC):
     def find_missing_daemons(self, _session: int, _host_names: Sequence[str], /) -> list[str]:
         """Return the hosts from which no daemon has connected to it, which is the leader of a session."""
         return []
+
+    def add_link(self, argv: Sequence[str], _option: str, /) -> Sequence[str]:
+        """Return the command line with the option by which it finds ddlrun's own agents."""
+        return argv
 
     def end_daemons(
         self, _folders: Mapping[str, str], _session_folder: str, _reach: ProbeTarget, /

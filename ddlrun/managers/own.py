@@ -25,6 +25,7 @@ class OwnManager(ProcessManager):
     signals_keepers = True
     files_per_rank = 2
     sends_reports = True
+    uses_links = True
     name = "the process manager"
 
     @staticmethod
@@ -54,6 +55,11 @@ class OwnManager(ProcessManager):
             "--",
             *job.program,
         )
+
+    def add_link(self, argv: Sequence[str], option: str, /) -> Sequence[str]:
+        """Return the command line with the option by which it finds agents that run already."""
+        at = argv.index(self.path) + 1
+        return (*argv[:at], option, *argv[at:])
 
     def choose_transport(self, _request: TransportRequest) -> TransportChoice:
         """Leave the transport to the MPI that the program may have."""

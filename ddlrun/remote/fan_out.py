@@ -28,7 +28,7 @@ def run_on_hosts(
     A keeper may report any text as the name of its host. ssh would read some of them as options: where a name is not
     that of a host nothing is started, and the reply is the reason.
     """
-    replies = {name: reply for name in scripts if (reply := _refuse(name)) is not None}
+    replies = {name: reply for name in scripts if (reply := refuse(name)) is not None}
     scripts = {name: script for name, script in scripts.items() if name not in replies}
     if not scripts:
         return replies
@@ -42,7 +42,7 @@ def run_on_hosts(
     return {**replies, **{name: _read_reply(command) for name, command in commands.items()}}
 
 
-def _refuse(name: str) -> FinishedProcess | None:
+def refuse(name: str) -> FinishedProcess | None:
     """Return the reply for a name that is not that of a host; None for a host."""
     try:
         check_host_name(name, "nothing was started there")
@@ -73,9 +73,10 @@ def _command(line: Sequence[str], name: str, script: bytes) -> CapturedCommand:
 def _read_reply(command: CapturedCommand) -> FinishedProcess:
     if command.too_long:
         return FinishedProcess(command.code, "", REPLY_TOO_LONG)
-    result = command.result()
-    return FinishedProcess(result.code, _show(result.out), _show(result.err))
+    return read_reply(command.code, command.out, command.err)
 
 
-def _show(text: str) -> str:
-    return printable(text.removesuffix("\n"))
+def read_reply(code: int | None, *streams: bytes | bytearray) -> FinishedProcess:
+    """Return the exit code of a host's script, and its output and errors as a terminal can show them."""
+    texts = (data.decode(errors="replace").replace("\r\n", "\n").removesuffix("\n") for data in streams)
+    return FinishedProcess(code, *map(printable, texts))

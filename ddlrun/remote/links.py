@@ -1,41 +1,84 @@
-"""The links to the hosts of a command or a launch, over which sh scripts run there."""
+"""The links to the hosts of a command or a launch: one connection per host, over which everything there is done."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.fan_out import run_on_hosts
+from ddlrun.remote.processes import FinishedProcess
 
+if TYPE_CHECKING:
+    from ddlrun.agent.relay import JobRelay
+    from ddlrun.remote.agent_links import AgentLinks
+
+# The number of agents that are started from here where they can start the others.
+FAN_OUT = 64
 # ssh ends after this many unanswered keepalive messages, and after this many seconds without a heartbeat.
 KEEPALIVES, KEEPALIVE_SECONDS = 5, 120.0
 
-if TYPE_CHECKING:
-    from ddlrun.remote.processes import FinishedProcess
-
 
 class HostLinks:
-    """The links to hosts, from the first script to `close`."""
+    """The links to hosts, from the first script to `close`. Each is opened when it is first needed."""
 
-    def __init__(self, launcher: AgentLauncher, run: str = "", heartbeat: float = 0.0) -> None:
+    def __init__(
+        self, launcher: AgentLauncher, *, run: str = "", heartbeat: float = 0.0, fan_out: int = FAN_OUT
+    ) -> None:
         """Begin without any.
 
         Args:
             launcher: The launcher that leads to the hosts.
             run: The name of the run; empty where there is none.
-            heartbeat: The seconds after which a silent host counts as lost; 0: a default.
+            heartbeat: The seconds after which ssh gives a silent host up; 0: a default.
+            fan_out: The number of agents that are started from here, where these can start the others.
         """
         self.launcher = launcher
-        self._run = run
-        self._reached_by = _add_keepalive(launcher, heartbeat)
+        self._via = _add_keepalive(launcher, heartbeat)
+        self._run, self._fan_out = run, fan_out
+        self._agents: AgentLinks | None = None
 
-    def run(self, scripts: Mapping[str, str], seconds: float) -> "dict[str, FinishedProcess]":
-        """Run each host's sh script there, all at once, each within a time limit in seconds."""
-        from ddlrun.remote.fan_out import run_on_hosts  # noqa: PLC0415 - 2 ms, for jobs over several hosts alone
+    @property
+    def leads_to_agents(self) -> bool:
+        """Whether agents stay on the hosts: srun starts steps, and some launchers pass no standard input on."""
+        return self.launcher.passes_stdin and self.launcher.launcher != "srun"
 
-        return run_on_hosts(scripts, self._reached_by, seconds)
+    @property
+    def agents(self) -> "AgentLinks":
+        """The links to agents."""
+        if self._agents is None:
+            from ddlrun.remote.agent_links import AgentLinks  # noqa: PLC0415 - 5 ms, for jobs over several hosts alone
+
+            self._agents = AgentLinks(self._via, run=self._run, fan_out=self._fan_out)
+        return self._agents
+
+    def run(self, scripts: Mapping[str, str], seconds: float) -> dict[str, FinishedProcess]:
+        """Run each host's sh script there, all at once, each within a time limit in seconds; see AgentLinks.run."""
+        if not self.leads_to_agents:
+            return run_on_hosts(scripts, self._via, seconds)
+        try:
+            return self.agents.run(scripts, seconds)
+        except BaseException:  # messages may have been read in part
+            self.close()
+            raise
+
+    def drop(self, hosts: Collection[str]) -> None:
+        """Give up the links to lost hosts, which may look alive for a while."""
+        if self._agents is not None:
+            self._agents.drop(hosts)
+
+    def lead(self, hosts: Collection[str]) -> "AbstractContextManager[JobRelay | None]":
+        """Provide the way from the root of a job to the agents on other hosts; at its end, these end all ranks.
+
+        None where there are no such hosts, or no agents that stay.
+        """
+        return self.agents.lead(hosts) if hosts and self.leads_to_agents else nullcontext()
 
     def close(self) -> None:
-        """Close all links."""
+        """Close all links, which ends what runs on them. They may be opened again."""
+        if self._agents is not None:
+            agents, self._agents = self._agents, None
+            agents.close()
 
 
 def _add_keepalive(launcher: AgentLauncher, heartbeat: float) -> AgentLauncher:

@@ -14,8 +14,11 @@ Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
 
 
-def start_manager(argv: Sequence[str], environ: Mapping[str, str]) -> Process:
-    """Start one without input, its output in pipes that do not block. Raises OSError if it cannot be started."""
+def start_manager(argv: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int] = ()) -> Process:
+    """Start one without input, its output in pipes that do not block. Raises OSError if it cannot be started.
+
+    It inherits some descriptors.
+    """
     # A session of its own: a Ctrl-C at the terminal does not reach it, and whatever is left of the job
     # on this host can be found by its session.
     process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
@@ -25,6 +28,7 @@ def start_manager(argv: Sequence[str], environ: Mapping[str, str]) -> Process:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        pass_fds=descriptors,
     )
     for stream in (process.stdout, process.stderr):
         if stream is not None:

@@ -3,9 +3,9 @@
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.program_streams import VARIABLE
@@ -13,13 +13,17 @@ from ddlrun.listening import own_addresses
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import STDIN, Plan
 from ddlrun.plan.supervision import InputMode, RankInput, SupervisedJob, SupervisionOptions
-from ddlrun.remote.manager_session import copy_stdin, end_session, guard_session, start_manager
+from ddlrun.remote.links import HostLinks
+from ddlrun.remote.manager_session import Process, copy_stdin, end_session, guard_session, start_manager
 from ddlrun.supervise.ending import SLACK_SECONDS
 from ddlrun.supervise.listener import Listener, allow_files
 from ddlrun.supervise.ranks import Ranks
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.supervision import Supervision
+
+if TYPE_CHECKING:
+    from ddlrun.agent.relay import JobRelay
 
 
 class FinishedJob(NamedTuple):
@@ -33,7 +37,9 @@ class FinishedJob(NamedTuple):
     """The folder of the process manager's session files, if it had one of its own."""
 
 
-def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str], signals: Signals) -> FinishedJob:
+def run_plan(
+    plan: Plan, options: SupervisionOptions, environ: Mapping[str, str], signals: Signals, *, links: HostLinks
+) -> FinishedJob:
     """Start the job of a plan and supervise it to its end: pass on output, forward signals, end the job as a whole.
 
     Signals are queued from the start on; those that arrive after the end stay in the queue. The first of
@@ -51,21 +57,40 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         guard_session(options.grace + SLACK_SECONDS, path) as guard,
         _session_folder(path if folder_names else None) as folder,
         closing(Listener(job.addresses, options.encryption)) as listener,
+        links.lead(_linked_hosts(plan)) as relay,
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
         argv, arguments = plan.short_command()
         signals.queue()
         addresses = {protocol.ADDRESSES: listener.variable()}
-        process = start_manager(argv, {**environ, **session, **arguments, **addresses})
+        process = _start(plan, relay, argv, {**environ, **session, **arguments, **addresses})
         guard(process.pid)
         allow_files(job.ranks)
         with process:
             try:
                 supervision = Supervision(options, job, plan.run_dir, listener, process, signals)
+                if relay is not None:
+                    supervision.attend(links.agents.loop)
                 outcome = supervision.run()
             finally:  # an ssh client may outlive Open MPI 4.1 even after success, if the network was cut meanwhile
                 end_session(process.pid)
         return FinishedJob(outcome, supervision.cause_in_view, supervision.ranks, folder)
+
+
+def _linked_hosts(plan: Plan) -> Sequence[str]:
+    """Return the hosts whose agents start the ranks."""
+    names = plan.placement.hosts.names if plan.manager.uses_links else ()
+    return [name for name in names if name not in plan.local_hosts]
+
+
+def _start(plan: Plan, relay: "JobRelay | None", argv: Sequence[str], environ: Mapping[str, str]) -> Process:
+    """Start the process manager, with its way to the agents on other hosts if there are some. Raises OSError."""
+    if relay is None:
+        return start_manager(argv, environ)
+    try:
+        return start_manager(plan.manager.add_link(argv, relay.option), environ, relay.descriptors)
+    finally:
+        relay.started()
 
 
 def _supervised_job(plan: Plan) -> SupervisedJob:

@@ -86,6 +86,10 @@ class Supervision:
         self.cause_in_view = False
         """Whether the last lines of the rank that failed first are the last on the console."""
 
+    def attend(self, loop: Loop) -> None:
+        """Also see to the events of another loop."""
+        self._loop.watch_loop(loop)
+
     def run(self) -> Outcome:
         """Stay until the process manager and all ranks have ended; return the outcome."""
         try:

@@ -64,6 +64,15 @@ class Loop:
         """
         self._deadlines[deadline] = on_due
 
+    def watch_loop(self, other: Loop) -> None:
+        """Let `wait` also wait for the events and deadlines of another loop, and call their functions."""
+
+        def advance(_events: int) -> None:
+            other.wait(0)
+
+        self.watch(other._epoll.fileno(), READ, advance)
+        self.watch_deadline(lambda: min((deadline() for deadline in other._deadlines), default=NEVER), other._call_due)
+
     def forget_deadline(self, deadline: Callable[[], float]) -> None:
         """Watch a deadline no longer. A second call does nothing."""
         self._deadlines.pop(deadline, None)

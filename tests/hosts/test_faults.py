@@ -288,8 +288,7 @@ def test_a_keeper_that_is_killed_before_it_has_read_everything(cluster: Cluster,
             os.kill(keeper, signal.SIGKILL)
             code, _, err = job.end()
     assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
-    assert "could not be searched (h3: ssh: connect to host h3 port 22: Connection refused)" in err
-    assert err.endswith("once reachable: ddlrun clean h3\n")
+    assert "could not be searched" not in err, "the link to h3 is open"
 
 
 @pytest.mark.extra
@@ -395,9 +394,13 @@ def stop_agent(job: Job) -> int:
 @ONLY_OWN
 def test_an_agent_that_is_stopped_at_its_start(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, *STAY, options=STARTING) as job:
-        stop_agent(job)
+        agent = stop_agent(job)
+        job.process.wait()
+        wait_until(lambda: parent(agent) == 1, job.show)
+        cleaned = cluster.run("h1", [sys.executable, "-m", "ddlrun", "clean", "h3"], check=True)
         code, _, err = job.end()
-    assert (code, "rank 2 on h3 did not start in 5 s" in err) == (3, True), err
+    assert (code, "host h3: no answer in time (5 s)" in err) == (3, True), err
+    assert "ended processes: 1;" in cleaned.stdout, cleaned
 
 
 @pytest.mark.extra
@@ -414,9 +417,7 @@ def test_a_stopped_agent_of_a_killed_ddlrun_is_cleaned(cluster: Cluster, mpirun:
         ),
     ) as job:
         agent = stop_agent(job)
-        launcher = job.ddlrun()
-        for pid in (launcher, *[pid for pid in children(launcher) if cmdline(pid) == cmdline(launcher)]):
-            os.kill(pid, signal.SIGKILL)
+        os.kill(job.ddlrun(), signal.SIGKILL)
         wait_until(lambda: parent(agent) == 1, job.show)
         ddlrun = [sys.executable, "-m", "ddlrun"]
         lines = (["runs", "-H", "h3"], ["clean", "h3"])

@@ -38,7 +38,10 @@ ALLOWED = {
     "keeper": {"errors", "ranges", "wire"},
     "hangs": {"hosts", "ranges", "wording"},
     "agent": {"errors", "keeper", "wire"},
-    "remote": {"environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wire", "wording"},
+    "remote": {
+        "agent", "environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wire",
+        "wording",
+    },
     "ship": {"agent", "errors", "hosts", "listening", "remote", "units", "wire", "wording"},
     "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers", "wire"},
     "plan": {

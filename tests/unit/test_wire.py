@@ -2,6 +2,7 @@
 
 import _socket
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -248,6 +249,19 @@ def test_a_connection_to_a_process_that_has_ended_reports_that_once_it_is_read(e
         here.read()
 
 
+def test_a_write_to_a_process_that_has_ended_is_no_signal(ends: list[Connection]) -> None:
+    here, there = ends
+    received: list[int] = []
+    earlier = signal.signal(signal.SIGPIPE, lambda number, _: received.append(number))
+    try:
+        there.close()
+        for _ in range(2):
+            here.send(TEXT, b"text")
+    finally:
+        signal.signal(signal.SIGPIPE, earlier)
+    assert received == []
+
+
 def test_raw_bytes_come_before_frames_and_payloads_between_them(ends: list[Connection]) -> None:
     here, there = ends
     here.send_raw([b"line\n"])
@@ -474,6 +488,22 @@ def test_deadlines_end_a_wait_and_are_called_when_due(loop: Loop) -> None:
     loop.watch_deadline(lambda: due[1], lambda _now: called.append(1))
     assert not loop.wait()
     assert called == [0]
+
+
+def test_a_loop_sees_to_another_one(loop: Loop) -> None:
+    read, write = os.pipe()
+    with closing(Loop()) as other:
+        events, due = list[bytes](), list[float]()
+        other.watch(read, READ, lambda _: events.append(os.read(read, 1)))
+        loop.watch_loop(other)
+        os.write(write, b"x")
+        assert loop.wait(SECOND)
+        at = time.monotonic()
+        other.watch_deadline(lambda: NEVER if due else at, due.append)
+        loop.wait(SECOND)
+    assert (events, len(due)) == ([b"x"], 1)
+    os.close(read)
+    os.close(write)
 
 
 def test_another_thread_or_a_signal_wakes_the_loop(loop: Loop) -> None:

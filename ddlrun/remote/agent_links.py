@@ -1,0 +1,205 @@
+"""The links to agents on hosts, which run sh scripts, and the ranks of ddlrun's own process manager.
+
+See agent/children.py.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from ddlrun.agent import protocol
+from ddlrun.agent.archive import PACKAGE
+from ddlrun.agent.children import Children, divide
+from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput, ProgramRequest
+from ddlrun.agent.relay import JobRelay
+from ddlrun.keeper.protocol import VERSION
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.fan_out import run_on_hosts
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.round import Round
+from ddlrun.wire.loop import Loop
+
+CONNECT_SECONDS = 10.0
+
+
+class HostEvents(Protocol):
+    """What takes the events of a script on hosts."""
+
+    def on_output(self, output: ProgramOutput, /) -> None:
+        """Take what it has written."""
+
+    def on_end(self, end: ProgramEnd, /) -> None:
+        """Take its end on a host."""
+
+    def on_loss(self, lost: LostHost, /) -> None:
+        """Take the end of a link, to one of its hosts or another."""
+
+
+class AgentLinks:
+    """The links to agents."""
+
+    def __init__(self, launcher: AgentLauncher, *, run: str, fan_out: int) -> None:
+        """Begin without any.
+
+        Args:
+            launcher: The launcher that leads to the hosts.
+            run: The name of the run; empty where there is none.
+            fan_out: The number of agents that are started from here, where these can start the others.
+        """
+        self._launcher, self._run, self._fan_out = launcher, run, fan_out
+        self.loop = Loop()
+        """Where all events of links happen."""
+        self._children = Children(self.loop, self._report, VERSION)
+        self._numbers = itertools.count(protocol.LOGIN + 1)
+        self._scripts: dict[int, HostEvents] = {}
+        """The number of each script that may still run -> what takes its events."""
+        self._direct: set[str] = set()
+        """The hosts whose agents were started from here."""
+        self._lost: set[str] = set()
+        self._without_agent: set[str] = set()
+        self._printed: dict[str, bytes] = {}
+        """What the logins of hosts have printed, until the next reply."""
+        self._relay: JobRelay | None = None
+
+    # -- scripts ----------------------------------------------------------------------------------
+
+    def run(self, scripts: Mapping[str, str], seconds: float) -> dict[str, FinishedProcess]:
+        """Run each host's sh script there, all at once, each within a time limit in seconds.
+
+        No password is ever asked for. Where no agent can run, as there is no Python, the launcher runs the script.
+        """
+        end = time.monotonic() + seconds
+        this = Round(scripts, self._without_agent, by_ssh=self._launcher.launcher == "ssh")
+        this.linked_before |= self._children.names - self._lost
+        self._start_round(this, tuple(this.unfinished), seconds)
+        while (again := this.take_again(self._direct)) or (this.unfinished and time.monotonic() < end):
+            if again:
+                self._open(again, seconds, fan_out=len(again))
+                self._start_round(this, again, seconds)
+            else:
+                self.loop.wait(end - time.monotonic())
+        for number in [number for number, events in self._scripts.items() if events is this]:
+            self.stop(number)
+        for host in self._printed.keys() & this.scripts.keys():
+            this.add_printed(host, self._printed.pop(host))
+        self._without_agent |= this.without_agent
+        others = {name: scripts[name] for name in this.without_agent}
+        return {**this.replies(), **run_on_hosts(others, self._launcher, max(1.0, end - time.monotonic()))}
+
+    def _start_round(self, this: Round, hosts: Collection[str], seconds: float) -> None:
+        self.link(hosts, seconds)
+        groups: dict[str, list[str]] = {}
+        for host in hosts:
+            groups.setdefault(this.scripts[host], []).append(host)
+        for script, names in groups.items():
+            self.start(script, names, this, seconds=seconds)
+
+    def start(
+        self, script: str, hosts: Collection[str], events: HostEvents, *, seconds: float = 0.0, linger: float = 0.0
+    ) -> int:
+        """Start a script on hosts; return its number.
+
+        Args:
+            script: The script for sh.
+            hosts: The hosts.
+            events: What takes its events: within waits of the loop, and the loss of a link also within this call.
+            seconds: The time limit on each host; 0: there is none.
+            linger: The seconds that it may go on after the end of the link.
+        """
+        self.link(hosts)
+        number = next(self._numbers)
+        self._scripts[number] = events
+        # The braces make sh parse all of the script before it runs any.
+        whole = f"{{\n{script}\n}}\n".encode(errors="surrogateescape")
+        request = ProgramRequest(number=number, seconds=seconds, linger=linger, hosts=tuple(hosts), script=whole)
+        self._children.run(request)
+        return number
+
+    def stop(self, number: int) -> None:
+        """End a script on all its hosts. There are no more events of it."""
+        if self._scripts.pop(number, None) is not None:
+            self._children.stop(number)
+
+    # -- links ------------------------------------------------------------------------------------
+
+    def link(self, hosts: Collection[str], seconds: float = CONNECT_SECONDS) -> None:
+        """Open the links to hosts that there are not, or no longer; ssh may take some seconds to connect."""
+        known = self._children.names - self._lost
+        missing = [name for name in hosts if name not in known]
+        if missing:
+            fan_out = self._fan_out if self._launcher.works_everywhere else len(missing)
+            self._open(missing, seconds, fan_out=fan_out)
+
+    def _open(self, hosts: Collection[str], seconds: float, *, fan_out: int) -> None:
+        tree = AgentTree(
+            launcher=_limit(self._launcher, min(CONNECT_SECONDS, seconds)).shell,
+            python=sys.executable,
+            script=f"{PACKAGE}/agent/start.py",
+            fan_out=fan_out,
+            run=self._run,
+        )
+        self._lost.difference_update(hosts)
+        self._direct.difference_update(hosts)
+        self._direct.update(part[0] for part in divide(tuple(hosts), fan_out))
+        self._children.open(tree, tuple(hosts))
+
+    def drop(self, hosts: Collection[str]) -> None:
+        """Give up the links to lost hosts, which may look alive for a while."""
+        lost = self._children.names.intersection(hosts)
+        self._lost.update(lost)
+        self._children.drop(lost)
+
+    def close(self) -> None:
+        """Close all links, which ends what runs on them."""
+        try:
+            self._children.dismiss(self.loop.wait)
+        finally:
+            self.loop.close()
+
+    # -- jobs -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def lead(self, hosts: Collection[str]) -> Iterator[JobRelay]:
+        """Provide the way from the root of a job to the agents on hosts; at its end, these end all ranks."""
+        self.link(hosts)
+        while not self._children.over:  # ranks of the attempt before
+            self.loop.wait()
+        self._relay = relay = JobRelay(self.loop, self._children)
+        try:
+            yield relay
+        finally:
+            relay.close()
+            self._relay = None
+
+    def _report(self, kind: bytes, text: bytes) -> None:
+        """Pass a message of the agents on."""
+        if kind == protocol.OUTPUT:
+            output = ProgramOutput.parse(text)
+            if output.number == protocol.LOGIN:
+                self._printed[output.host] = output.data
+            elif output.number in self._scripts:
+                self._scripts[output.number].on_output(output)
+        elif kind == protocol.ENDED:
+            end = ProgramEnd.parse(text)
+            if end.number in self._scripts:
+                self._scripts[end.number].on_end(end)
+        else:
+            if kind == protocol.LOST:
+                self._on_loss(LostHost.parse(text))
+            if self._relay is not None:
+                self._relay.report(kind, text)
+
+    def _on_loss(self, lost: LostHost) -> None:
+        self._lost.update((lost.name, *lost.below))
+        for events in {id(events): events for events in self._scripts.values()}.values():
+            events.on_loss(lost)
+
+
+def _limit(launcher: AgentLauncher, seconds: float) -> AgentLauncher:
+    """Return the launcher, with options by which ssh connects in some seconds, unless the user has set another time."""
+    if launcher.launcher != "ssh":
+        return launcher
+    return launcher._replace(words=(*launcher.words, f"-oConnectTimeout={max(1, int(seconds))}", "-oForwardX11=no"))

@@ -1,0 +1,103 @@
+"""A round over links: a script on each of several hosts, and their replies."""
+
+from collections.abc import Collection, Mapping
+
+from ddlrun.agent.protocol import LostHost, ProgramEnd, ProgramOutput
+from ddlrun.errors import EXIT_TERMINATED
+from ddlrun.remote.fan_out import MOST_BYTES, REPLY_TOO_LONG, read_reply, refuse
+from ddlrun.remote.processes import FinishedProcess
+
+# The exit code of ssh where it cannot connect, or has lost its connection.
+SSH_FAILED = 255
+
+
+class HostReply:
+    """The reply of a host so far."""
+
+    def __init__(self) -> None:
+        self.out, self.err = bytearray(), bytearray()
+        self.code: int | None = None
+        self.too_long = False
+
+    def read(self) -> FinishedProcess:
+        """Return it as it is."""
+        if self.too_long:
+            return FinishedProcess(EXIT_TERMINATED, "", REPLY_TOO_LONG)
+        return read_reply(self.code, self.out, self.err)
+
+
+class Round:
+    """A script on each of several hosts, all at once.
+
+    A host whose link was lost, or that was to be reached by way of another one, is tried again from here.
+    """
+
+    def __init__(self, scripts: Mapping[str, str], without_agent: Collection[str], *, by_ssh: bool) -> None:
+        """Begin without any reply, except for names that are not those of hosts.
+
+        Args:
+            scripts: Host -> its script.
+            without_agent: Hosts that are known not to run an agent.
+            by_ssh: Whether ssh leads to the hosts.
+        """
+        self._refused = {name: reply for name in scripts if (reply := refuse(name)) is not None}
+        self.scripts = {name: script for name, script in scripts.items() if name not in self._refused}
+        self._by_ssh = by_ssh
+        self._replies = {name: HostReply() for name in self.scripts}
+        self.linked_before: set[str] = set()
+        """The hosts with links that are older than this round."""
+        self.without_agent = set(without_agent).intersection(self.scripts)
+        """The hosts that can perhaps be reached, but do not run an agent."""
+        self.unfinished = set(self.scripts) - self.without_agent
+        """The hosts whose replies are awaited."""
+        self._losses: dict[str, LostHost] = {}
+
+    def on_output(self, output: ProgramOutput) -> None:
+        """Store what a host has written, up to a limit."""
+        if output.host not in self.unfinished:
+            return
+        reply = self._replies[output.host]
+        (reply.out if output.stream == 1 else reply.err).extend(output.data)
+        if len(reply.out) + len(reply.err) > MOST_BYTES:
+            reply.too_long = True
+            self.unfinished.discard(output.host)
+
+    def add_printed(self, host: str, data: bytes) -> None:
+        """Add what a host's login has printed before."""
+        self._replies[host].out[:0] = data
+
+    def on_end(self, end: ProgramEnd) -> None:
+        """Take the exit code of a host."""
+        if end.host in self.unfinished:
+            self._replies[end.host].code = end.code
+            self.unfinished.discard(end.host)
+
+    def on_loss(self, lost: LostHost) -> None:
+        """Take the loss of hosts, about which take_again decides."""
+        self._losses.update(dict.fromkeys(self.unfinished.intersection((lost.name, *lost.below)), lost))
+
+    def take_again(self, direct: Collection[str]) -> list[str]:
+        """Return the lost hosts that are to be tried again from here; finish the others.
+
+        `direct` are the hosts whose agents were started from here. One that was linked before may have lost its link
+        since then.
+        """
+        losses, self._losses = self._losses, {}
+        again = [name for name in losses if name not in direct or name in self.linked_before]
+        for name, lost in losses.items():
+            if name not in again:
+                self._finish_lost(name, lost)
+        self.linked_before.difference_update(again)
+        self._replies.update((name, HostReply()) for name in again)
+        return again
+
+    def _finish_lost(self, name: str, lost: LostHost) -> None:
+        reply = self._replies[name]
+        self.unfinished.discard(name)
+        reply.code, reply.err[:] = lost.code, (lost.errors or lost.reason).encode()
+        if not (reply.out or (self._by_ssh and lost.code == SSH_FAILED)):
+            self.without_agent.add(name)
+
+    def replies(self) -> dict[str, FinishedProcess]:
+        """Return all replies; those of unfinished hosts have no exit code."""
+        return {**self._refused, **{name: reply.read() for name, reply in self._replies.items()}}

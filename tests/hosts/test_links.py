@@ -1,0 +1,54 @@
+"""The links of a launch: one connection per host, counted at its sshd, from the check to --fetch and over restarts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.conftest import OWN, launch_line
+
+HOSTS = ("h2", "h3", "h4")
+DYING_RANK = Path(__file__).parents[1] / "bench" / "programs" / "dying_rank.py"
+
+
+def connections(cluster: Cluster) -> list[int]:
+    return [cluster.connections(host) for host in HOSTS]
+
+
+def test_a_launch_reaches_each_host_once(cluster: Cluster, tmp_path: Path) -> None:
+    before = connections(cluster)
+    argv = [*launch_line(OWN, tmp_path, "-H", "h1:1,h2:1,h3:1,h4:1", "--quiet", "--output", "no-tag"), "hostname"]
+    done = cluster.run("h1", argv, cwd=tmp_path)
+    assert (done.returncode, sorted(done.stdout.split()), done.stderr) == (0, ["h1", *HOSTS], "")
+    assert connections(cluster) == [count + 1 for count in before]
+
+
+def test_files_restarts_and_a_stray_process_need_no_other_connection(cluster: Cluster, tmp_path: Path) -> None:
+    project, marks, cache = tmp_path / "project", tmp_path / "marks", tmp_path / "cache"
+    for folder in (project, marks, cache):
+        folder.mkdir()
+    (project / "rank.py").write_text(DYING_RANK.read_text())
+    before = connections(cluster)
+    options = ["-H", "h1:1,h2:1,h3:1,h4:1", "--restarts", "2", "--ship", "code", "--ship-dir", str(cache)]
+    options += ["--fetch", "result.*", "--output", "no-tag"]
+    argv = [*launch_line(OWN, tmp_path, *options), "rank.py", str(marks), "3", "keeper"]
+    done = cluster.run("h1", argv, cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(word) for word in ("starts", "dies")] == [3, 2]
+    assert "restart 2 of 2" in done.stderr
+    assert len([*project.glob("result.*")]) == 4, done.stderr
+    assert connections(cluster) == [count + 1 for count in before]
+
+
+@pytest.mark.parametrize("command", [["check"], ["check", "--ship", "code"], ["probe"], ["clean"]], ids=" ".join)
+def test_a_command_reaches_each_host_once(cluster: Cluster, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "code.py").touch()
+    before = connections(cluster)
+    argv = [sys.executable, "-m", "ddlrun", command[0], "h2,h3,h4", *command[1:]]
+    if command[1:]:
+        argv += ["--ship-dir", f"{tmp_path}/cache"]
+        (tmp_path / "cache").mkdir(mode=0o700)
+    done = cluster.run("h1", argv, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert connections(cluster) == [count + 1 for count in before]
