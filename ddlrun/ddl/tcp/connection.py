@@ -53,8 +53,6 @@ class PeerConnection(Connection):
         self._wake = 1
         self.ended = ""
         """The reason for which the connection has ended; "" while it is usable."""
-        self.is_readable = True
-        """False after a message of a wrong length: what follows is not read."""
 
     @property
     def is_usable(self) -> bool:
@@ -121,7 +119,7 @@ class PeerConnection(Connection):
             FrameError: Bytes were altered on the way.
             WrongLengthError: A message has another length than its buffer.
         """
-        while self.is_readable:
+        while self.reading:  # not after a message of a wrong length
             incoming = self._incoming
             if incoming is None:
                 self.decoder.add(self.read(self._ahead))
@@ -168,8 +166,3 @@ class PeerConnection(Connection):
         if wake != self._wake and self.open:
             self._wake = wake
             self.link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
-
-    def stop_reading(self) -> None:
-        """Leave what follows to the kernel."""
-        self.is_readable = False
-        self.pause(reading=False)

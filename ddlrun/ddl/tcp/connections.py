@@ -8,6 +8,8 @@ over the first.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -16,8 +18,6 @@ from ddlrun.ddl.tcp.message import Mailbox
 from ddlrun.ddl.tcp.own_host import (
     TooManyFilesError,
     begin_to_connect,
-    is_of_system,
-    raise_error_of,
     raise_file_limit,
     set_options,
 )
@@ -31,7 +31,6 @@ from ddlrun.wire.loop import READ, WRITE
 
 if TYPE_CHECKING:
     import _socket
-    import socket
     from collections.abc import Callable, Mapping
 
     from ddlrun.ddl.tcp.address_exchange import Membership
@@ -162,8 +161,11 @@ class Connections(AcceptorEvents):
     def _greet(self, peer: int, lane: int, link: _socket.socket) -> None:
         """Begin the handshake of a connection that is made, or has failed."""
         claim = Claim(KNOCK if peer < self._job.rank else lane, self._job.rank, peer)
+        code = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._fail(peer, lane, OSError(code, os.strerror(code)))
+            return
         try:
-            raise_error_of(link)
             progress = HandshakeProgress(link, connect_as(self._secret, claim.pack()))
         except OSError as error:
             self._fail(peer, lane, error)
@@ -200,7 +202,7 @@ class Connections(AcceptorEvents):
         A live peer closes the connection if this rank does not know the secret, and may do so if too many connect. The
         port of one that has ended is closed.
         """
-        if isinstance(error, OSError) and not is_of_system(error):
+        if isinstance(error, OSError) and error.errno is None:  # it is of a signal handler
             raise error
         self._close(self._links.pop((peer, lane)))
         self._attempts[peer, lane] += 1

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ddlrun.ddl.interruption import explain_interruption
 from ddlrun.ddl.tcp.connections import Connections
-from ddlrun.ddl.tcp.own_host import is_of_system
 from ddlrun.ddl.tcp.progress_reports import ProgressReports
 from ddlrun.ddl.tcp.protocol import LOST, QUESTION, REPLY
 from ddlrun.ddl.transport import WrongLengthError
@@ -102,7 +101,7 @@ class Endpoint:
         if self.until < math.inf:
             seconds = min(seconds, self.until - time.monotonic())
         try:
-            moved = self._failure is not None or self._wait(seconds)
+            moved = self._failure is not None or self.serve(seconds)
         except BaseException as error:
             self._break_off(error)
             raise
@@ -121,10 +120,6 @@ class Endpoint:
         for peer in peers:
             self.connections.get(peer).send_number(QUESTION, self.progress.own)
 
-    def serve(self, seconds: float) -> None:
-        """Reply to peers for up to some seconds, also after a failure."""
-        self._wait(seconds)
-
     def find_sources(self, group: int, tag: int) -> list[int]:
         """Return the ranks whose next message with a group and tag arrives, or is here, without a buffer."""
         return sorted({item.peer for item in self.connections.all() if (group, tag) in item.mailbox.early})
@@ -135,11 +130,14 @@ class Endpoint:
             connection.copy_unsent()
         self.connections.memory.revoke()
 
-    def stop(self, error: Exception) -> None:
-        """Raise this error from every later `poll`; the other ranks report this one as lost."""
+    def stop(self, error: Exception, lost: int | None = None) -> None:
+        """Raise this error from every later `poll`; report a lost rank, by default this one, to the others."""
         if self._failure is None:
             self._failure = error
-            self._report_lost(self.rank)
+            self.connections.lost = self.rank if lost is None else lost
+            self.give_up()
+            for connection in self.connections.all():
+                connection.send_number(LOST, self.connections.lost)
 
     def abandon(self, error: LostRankError) -> None:
         """Close all sockets and send nothing more: an interrupted call may have left half a message.
@@ -181,8 +179,8 @@ class Endpoint:
         self._loop.close()
         self.connections.close()
 
-    def _wait(self, seconds: float) -> bool:
-        """Handle events; return False if there were none in that time."""
+    def serve(self, seconds: float) -> bool:
+        """Handle events, also after a failure; return False if there were none in that time."""
         until = time.monotonic() + seconds
         while not self._loop.wait(seconds):
             seconds = until - time.monotonic()
@@ -199,13 +197,13 @@ class Endpoint:
     def read(self, connection: PeerConnection) -> None:
         """Receive what has come."""
         try:
-            if not connection.is_readable:
+            if not connection.reading:
                 raise ClosedError
             connection.move()
         except (OSError, FrameError) as error:
             self.end(connection, error)
         except WrongLengthError as error:
-            connection.stop_reading()
+            connection.pause(reading=False)
             self.stop(error)
 
     def _on_lost(self, connection: PeerConnection, lost: int) -> None:
@@ -220,7 +218,7 @@ class Endpoint:
 
         Once all of them have ended, that is a failure if a message is awaited, now or later.
         """
-        if isinstance(error, OSError) and not is_of_system(error):
+        if isinstance(error, OSError) and error.errno is None:  # it is of a signal handler
             raise error
         connections = self.connections.all_to(connection.peer)
         for item in (connection,) if isinstance(error, ClosedError) else connections:
@@ -241,16 +239,7 @@ class Endpoint:
             self._fail(connection.peer, connection.ended)
 
     def _fail(self, lost: int, reason: str) -> None:
-        """Raise an error from `poll` from now on, and report the lost rank to the others, which wait for this one."""
-        if self._failure is None:
-            self._failure = LostRankError(f"{self.job}: rank {self.job.number(lost)} is lost: {reason}")
-            self._report_lost(lost)
-
-    def _report_lost(self, lost: int) -> None:
-        self.connections.lost = lost
-        self.give_up()
-        for connection in self.connections.all():
-            connection.send_number(LOST, lost)
+        self.stop(LostRankError(f"{self.job}: rank {self.job.number(lost)} is lost: {reason}"), lost)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,20 +43,12 @@ def begin_to_connect(address: str, port: int) -> socket.socket:
             raise_file_limit(error)
     link.setblocking(False)
     try:
-        link.connect((address, port))
-    except BlockingIOError:
-        return link
+        with suppress(BlockingIOError):
+            link.connect((address, port))
     except OSError:
         link.close()
         raise
     return link
-
-
-def raise_error_of(link: _socket.socket) -> None:
-    """Raise the OSError of a socket that has failed to connect."""
-    code = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-        raise OSError(code, os.strerror(code))
 
 
 def raise_file_limit(error: OSError) -> None:
@@ -70,11 +63,6 @@ def raise_file_limit(error: OSError) -> None:
         text = f"too many open files: raise this process's limit of {most} (ulimit -Hn)"
         raise TooManyFilesError(error.errno, text) from error
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-
-
-def is_of_system(error: OSError) -> bool:
-    """Return False for an error without a number, such as the TimeoutError of a signal handler."""
-    return error.errno is not None
 
 
 def find_own_address(master: str) -> str:
