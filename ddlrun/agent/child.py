@@ -48,8 +48,6 @@ class Child:
         self.connection = PipeConnection(-1, -1)
         self.ready = False
         """Whether the agent runs and has the tree."""
-        self.busy = False
-        """Whether ranks of a job may run on its hosts."""
         self.awaited: set[tuple[str, int]] = set()
         """The host and the number of each program whose end it has not reported."""
         self.altered = False
@@ -144,13 +142,6 @@ class Child:
         os.kill(self.pid, signal.SIGCONT)
         return True
 
-    def close(self) -> None:
-        """Let the agent end its ranks and programs, and itself; end its start if it does not run."""
-        if self.ready:
-            self.connection.finish_sending()
-        else:
-            self.give_up()
-
     def give_up(self) -> None:
         """Kill the program that leads to the host, and expect nothing more."""
         self.given_up = True
@@ -186,13 +177,13 @@ class Child:
         else:
             self._queue.append((kind, text))
 
-    def terminate(self, text: bytes) -> None:
-        """Let the agent end its ranks; a job that waits for it is taken back."""
+    def terminate(self, text: bytes) -> bool:
+        """Let the agent end its ranks; return False if it has none, as the job waits for it and is taken back."""
         if self.ready:
             self.connection.send(protocol.TERMINATE, text)
         else:
-            self.busy = False
             self._queue = [message for message in self._queue if message[0] != protocol.JOB]
+        return self.ready
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
         """Read what has arrived; yield the complete messages, and ALTERED for one that was altered."""
@@ -266,3 +257,19 @@ def take_greeting(printed: bytearray, noise: bytearray) -> bytes | None:
         if mark:
             return greeting
     return None
+
+
+def divide(hosts: Sequence[str], fan_out: int) -> list[list[str]]:
+    """Divide hosts among the agents that an agent starts itself; the first of each part starts the others of it.
+
+    >>> [len(part) for part in divide([*"0123456789"], 4)]
+    [3, 3, 2, 2]
+    """
+    count = min(len(hosts), fan_out)
+    least, more = divmod(len(hosts), count) if count else (0, 0)
+    parts, at = [], 0
+    for number in range(count):
+        end = at + least + (1 if number < more else 0)
+        parts.append(list(hosts[at:end]))
+        at = end
+    return parts

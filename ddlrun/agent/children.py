@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 # The number of agents that are being started at the same time.
 MOST_STARTING = 64
 # The interval at which the programs that lead to other hosts are checked, and that for those that are about to end.
-CHECK_SECONDS, MOMENT = 5.0, 0.01
+CHECK_SECONDS, MOMENT = 5.0, 0.005
 # Agents get a message at this interval.
-KEEP_SECONDS = 120.0
+KEEP_SECONDS = 20.0
 # The programs that lead to other hosts have this long to end by themselves, and once they were killed.
 FAREWELL_SECONDS = 2.0, 1.0
 # After a grace and this time, agents that have not ended their ranks are given up.
@@ -49,19 +49,25 @@ class Children:
         self._children: list[Child] = []
         self._waiting: list[Child] = []
         """Those that are not started yet, the first one last."""
+        self._starting: list[Child] = []
+        self._busy: set[Child] = set()
+        """Those that may have ranks of the job."""
+        self._leaving: list[Child] = []
+        """Those whose launchers are about to end, or have ended."""
         self._by_host: dict[str, Child] = {}
         self._group: ClientGroup | None = None
         self._own = ""
         self._ending = False
-        self._give_up_at = self._check_at = NEVER
+        self._give_up_at = self._reap_at = self._check_at = NEVER
         self._keep_at = time.monotonic() + KEEP_SECONDS
         loop.watch_deadline(lambda: self._give_up_at, self._give_up_job)
+        loop.watch_deadline(lambda: self._reap_at, self._reap_leaving)
         loop.watch_deadline(lambda: self._check_at, self._check)
 
     @property
     def over(self) -> bool:
         """Whether no end of a rank is expected from any of them."""
-        return not any(child.busy for child in self._children)
+        return not self._busy
 
     @property
     def names(self) -> set[str]:
@@ -81,7 +87,7 @@ class Children:
         self._own = own
         if not hosts:
             return
-        from ddlrun.agent.child import Child  # noqa: PLC0415 - most agents have none below them
+        from ddlrun.agent.child import Child, divide  # noqa: PLC0415 - most agents have none below them
 
         self._children = [child for child in self._children if not child.gone]
         children = [Child(tree, part, self._version) for part in divide(hosts, tree.fan_out)]
@@ -92,9 +98,7 @@ class Children:
 
     def drop(self, hosts: Iterable[str]) -> None:
         """Give up the links to hosts, and those that go on from there."""
-        for host in hosts:
-            self._by_host[host].give_up()
-        self._check_at = 0
+        self._give_up({self._by_host[host] for host in hosts})
 
     def adopt(self, child: Child) -> None:
         """Take over one that runs already."""
@@ -113,12 +117,12 @@ class Children:
         from ddlrun.agent.launcher import ClientGroup  # noqa: PLC0415 - most agents have none below them
 
         self._group = self._group or ClientGroup()
-        starting = sum(bool(child.pid) and not (child.ready or child.gone) for child in self._children)
-        while self._waiting and starting < MOST_STARTING:
+        self._starting = [child for child in self._starting if not (child.ready or child.gone)]
+        while self._waiting and len(self._starting) < MOST_STARTING:
             child = self._waiting.pop()
+            self._starting.append(child)
             child.start(self._loop, self._group, lambda child=child: self._on_child(child))  # type: ignore[misc]
             self._check_loss(child)
-            starting += 1
 
     # -- jobs -------------------------------------------------------------------------------------
 
@@ -127,11 +131,10 @@ class Children:
         parts: dict[Child, list[bytes]] = {}
         for host in hosts:
             parts.setdefault(self._by_host[host.name], []).append(host.pack())
-        for child in parts:
-            child.busy = True
+        self._busy.update(parts)
         for child, part in parts.items():
             child.send(protocol.JOB, pack_words([job, pack_words(part)]))
-        self._check_at = 0  # some may be gone
+        self._watch_end(*parts)
 
     def terminate(self, grace: float) -> None:
         """Let all agents end their ranks within a grace."""
@@ -139,16 +142,13 @@ class Children:
             return
         self._ending = True
         self._give_up_at = time.monotonic() + grace + SLACK_SECONDS
-        for child in self._children:
-            if child.busy:
-                child.terminate(str(grace).encode())
+        self._busy = {child for child in self._busy if child.terminate(str(grace).encode())}
         self._settle()
 
     def send(self, kind: bytes, text: bytes) -> None:
         """Send a message to all agents that have the job."""
-        for child in self._children:
-            if child.busy:
-                child.send(kind, text)
+        for child in self._busy:
+            child.send(kind, text)
 
     def _settle(self) -> None:
         """Report that no agent has ranks any more, once that is so."""
@@ -158,10 +158,7 @@ class Children:
 
     def _give_up_job(self, now: float) -> None:
         self._give_up_at = now + SLACK_SECONDS
-        for child in self._children:
-            if child.busy:
-                child.give_up()
-        self._check(now)
+        self._give_up(self._busy)
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -174,7 +171,7 @@ class Children:
             part = ProgramRequest(**{**vars(request), "hosts": hosts})
             child.awaited.update((host, request.number) for host in hosts)
             child.send(protocol.RUN, part.pack())
-        self._check_at = 0
+        self._watch_end(*parts)
 
     def stop(self, number: int) -> None:
         """Stop a program on all its hosts."""
@@ -192,20 +189,21 @@ class Children:
     def _on_child(self, child: Child) -> None:
         ready = child.ready
         for kind, text in child.receive():
-            self._on_message(child, kind, text)
+            if not child.given_up:
+                self._on_message(child, kind, text)
         if not child.connection.open:
             self._check_loss(child)
-            self._check_at = time.monotonic()
+            self._watch_end(child, seconds=MOMENT)
         if child.ready and not ready:
             self._start_waiting()
 
     def _on_message(self, child: Child, kind: bytes, text: bytes) -> None:
         if kind == protocol.ALTERED or not child.take(kind, text):
             child.altered = True
-            child.give_up()
+            self._give_up((child,))
             self._report_loss(child)
         elif kind == protocol.DONE:
-            child.busy = False
+            self._busy.discard(child)
             self._settle()
         else:
             self._report(kind, text)
@@ -218,34 +216,49 @@ class Children:
                 self._check_loss(child)
 
     def _check_loss(self, child: Child) -> None:
+        if child.ends:
+            child.reap()
         if child.gone:
             self._report_loss(child)
 
     def _report_loss(self, child: Child) -> None:
         """Report that an agent is gone if that was not expected."""
-        awaited, busy = bool(child.awaited), child.busy
+        awaited, busy = bool(child.awaited), child in self._busy
         child.awaited.clear()
-        child.busy = False
+        self._busy.discard(child)
         if awaited or (busy and not self._ending):
             self._report(protocol.LOST, child.describe_loss(self._own).pack())
         if busy:
             self._settle()
 
+    def _watch_end(self, *children: Child, seconds: float = 0.0) -> None:
+        """Report the losses of children that are gone, or about to, after some seconds."""
+        self._leaving += children
+        self._reap_at = min(self._reap_at, time.monotonic() + seconds)
+
+    def _reap_leaving(self, now: float) -> None:
+        leaving, self._leaving = self._leaving, []
+        for child in leaving:
+            self._check_loss(child)
+        self._leaving += [child for child in leaving if child.ends]
+        self._reap_at = now + MOMENT if self._leaving else NEVER
+
+    def _give_up(self, children: Iterable[Child]) -> None:
+        for child in children:
+            child.give_up()
+            self._watch_end(child)
+
     def _check(self, now: float) -> None:
-        """Check the programs that lead to other hosts, and keep the agents."""
+        """Continue stopped launchers, and keep the agents."""
         keep = now >= self._keep_at
         if keep:
             self._keep_at = now + KEEP_SECONDS
         for child in self._children:
-            if child.ends:
-                child.reap()
-            self._check_loss(child)
             if child.resume(now):  # ranks in MPI wait for their messages
                 complain(f"{child.via} to {child.name} was stopped while the job ran, and was continued")
             if keep and child.ready:
                 child.connection.send(protocol.KEEP)
-        ending = any(child.ends for child in self._children)
-        self._check_at = now + (MOMENT if ending else CHECK_SECONDS)
+        self._check_at = now + CHECK_SECONDS
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -253,7 +266,9 @@ class Children:
         """Close all links: the agents end their ranks and programs, and themselves."""
         self._waiting.clear()
         for child in self._children:
-            child.close()
+            if child.ready:
+                child.connection.finish_sending()
+        self._give_up(child for child in self._children if not child.ready)
 
     def dismiss(self, wait: Callable[[float], object]) -> None:
         """Close all links, and end the programs that lead to other hosts if they do not end soon.
@@ -266,25 +281,7 @@ class Children:
             end = time.monotonic() + seconds
             while any(child.running for child in self._children) and time.monotonic() < end:
                 wait(end - time.monotonic())
-            for child in self._children:
-                child.give_up()
-            self._check_at = time.monotonic()
+            self._give_up(self._children)
         if self._group is not None:
             self._group.close()
             self._group = None
-
-
-def divide(hosts: Sequence[str], fan_out: int) -> list[list[str]]:
-    """Divide hosts among the agents that an agent starts itself; the first of each part starts the others of it.
-
-    >>> [len(part) for part in divide([*"0123456789"], 4)]
-    [3, 3, 2, 2]
-    """
-    count = min(len(hosts), fan_out)
-    least, more = divmod(len(hosts), count) if count else (0, 0)
-    parts, at = [], 0
-    for number in range(count):
-        end = at + least + (1 if number < more else 0)
-        parts.append(list(hosts[at:end]))
-        at = end
-    return parts

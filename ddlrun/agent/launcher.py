@@ -70,6 +70,7 @@ class ClientGroup:
         """End the leader, and all programs of the group that are left."""
         os.close(self._held)
         os.killpg(self._leader, signal.SIGTERM)
+        os.killpg(self._leader, signal.SIGCONT)  # it may have been stopped
         os.waitpid(self._leader, 0)
 
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from ddlrun.agent import protocol as agent_protocol
 from ddlrun.agent.archive import BOOTSTRAP, PARTS, build_archive
-from ddlrun.agent.child import take_greeting
-from ddlrun.agent.children import divide
+from ddlrun.agent.child import divide, take_greeting
 from ddlrun.agent.launcher import agent_script
 from ddlrun.agent.protocol import (
     AgentJob,
@@ -426,6 +425,19 @@ def test_an_agent_without_a_tree_exits_after_its_limit() -> None:
                     BOOTSTRAP.replace("alarm(60)", "alarm(1)")):  # fmt: skip
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as agent:
             assert agent.wait(300) == -signal.SIGALRM
+
+
+def test_an_idle_agent_ends_for_a_cut_network_does_not_report_the_end_of_its_link() -> None:
+    tree = AgentTree(launcher=["l"], python="p", script="s", fan_out=2, run="r")
+    frames = Encoder(Checksums(), agent_protocol.TO_AGENT).encode(
+        agent_protocol.TREE, pack_words([tree.pack(), pack_words([b"here"])])
+    )
+    program = "from ddlrun.agent import agent, main; agent.IDLE_SECONDS = 0.1; main.main(['--agent'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        agent.stdin.write(b"".join(frames))
+        agent.stdin.flush()
+        assert agent.wait(300) == 0
 
 
 # Lines for the script of agents, by which one records whether it has an alarm when it waits for the tree and has a job.

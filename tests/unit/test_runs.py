@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.errors import InputError
 from ddlrun.keeper import leftovers
 from ddlrun.keeper.processes import kill_run, mark_of
+from ddlrun.keeper.protocol import AGENT_RUN
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention, parse_retention
 from ddlrun.remote.agent import AgentLauncher
@@ -352,6 +354,7 @@ def test_a_process_without_the_name_of_its_run_has_the_mark_of_it(tmp_path: Path
 HIDDEN = """
 import os, sys
 from ddlrun.keeper.processes import mark_process
+from ddlrun.keeper.protocol import AGENT_RUN
 mark_process(sys.argv[1])
 print(os.getpid(), flush=True)
 os.execvpe("setsid", ["setsid", "sleep", "300"], {})
@@ -400,6 +403,36 @@ def test_a_users_systemd_is_no_parent() -> None:
         parents = [process.parent for process in parse_processes(listed) if process.pid == child]
         parent.communicate("\n")
     assert parents == [1]
+
+
+def test_an_agent_is_found_and_ended_only_if_nothing_else_ends_it() -> None:
+    """Agents stay for the next runs: that of the first one is over, and a sweep spares them."""
+    name = f"20261123-{os.getpid()}"
+    script = f"echo systemd >/proc/$$/comm; {AGENT_RUN}={name} sleep 300 & echo $!; read line; kill $!"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        agent = int(parent.stdout.readline())
+        wait_until(lambda: command_line(agent).startswith("sleep"))
+
+        def find() -> tuple[list[int], dict[str, int]]:
+            listed = subprocess.run(["sh", "-c", LIST], capture_output=True, text=True, check=True).stdout
+            found = [process.pid for process in parse_processes(listed, [name]) if process.run == name]
+            return found, end_runs({"localhost": [name]}, 0, reach(HostLinks(AgentLauncher())))[0]
+
+        running = find()
+        os.kill(agent, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(agent).status() == psutil.STATUS_STOPPED)
+        stopped = find()
+        parent.communicate("\n")
+    assert (running, stopped) == (([], {"localhost": 0}), ([agent], {"localhost": 1}))
+
+
+def test_a_keeper_without_a_mark_has_the_run_of_its_program() -> None:
+    rows = ["7 5 S @20261123-first - - python -I -S /x/ddlrun/agent/start.py --agent",
+            "8 7 S 20261123-first-1 0 - train", "9 1 S @20261123-first - - python -I -S /x/agent/start.py"]  # fmt: skip
+    processes = parse_processes("".join(f"@process {row}\n" for row in rows))
+    assert [(process.pid, process.run) for process in processes] == [(7, "20261123-first-1"), (8, "20261123-first-1")]
+    assert orphans(processes) == {}
 
 
 AGENT = "@process 7 {parent} {state} 20261123-tokarumi - - python -I -S /x/ddlrun/agent/start.py --agent\n"
