@@ -12,7 +12,8 @@ from typing import Protocol
 
 from ddlrun.agent import protocol
 from ddlrun.agent.archive import PACKAGE
-from ddlrun.agent.children import Children, divide
+from ddlrun.agent.child import divide
+from ddlrun.agent.children import Children
 from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput, ProgramRequest
 from ddlrun.agent.relay import JobRelay
 from ddlrun.keeper.protocol import VERSION
