@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ddlrun.ddl.interruption import explain_interruption
 from ddlrun.ddl.tcp.connections import Connections
-from ddlrun.ddl.tcp.progress_reports import ProgressReports
 from ddlrun.ddl.tcp.protocol import LOST, QUESTION, REPLY
 from ddlrun.ddl.transport import WrongLengthError
 from ddlrun.errors import DdlrunError, LostRankError
@@ -251,6 +250,27 @@ class Endpoint:
             self.stop(error)
         elif not isinstance(error, DdlrunError) and threading.current_thread() is threading.main_thread():
             self.abandon(LostRankError(explain_interruption(str(self.job), error)))
+
+
+class ProgressReports:
+    """The number of collectives that this rank has begun, and those of the others as far as they have reported them."""
+
+    def __init__(self) -> None:
+        self.own = 0
+        self.of: dict[int, int] = {}
+
+    def forget_below(self, number: int) -> None:
+        """Forget the reports of ranks that had begun fewer collectives, which may be outdated."""
+        self.of = {peer: begun for peer, begun in self.of.items() if begun >= number}
+
+    def reply(self, connection: PeerConnection, number: int) -> None:
+        """Take the report of a peer, and reply to it."""
+        self.note(connection, number)
+        connection.send_number(REPLY, self.own)
+
+    def note(self, connection: PeerConnection, number: int) -> None:
+        """Take the report of a peer."""
+        self.of[connection.peer] = number
 
 
 def _explain(error: OSError | FrameError) -> str:
