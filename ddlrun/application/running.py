@@ -34,7 +34,7 @@ from ddlrun.runs.store import (
     write_run_dir,
 )
 from ddlrun.schedulers import JobEnd, read_job_end
-from ddlrun.supervise.launch import FinishedJob, run_plan
+from ddlrun.supervise.launch import FinishedJob, describe_relays, run_plan
 from ddlrun.supervise.listener import check_files
 from ddlrun.supervise.signals import Signals
 
@@ -171,7 +171,7 @@ def _show_plan(attempt: Attempt, plan: Plan) -> None:
     """Show the plan and the run's name; the short form without its notes comes after those for every user."""
     settings, reporter = attempt.settings, attempt.reporter
     verbose = settings.run.verbose
-    notes = () if verbose else (*settings.hosts.notes, *plan.warnings)
+    notes = describe_relays(plan, os.environ) if verbose else (*settings.hosts.notes, *plan.warnings)
     for note in notes:
         reporter.line(f"note: {note}")
     reporter.text(render_plan(plan, shown_command(plan), full=verbose))

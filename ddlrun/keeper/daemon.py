@@ -198,7 +198,8 @@ class DaemonWatcher:
 
     def run(self) -> NoReturn:
         """Stay until the daemon has ended, and exit."""
-        # The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays.
+        # The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays. An agent that
+        # has started the daemon stays, too.
         stat = read_stat(self._daemon.pid)
         outer = None if stat is None else open_daemon(stat.parent, DAEMONS - {AGENT})
         self._watch()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ddlrun.keeper.container import Container
     from ddlrun.keeper.shipped import Places
 
+# The program that Open MPI 4 starts in place of ssh.
+AGENT = "OMPI_MCA_plm_rsh_agent"
+
 
 def main(argv: list[str], link: int | None = None, manager: str = "", orders: int | None = None) -> None:
     """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started.
@@ -41,6 +44,10 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
     # This one is for mpirun. Open MPI 4 accepts only one of it and the folder that the daemon has set.
     os.environ.pop("OMPI_MCA_orte_local_tmpdir_base", None)
+    # An mpirun that the rank starts is not served by ddlrun (see agent/ssh_relay.py).
+    os.environ.pop("DDLRUN_RELAY", None)
+    if os.environ.get(AGENT, "").endswith("/ssh_relay.py"):
+        del os.environ[AGENT]
     if rank == 0 and "DDLRUN_STDIN" in os.environ:
         _replace_stdin(os.environ["DDLRUN_STDIN"])
     report, problems = bind_rank(rank, local_rank, size)

@@ -135,8 +135,6 @@ class ProcessManager(ABC):
     """Whether ranks may fail where an interface has several IPv4 addresses."""
     hierarchical: ClassVar[Mapping[str, str] | None] = None
     """The variables that switch on its MPI's hierarchical allreduce; empty: it is on; None: it has none."""
-    starts_ssh: ClassVar[bool] = False
-    """Whether it starts its daemons by ssh clients of its own."""
     marks_daemons: ClassVar[bool] = False
     """Whether its daemons have the run's name in their environment, so that they are ended like ranks."""
     signals_keepers: ClassVar[bool] = False
@@ -224,6 +222,17 @@ class ProcessManager(ABC):
     def daemon_variables(self, _request: DaemonRequest, _environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make it start its daemons by the job's launcher."""
         return {}
+
+    def relay_variables(self, _words: Sequence[str], _hosts: int, /) -> dict[str, str]:
+        """Return the variables with which it starts a program in place of each ssh client; empty: it starts none.
+
+        The given words start the program. Behind them it has the arguments of ssh.
+        """
+        return {}
+
+    def find_relay_obstacle(self, _words: Sequence[str], _environ: Mapping[str, str], /) -> str | None:
+        """Return the reason why it cannot start a program in place of each ssh client; None: it can."""
+        return None
 
     def network_variables(self, _kind: str, _value: str) -> dict[str, str]:
         """Return the variables that keep its daemons to a network; `kind` is "include" or "exclude"."""

@@ -10,7 +10,6 @@ class EndCode(enum.Enum):
     """The kind of a finding; the comments list the other fields that it has."""
 
     LOST_HOST = enum.auto()  # host, text
-    LOST_SESSION = enum.auto()  # host, text: the client that led to a host was killed
     FAILED_START = enum.auto()  # text: the process manager, or its daemon or step on a host, could not start
     CANCELLED_STEP = enum.auto()  # text: Slurm has ended the step of srun
     EXITED_RANK = enum.auto()  # rank, number: the exit code of its keeper
@@ -63,8 +62,6 @@ class ManagerOutput(NamedTuple):
     """The messages of ddlrun's own: see agent/frames.py."""
     host_names: Sequence[str] = ()
     """The hosts of the job."""
-    ended_client: str | None = None
-    """The host to which the ssh client led that was the first to end after the start of a rank."""
 
 
 class ManagerEnd(NamedTuple):

@@ -78,9 +78,9 @@ class Evidence(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        """Whether the process manager was killed, or has lost a host, its session, or a keeper that lost ddlrun."""
+        """Whether the process manager was killed, or has lost a host, or a keeper that lost ddlrun."""
         killed = self.manager.exit_code < 0 and not self.manager.ended_by_ddlrun
-        return killed or bool(self.find(EndCode.LOST_HOST) or self.find(EndCode.LOST_SESSION) or _unreached(self))
+        return killed or bool(self.find(EndCode.LOST_HOST) or _unreached(self))
 
     @property
     def asks_manager(self) -> bool:
@@ -244,8 +244,6 @@ class EndCause(enum.Enum):
     LOST_HOST = CauseRow("a host is lost", "{text}", errors.EXIT_UNREACHABLE, EndCode.LOST_HOST, of_manager=True)
     UNREACHED = CauseRow("a keeper that has reported nothing exits with 3",
         "{label} cannot reach ddlrun", errors.EXIT_UNREACHABLE, _unreached, of_manager=True)
-    LOST_SESSION = CauseRow("an ssh client of the manager was killed",
-        "{text}", errors.EXIT_UNREACHABLE, EndCode.LOST_SESSION, of_manager=True)
     FAILED_START = CauseRow("the manager could not start", "{text}", OF_MANAGER, EndCode.FAILED_START, of_manager=True)
     CANCELLED_STEP = CauseRow("Slurm has ended the manager's step",
         "{text}", OF_MANAGER, EndCode.CANCELLED_STEP, of_manager=True)

@@ -3,10 +3,12 @@
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddlrun.agent import ssh_relay
 from ddlrun.keeper import protocol
 from ddlrun.keeper.program_streams import VARIABLE
 from ddlrun.listening import own_addresses
@@ -15,15 +17,18 @@ from ddlrun.plan.plan import STDIN, Plan
 from ddlrun.plan.supervision import InputMode, RankInput, SupervisedJob, SupervisionOptions
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.manager_session import Process, copy_stdin, end_session, guard_session, start_manager
-from ddlrun.supervise.ending import SLACK_SECONDS
+from ddlrun.supervise.ending import DAEMON_SECONDS, SLACK_SECONDS
 from ddlrun.supervise.listener import Listener, allow_files
 from ddlrun.supervise.ranks import Ranks
+from ddlrun.supervise.relays import Relays
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.supervision import Supervision
 
 if TYPE_CHECKING:
     from ddlrun.agent.relay import JobRelay
+
+RELAY = (sys.executable, "-I", "-S", ssh_relay.__file__)
 
 
 class FinishedJob(NamedTuple):
@@ -58,18 +63,20 @@ def run_plan(
         _session_folder(path if folder_names else None) as folder,
         closing(Listener(job.addresses, options.encryption)) as listener,
         links.lead(_linked_hosts(plan)) as relay,
+        _open_relays(plan, environ, links, options.grace) as relays,
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
+        relayed = {} if relays is None else relays.variables
         argv, arguments = plan.short_command()
         signals.queue()
         addresses = {protocol.ADDRESSES: listener.variable()}
-        process = _start(plan, relay, argv, {**environ, **session, **arguments, **addresses})
+        process = _start(plan, relay, argv, {**environ, **session, **arguments, **addresses, **relayed})
         guard(process.pid)
         allow_files(job.ranks)
         with process:
             try:
-                supervision = Supervision(options, job, plan.run_dir, listener, process, signals)
-                if relay is not None:
+                supervision = Supervision(options, job, plan.run_dir, listener, process, signals, relays)
+                if relay is not None or relays is not None:
                     supervision.attend(links.agents.loop)
                 outcome = supervision.run()
             finally:  # an ssh client may outlive Open MPI 4.1 even after success, if the network was cut meanwhile
@@ -79,8 +86,37 @@ def run_plan(
 
 def _linked_hosts(plan: Plan) -> Sequence[str]:
     """Return the hosts whose agents start the ranks."""
-    names = plan.placement.hosts.names if plan.manager.uses_links else ()
-    return [name for name in names if name not in plan.local_hosts]
+    return _other_hosts(plan) if plan.manager.uses_links else ()
+
+
+def _other_hosts(plan: Plan) -> Sequence[str]:
+    return [name for name in plan.placement.hosts.names if name not in plan.local_hosts]
+
+
+def describe_relays(plan: Plan, environ: Mapping[str, str]) -> Sequence[str]:
+    """Return a note where the process manager has to start its daemons by itself."""
+    obstacle = _find_relay_obstacle(plan, environ) if _other_hosts(plan) else None
+    return [f"{plan.manager.name} connects to each host once more, for its daemon: {obstacle}"] if obstacle else []
+
+
+def _find_relay_obstacle(plan: Plan, environ: Mapping[str, str]) -> str | None:
+    """Return the reason why the process manager starts its daemons by itself; None: ddlrun does so over its links."""
+    own = {name: value for name, value in environ.items() if name not in dict(plan.variables)}
+    return plan.manager.find_relay_obstacle(RELAY, own)
+
+
+@contextmanager
+def _open_relays(plan: Plan, environ: Mapping[str, str], links: HostLinks, grace: float) -> Iterator[Relays | None]:
+    """Provide what serves the relays of a job; None if the process manager starts its daemons by itself, or none."""
+    hosts, others = plan.placement.hosts.names, _other_hosts(plan)
+    is_possible = others and links.leads_to_agents and _find_relay_obstacle(plan, environ) is None
+    variables = plan.manager.relay_variables(RELAY, len(hosts)) if is_possible else {}
+    if not variables:
+        yield None
+        return
+    links.agents.link(others)
+    with closing(Relays(links, hosts, variables, grace + DAEMON_SECONDS)) as relays:
+        yield relays
 
 
 def _start(plan: Plan, relay: "JobRelay | None", argv: Sequence[str], environ: Mapping[str, str]) -> Process:
@@ -94,12 +130,11 @@ def _start(plan: Plan, relay: "JobRelay | None", argv: Sequence[str], environ: M
 
 
 def _supervised_job(plan: Plan) -> SupervisedJob:
-    others = [name for name in plan.placement.hosts.names if name not in plan.local_hosts]
     return SupervisedJob(
         topology=plan.placement.topology,
         order=plan.placement.order,
         host_names=plan.placement.hosts.names,
-        addresses=own_addresses(others, plan.own_address),
+        addresses=own_addresses(_other_hosts(plan), plan.own_address),
         manager=plan.manager,
     )
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from ddlrun.agent.protocol import TO_DDLRUN
 from ddlrun.keeper.proc_files import STOPPED, StopDetector, read_stat
 from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
-from ddlrun.managers.openmpi.ssh_clients import SshClients
 from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.remote.manager_session import Process, TimeoutExpired, end_session
+from ddlrun.supervise.relays import Relays
 from ddlrun.wire.frames import Checksums, Decoder
 from ddlrun.wire.loop import ENDED, READ, Loop
 
@@ -25,9 +25,14 @@ class ManagerProcess:
     """A running process manager, or one that has ended."""
 
     def __init__(
-        self, process: Process, job: SupervisedJob, loop: Loop, on_output: Callable[[int, bytes, bool], None]
+        self,
+        process: Process,
+        job: SupervisedJob,
+        loop: Loop,
+        on_output: Callable[[int, bytes, bool], None],
+        relays: Relays | None = None,
     ) -> None:
-        """Take charge of a process and of the ssh clients that it starts.
+        """Take charge of a process, and of daemons whose output the relays get.
 
         `on_output` gets what it writes to standard output (0) or standard error (1), and whether that is for the user:
         the report of the job repeats the texts of messages.
@@ -35,7 +40,9 @@ class ManagerProcess:
         self._process, self._loop, self._on_output = process, loop, on_output
         self._stop = StopDetector(process.pid)
         self._job, self.name = job, job.manager.name
-        self.ssh_clients = SshClients(loop, process.pid, job.host_names if job.manager.starts_ssh else ())
+        self._relays = relays
+        if relays is not None:
+            relays.serve(loop, self._take)
         self._pipes = {
             pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
         }
@@ -98,14 +105,17 @@ class ManagerProcess:
             return False
         is_text = self._decoder is None or self._pipes[fd] != 0
         chunk = data if is_text else self._decode(data)
-        self._output = (self._output + chunk)[-MOST_STORED:]
         if chunk:
-            if not self.refused_spawn:
-                recent = self._output[-len(chunk) - LONGEST_REFUSAL :].decode(errors="replace")
-                findings = self._find(ManagerOutput(0, recent))
-                self.refused_spawn = any(finding.code is EndCode.REFUSED_SPAWN for finding in findings)
-            self._on_output(self._pipes[fd], chunk, is_text)
+            self._take(self._pipes[fd], chunk, is_text=is_text)
         return bool(data)
+
+    def _take(self, stream: int, chunk: bytes, *, is_text: bool = True) -> None:
+        self._output = (self._output + chunk)[-MOST_STORED:]
+        if not self.refused_spawn:
+            recent = self._output[-len(chunk) - LONGEST_REFUSAL :].decode(errors="replace")
+            findings = self._find(ManagerOutput(0, recent))
+            self.refused_spawn = any(finding.code is EndCode.REFUSED_SPAWN for finding in findings)
+        self._on_output(stream, chunk, is_text)
 
     def _decode(self, data: bytes) -> bytes:
         reports = [] if self._decoder is None else list(self._decoder.feed(data))
@@ -120,9 +130,9 @@ class ManagerProcess:
             text=self.output,
             reports=self._reports,
             host_names=self._job.host_names,
-            ended_client=self.ssh_clients.first_ended,
         )
-        return ManagerEnd(self.exit_code, self._find(output), self._ended_by_ddlrun, self.name)
+        losses = [] if self._relays is None else self._relays.losses
+        return ManagerEnd(self.exit_code, [*losses, *self._find(output)], self._ended_by_ddlrun, self.name)
 
     def _find(self, output: ManagerOutput) -> list[EndFinding]:
         """Return the findings in an output, those about a rank with its host."""

@@ -21,6 +21,7 @@ from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.output import STATUS_SECONDS, Output, status_line
 from ddlrun.supervise.ranks import Ranks
+from ddlrun.supervise.relays import Relays
 from ddlrun.supervise.sampling import Sampling
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.standard_input import InputForwarder
@@ -54,15 +55,16 @@ class Supervision:
         listener: Listener,
         process: Process,
         signals: Signals,
+        relays: Relays | None = None,
     ) -> None:
-        """Supervise a running process manager; keepers connect to the listener."""
+        """Supervise a running process manager; keepers connect to the listener, and its relays, if it has any."""
         self._options, self._signals = options, signals
         self._loop = loop = Loop()
         loop.watch(signals.wake, READ, lambda _: None)  # `take` empties it
         self._output = output = Output(options, job.ranks, files, loop)
         self.ranks = ranks = Ranks(job)
         self._limits = limits = JobLimits(options, ranks, process.pid)
-        self._manager = manager = ManagerProcess(process, job, loop, self._on_manager_output)
+        self._manager = manager = ManagerProcess(process, job, loop, self._on_manager_output, relays)
         events = KeeperEvents(
             self._on_message, self._on_hang_up, self._on_violation, self._on_unproven, self._on_too_many_files
         )
@@ -210,8 +212,6 @@ class Supervision:
             self._on_text[kind](peer, rank, _decode(text))
 
     def _on_start(self, peer: KeeperConnection, hello: Hello) -> None:
-        if not self.ranks.any_started:
-            self._manager.ssh_clients.watch()
         self.ranks.start(hello.rank, hello.host)
         peer.introduce(hello)
         self._output.ranks.start(hello.rank, hello.host)
@@ -291,7 +291,6 @@ class Supervision:
         reason = self._ending.reason
         seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
         self._keepers.close()
-        self._manager.ssh_clients.close()
         failed = reason is not None or self._manager.exit_code != 0
         unprinted = self._output.finish(seconds, lambda: {*self._signals.take()} - {signal.SIGWINCH}, failed=failed)
         self._loop.close()

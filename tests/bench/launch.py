@@ -29,8 +29,9 @@ JOB = ["sleep", "0.1"]
 RANKS_PER_HOST = 2
 PROGRAM = Path(__file__).parent / "programs" / "dying_rank.py"
 TORCHRUN = "torchrun"
-# The goals beside bare mpirun up to this number of hosts and beyond, and those in ms after the death of a rank: under
-# ddlrun's own process manager, and under mpirun.
+# The goals on one host in ms; those beside bare mpirun, up to a number of hosts and beyond; and those in ms after the
+# death of a rank: under ddlrun's own process manager, and under mpirun.
+ONE_HOST = 230
 FEW = 4
 FEW_RATIOS = {OWN: 1.3, "mpirun": 1.6}
 MANY_RATIOS = {OWN: 1.2, "mpirun": 1.4}
@@ -97,8 +98,10 @@ class Launches:
         if self._starts_torchrun:
             lines[TORCHRUN] = self._argv(self._torchrun_line(["--no-python", *JOB]))
         series = interleaved({name: wall(argv) for name, argv in lines.items()}, rounds)
-        rows = [Row(name, of_line) for name, of_line in series.items()]
-        return rows + [row for base in self._mpiruns for row in self._beside(base, series)]
+        is_alone = len(self._names) == 1
+        goals = {self._title(OWN): ONE_HOST} if is_alone else {}
+        rows = [Row(name, of_line, goal=goals.get(name)) for name, of_line in series.items()]
+        return rows if is_alone else [*rows, *(row for base in self._mpiruns for row in self._beside(base, series))]
 
     def _beside(self, base: str, series: Mapping[str, Series]) -> list[Row]:
         """Return the ratios of ddlrun under its own process manager, and under an mpirun, to that mpirun alone."""

@@ -61,8 +61,9 @@ class Scene(NamedTuple):
         """Return the processes of a kind."""
         keeper, rank = self.job.started("h3")
         mpirun = parent(self.job.started("h1")[0])
-        clients = [pid for pid in children(mpirun) if "ssh" in "".join(cmdline(pid)[:1]) and "h3" in cmdline(pid)]
         ddlrun = self.job.process.pid
+        started = [*children(ddlrun), *children(mpirun)]
+        clients = [pid for pid in started if "ssh" in "".join(cmdline(pid)[:1]) and "h3" in cmdline(pid)]
         victims = {
             "ddlrun": [ddlrun],
             "ddlrun's guard": [pid for pid in children(ddlrun) if cmdline(pid) == cmdline(ddlrun)],
@@ -319,13 +320,12 @@ FAULTS = (
         after=send(S.SIGHUP, "mpirun"), own=(129, "the process manager ended with 129"),
     ),
     Fault(
-        "SIGKILL to mpirun's ssh client of a host", 3,
-        "mpirun lost its ssh session to h3: the ssh client was killed by",
-        after=send(S.SIGKILL, "ssh client"), own=(3, "host h3 was lost"),
+        "SIGKILL to the ssh client that leads to a host", 3, "host h3 was lost: the connection to its agent ended",
+        after=send(S.SIGKILL, "ssh client"),
     ),
     Fault(
-        "SIGTERM to mpirun's ssh client of a host", 3, "mpirun lost host h3",
-        after=send(S.SIGTERM, "ssh client"), own=(3, "host h3 was lost"),
+        "SIGTERM to the ssh client that leads to a host", 3, "host h3 was lost: the connection to its agent ended",
+        after=send(S.SIGTERM, "ssh client"),
     ),
     Fault("SIGTERM to mpirun's daemon on a host", 3, "h3", after=send(S.SIGTERM, "daemon")),
     Fault("SIGTERM to a keeper", 143, "rank 2 on h3 had to end: its keeper received", after=send(S.SIGTERM, "keeper")),
@@ -339,8 +339,7 @@ FAULTS = (
         after=send(S.SIGKILL, "guard", "keeper"),
     ),
     Fault(
-        "SIGKILL to all processes of the job on a host", 3, "mpirun lost host h3",
-        after=kill_host, own=(3, "host h3 was lost"),
+        "SIGKILL to all processes of the job on a host", 3, "host h3 was lost", after=kill_host,
     ),
     Fault("SIGKILL to the guard of a rank", 137, "rank 2 on h3 .*SIGKILL", after=send(S.SIGKILL, "guard")),
     Fault(

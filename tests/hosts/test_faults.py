@@ -246,7 +246,7 @@ STAY = ("sh", "-c", "setsid sleep 3600 & echo started; sleep 3600")
             "daemon",
             3,
             r"rank 2 on h3 had to end: (mpirun, or its daemon|ddlrun's agent) on that host,? is gone|"
-            "mpirun lost host h3|host h3 was lost: the connection to its agent ended",
+            "host h3 was lost: the connection to its agent ended",
             marks=EXTRA,
         ),
         pytest.param("keeper", 137, "rank 2 on h3 was killed by another process", marks=EXTRA),
@@ -615,8 +615,7 @@ def test_an_sshd_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -
                     os.kill(pid, signal.SIGKILL)
             code, out, err = job.end()
     assert (code, out.count("started")) == (3, 4), (code, out, err)
-    lost = "mpirun lost host h3, the ssh session to it|host h3 was lost: the connection to its agent ended"
-    assert re.search(lost, err), err
+    assert "host h3 was lost: the connection to its agent ended" in err, err
 
 
 @pytest.mark.extra

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.conftest import OWN, launch_line
+from tests.conftest import OWN_MAJOR, launch_line, manager_id
 
 HOSTS = ("h2", "h3", "h4")
 DYING_RANK = Path(__file__).parents[1] / "bench" / "programs" / "dying_rank.py"
@@ -16,15 +16,19 @@ def connections(cluster: Cluster) -> list[int]:
     return [cluster.connections(host) for host in HOSTS]
 
 
-def test_a_launch_reaches_each_host_once(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("major", [OWN_MAJOR, 4, 5], indirect=True, ids=manager_id)
+def test_a_launch_reaches_each_host_once(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     before = connections(cluster)
-    argv = [*launch_line(OWN, tmp_path, "-H", "h1:1,h2:1,h3:1,h4:1", "--quiet", "--output", "no-tag"), "hostname"]
+    argv = [*launch_line(mpirun, tmp_path, "-H", "h1:1,h2:1,h3:1,h4:1", "--quiet", "--output", "no-tag"), "hostname"]
     done = cluster.run("h1", argv, cwd=tmp_path)
     assert (done.returncode, sorted(done.stdout.split()), done.stderr) == (0, ["h1", *HOSTS], "")
     assert connections(cluster) == [count + 1 for count in before]
 
 
-def test_files_restarts_and_a_stray_process_need_no_other_connection(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("major", [OWN_MAJOR, 4, 5], indirect=True, ids=manager_id)
+def test_files_restarts_and_a_stray_process_need_no_other_connection(
+    cluster: Cluster, mpirun: str, tmp_path: Path
+) -> None:
     project, marks, cache = tmp_path / "project", tmp_path / "marks", tmp_path / "cache"
     for folder in (project, marks, cache):
         folder.mkdir()
@@ -32,7 +36,7 @@ def test_files_restarts_and_a_stray_process_need_no_other_connection(cluster: Cl
     before = connections(cluster)
     options = ["-H", "h1:1,h2:1,h3:1,h4:1", "--restarts", "2", "--ship", "code", "--ship-dir", str(cache)]
     options += ["--fetch", "result.*", "--output", "no-tag"]
-    argv = [*launch_line(OWN, tmp_path, *options), "rank.py", str(marks), "3", "keeper"]
+    argv = [*launch_line(mpirun, tmp_path, *options), "rank.py", str(marks), "3", "keeper"]
     done = cluster.run("h1", argv, cwd=project)
     assert done.returncode == 0, done.stderr
     assert [done.stdout.count(word) for word in ("starts", "dies")] == [3, 2]

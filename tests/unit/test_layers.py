@@ -43,7 +43,7 @@ ALLOWED = {
         "wording",
     },
     "ship": {"agent", "errors", "hosts", "listening", "remote", "units", "wire", "wording"},
-    "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers", "wire"},
+    "managers": {"agent", "environment", "errors", "hosts", "machine", "plugins", "remote", "schedulers"},
     "plan": {
         "allreduce_algorithms", "hangs", "environment", "errors", "hosts", "machine", "managers", "mapping",
         "network", "ranges", "keeper", "remote", "schedulers", "ship", "topology", "units", "wording",

@@ -11,10 +11,10 @@ from ddlrun.environment.open_mpi import MCA, RANK_VARIABLES
 from ddlrun.errors import PreflightError
 from ddlrun.machine import Machine, MachineNoteCode
 from ddlrun.managers import DaemonRequest, ManagerJob, ProcessManager, TransportChoice, TransportRequest
-from ddlrun.managers.openmpi.daemon_variables import DaemonStart, daemon_variables
+from ddlrun.managers.openmpi.daemon_variables import DaemonStart, daemon_variables, relay_variables
 from ddlrun.managers.openmpi.daemons import end_daemons
 from ddlrun.managers.openmpi.end import read_end
-from ddlrun.managers.openmpi.installation import find_mpi_library
+from ddlrun.managers.openmpi.installation import find_mpi_library, read_mca_files
 from ddlrun.managers.openmpi.missing_daemons import find_missing_daemons
 from ddlrun.managers.openmpi.transport import choose_transport
 
@@ -47,7 +47,6 @@ class OpenMpi(ProcessManager):
     mpi_library = "libmpi.so.40"
     refuses_root = True
     spawns = True
-    starts_ssh = True
     # It joins all arguments in one variable of each rank, for which Linux takes 128 KiB.
     most_argument_bytes = MOST_CHARACTERS
     # Ranks that wait would keep others off their core: without it, 200 barriers of 6 ranks on 2 cores took 7 s, with it
@@ -179,6 +178,21 @@ class OpenMpi(ProcessManager):
     def daemon_variables(self, request: DaemonRequest, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make it start its daemons by the job's launcher."""
         return daemon_variables(request, self.daemon_start, environ)
+
+    def relay_variables(self, words: Sequence[str], hosts: int) -> dict[str, str]:
+        """Return the variables with which it starts a program in place of each ssh client."""
+        return relay_variables(self.daemon_start, words, hosts)
+
+    def find_relay_obstacle(self, words: Sequence[str], environ: Mapping[str, str]) -> str | None:
+        """Return the reason why it cannot start a program in place of each ssh client; None: it can."""
+        name = self.daemon_start.agent
+        if name in environ:
+            return f"{name} is set"
+        for path, text in read_mca_files(self.path, environ).items():
+            if name.partition("MCA_")[2] in re.findall(r"(?m)^\s*(\w+)", text):
+                return f"{path} names an agent"
+        split = next((word for word in words if set(word) & set(" :,")), None)
+        return None if split is None else f"it would split {split!r}"
 
     def network_variables(self, kind: str, value: str) -> dict[str, str]:
         """Return the variables that keep its daemons to a network; `kind` is "include" or "exclude"."""

@@ -55,6 +55,7 @@ class OpenMpi4(OpenMpi):
             "OMPI_MCA_orte_launch_agent": f"sh {DAEMON} orted",
             "OMPI_MCA_ess_base_forward_signals": "none",
         },
+        attached={"OMPI_MCA_orte_leave_session_attached": "1"},
     )
     session_folders = ("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")
     keepalive = "OMPI_MCA_oob_tcp_keepalive"
@@ -98,6 +99,7 @@ class OpenMpi5(OpenMpi):
         readers="^slurm,lsf,pbs,gridengine,flux",
         under_srun=PRTED,
         under_qrsh=PRTED,
+        attached={},
     )
     session_folders: ClassVar[tuple[str, ...]] = ("PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
     keepalive = "PRTE_MCA_oob_tcp_keepalive"

@@ -1,0 +1,135 @@
+"""Relays in place of ssh clients: their commands run over ddlrun's links, here to agents on this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.agent import ssh_relay
+from ddlrun.agent.ssh_relay import pack_arguments, parse_arguments
+from ddlrun.managers.end import EndCode
+from ddlrun.managers.openmpi.dialects import OpenMpi4, OpenMpi5
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.links import HostLinks
+from ddlrun.supervise.relays import Relays
+from ddlrun.wire.loop import Loop
+
+RELAY = (sys.executable, "-I", "-S", ssh_relay.__file__)
+WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+
+
+@given(WORDS)
+def test_arguments_arrive_as_they_are(words: list[str]) -> None:
+    text = pack_arguments(words)
+    assert parse_arguments(text) == words
+    assert parse_arguments(text[:-1]) is None or not words
+
+
+# The last argument is the command; the process that runs it is the client.
+SSH = """#!/bin/sh
+echo $$ >>{pids}
+for word; do :; done
+exec sh -c "$word"
+"""
+
+
+class Served:
+    """Relays that a loop serves, with what their commands have printed."""
+
+    def __init__(self) -> None:
+        self.links = HostLinks(AgentLauncher("ssh", ("-p", "22")))
+        self.links.agents.link(["h1", "h2"])
+        self.relays = Relays(self.links, ["h1", "h2"], {}, 0)
+        self.printed = [b"", b""]
+        self.loop = Loop()
+        self.loop.watch_loop(self.links.agents.loop)
+        self.relays.serve(self.loop, self._add)
+
+    def _add(self, stream: int, data: bytes) -> None:
+        self.printed[stream] += data
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*RELAY, *words], env={**os.environ, **self.relays.variables})
+
+    def wait(self, relay: subprocess.Popen[bytes]) -> int:
+        while relay.poll() is None:
+            self.loop.wait(0.05)
+        return relay.returncode
+
+    def close(self) -> None:
+        self.relays.close()
+        self.loop.close()
+        self.links.close()
+
+
+@pytest.fixture
+def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put an ssh on PATH whose hosts are this machine; return the file with the clients' processes."""
+    (tmp_path / "ssh").write_text(SSH.format(pids=tmp_path / "pids"))
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "pids"
+
+
+@pytest.fixture
+def served(pids: Path) -> Iterator[Served]:
+    assert not pids.exists()
+    with closing(Served()) as made:
+        yield made
+
+
+COMMANDS = (("h1", "echo one; exit 7"), ("h2", "echo 'two  words' >&2"))
+
+
+def test_a_command_runs_over_the_link(served: Served) -> None:
+    relays = [served.start("-p", "22", host, command) for host, command in COMMANDS]
+    assert [served.wait(relay) for relay in relays] == [7, 0]
+    assert served.printed == [b"one\n", b"two  words\n"]
+
+
+def test_a_relay_to_an_unknown_host_fails(served: Served) -> None:
+    assert served.wait(served.start("-p", "22", "h3", "true")) == ssh_relay.EXIT_LOST
+
+
+def test_a_relay_ends_with_its_link(served: Served, pids: Path) -> None:
+    relay = served.start("-p", "22", "h2", "echo $$; exec sleep 600")
+    while not served.printed[0]:
+        served.loop.wait(0.05)
+    for pid in pids.read_text().split():  # the agents, which cannot end the command
+        os.kill(int(pid), signal.SIGKILL)
+    os.kill(int(served.printed[0]), signal.SIGKILL)
+    assert served.wait(relay) == ssh_relay.EXIT_LOST
+    assert (EndCode.LOST_HOST, "h2") in [(loss.code, loss.host) for loss in served.relays.losses]
+
+
+def test_without_ddlrun_a_relay_becomes_ssh(pids: Path) -> None:
+    done = subprocess.run([*RELAY, "h1", "echo 'not over a link'"], capture_output=True, check=True)
+    assert (done.stdout, len(pids.read_text().split())) == (b"not over a link\n", 1)
+
+
+def test_mpirun_starts_relays_in_place_of_ssh() -> None:
+    old, new = OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), OpenMpi5("/usr/bin/mpirun", "5.0.11", "")
+    few, many = new.relay_variables(RELAY, 64), new.relay_variables(RELAY, 65)
+    assert few["PRTE_MCA_plm_ssh_agent"] == many["PRTE_MCA_plm_ssh_agent"] == " ".join(RELAY)
+    assert [it["PRTE_MCA_plm_ssh_no_tree_spawn"] for it in (few, many)] == ["0", "1"]
+    assert old.relay_variables(RELAY, 65)["OMPI_MCA_orte_leave_session_attached"] == "1"
+
+
+def test_mpirun_keeps_an_agent_of_the_user_or_the_site(tmp_path: Path) -> None:
+    mpirun = OpenMpi5(f"{tmp_path}/bin/mpirun", "5.0.11", "")
+    assert mpirun.find_relay_obstacle(RELAY, {}) is None
+    assert mpirun.find_relay_obstacle(RELAY, {"PRTE_MCA_plm_ssh_agent": "rsh"}) == "PRTE_MCA_plm_ssh_agent is set"
+    assert mpirun.find_relay_obstacle(["/a b/python"], {}) == "it would split '/a b/python'"
+    file = tmp_path / "etc/openmpi-mca-params.conf"
+    file.parent.mkdir()
+    file.write_text("# plm_ssh_agent = ssh\n")
+    assert mpirun.find_relay_obstacle(RELAY, {}) is None
+    file.write_text("plm_ssh_agent = rsh\n")
+    assert mpirun.find_relay_obstacle(RELAY, {}) == f"{file} names an agent"
