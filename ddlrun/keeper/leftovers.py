@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from typing import Final
 
 FOLDER: Final = "/dev/shm"  # noqa: S108 - the libraries' own choice
-# The names: of MPICH, UCX, Intel MPI, Open MPI 5.0 and 4.1, and NCCL.
+# The names: of MPICH, UCX, Intel MPI, Open MPI 5.0 and 4.1, a test of both in MPI_Init, and NCCL.
 NAMES: Final = (
-    "mpich_shm_*", "ucx_shm_posix_*", "Intel_MPI_*", "sm_segment.*", "vader_segment.*", "nccl-??????", "nccl-shm-*",
+    "mpich_shm_*", "ucx_shm_posix_*", "Intel_MPI_*", "sm_segment.*", "vader_segment.*", "open_mpi.*", "nccl-??????",
+    "nccl-shm-*",
 )  # fmt: skip
 # A process that cannot be killed may block whoever reads what it has mapped.
 SECONDS: Final = 10.0

@@ -508,19 +508,20 @@ def test_clean_removes_what_dead_jobs_have_left(tmp_path: Path) -> None:
         ended.wait()
     dead, alive = make_leftovers(tmp_path, str(ended.pid)), make_leftovers(tmp_path, str(os.getpid()))
     (tmp_path / f"prted.{ended.pid}0").symlink_to(tmp_path)
-    unused, used = (Path(f"{leftovers.FOLDER}/{name}_{mark()}") for name in ("ucx_shm_posix", "mpich_shm"))
-    unused.write_bytes(b"x")
-    used.write_bytes(b"x")
+    names = "ucx_shm_posix_", "open_mpi.", "mpich_shm_"
+    *unused, used = (Path(f"{leftovers.FOLDER}/{name}{mark()}") for name in names)
+    for path in (*unused, used):
+        path.write_bytes(b"x")
     try:
         with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
             file.close()
             listed = run_command(tmp_path, "clean", "--dry-run")
             assert all(path.exists() for path in (*dead, *alive, used))
             cleaned = run_command(tmp_path, "clean")
-            assert (unused.exists(), used.exists()) == (False, True)
+            assert [path.exists() for path in (*unused, used)] == [False, False, True]
     finally:
-        unused.unlink(missing_ok=True)
-        used.unlink()
+        for path in (*unused, used):
+            path.unlink(missing_ok=True)
     assert [path for path in (*dead, *alive) if path.exists()] == alive
     for done, verb in ((listed, "left by a job"), (cleaned, "removed")):
         named = {Path(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if f"localhost: {verb}: " in line}
