@@ -1,12 +1,16 @@
 """The links of a launch: one connection per host, counted at its sshd, from the check to --fetch and over restarts."""
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.conftest import OWN_MAJOR, launch_line, manager_id
+from tests.conftest import OWN, OWN_MAJOR, launch_line, manager_id
+from tests.support.processes import command_line
 
 HOSTS = ("h2", "h3", "h4")
 DYING_RANK = Path(__file__).parents[1] / "bench" / "programs" / "dying_rank.py"
@@ -56,3 +60,21 @@ def test_a_command_reaches_each_host_once(cluster: Cluster, tmp_path: Path, comm
     done = cluster.run("h1", argv, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert connections(cluster) == [count + 1 for count in before]
+
+
+def test_only_a_broken_link_is_opened_again_for_a_restart(cluster: Cluster, tmp_path: Path) -> None:
+    before = connections(cluster)
+    options = ["-H", "h1:1,h2:1,h3:1,h4:1", "--restarts", "1", "--quiet", "--output", "no-tag"]
+    script = "echo started; [ -e again ] || exec sleep 600"
+    argv = cluster.argv("h1", [*launch_line(OWN, tmp_path, *options), "sh", "-c", script], cwd=tmp_path)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(4)] == ["started\n"] * 4
+        (tmp_path / "again").touch()
+        words = {pid: command_line(pid).split("\0") for pid in cluster.processes("h1")}
+        (client,) = [pid for pid, line in words.items() if line[0] == "ssh" and "h3" in line]
+        os.kill(client, signal.SIGKILL)
+        printed, errors = process.communicate()
+    assert (process.returncode, printed) == (0, "started\n" * 4), errors
+    assert "host h3 was lost: the connection to its agent ended (ssh: signal 9)" in errors
+    assert connections(cluster) == [count + made for count, made in zip(before, (1, 2, 1), strict=True)]
