@@ -19,7 +19,7 @@ class JobRelay:
     """The node between a root and the agents, in the process of ddlrun, whose links outlast the root.
 
     The job of one attempt: whoever makes it calls `report` with the agents' messages, starts the root, and waits until
-    it is over before the next attempt.
+    `Children.over` before the next attempt.
     """
 
     def __init__(self, loop: Loop, children: Children) -> None:
@@ -42,11 +42,6 @@ class JobRelay:
         """Close the root's ends here, once it was started."""
         for fd in self.descriptors:
             os.close(fd)
-
-    @property
-    def over(self) -> bool:
-        """Whether no agent has ranks of the job."""
-        return self._children.over
 
     def report(self, kind: bytes, text: bytes) -> None:
         """Pass a message of the agents on to the root."""

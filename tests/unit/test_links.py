@@ -100,7 +100,7 @@ class Links:
         with subprocess.Popen(line, env=environ, pass_fds=self.relay.descriptors, text=True) as root:
             self.relay.started()
             yield root
-        self.wait(lambda: self.relay is not None and self.relay.over)
+        self.wait(lambda: self.children.over)
         self.relay.close()
 
 
