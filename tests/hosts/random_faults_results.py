@@ -80,8 +80,6 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
     host = fault.host
     on_host = rf"rank {scenario.rank_on(host)} on {host}"
     gone = f"mpirun lost host {host}|{on_host} had to end|host {host} was lost"
-    if scenario.major == OPEN_MPI_4 and fault.moment in STARTING_MOMENTS:  # it does not print which ssh client failed
-        gone += "|mpirun lost its ssh session to one of h"
     tables: dict[Kind, tuple[int, str]] = {
         Kind.KILL_RANK: (137, f"failed: {on_host} .*killed by SIGKILL"),
         Kind.KILL_KEEPER: (137, f"{on_host} was killed by another process"),

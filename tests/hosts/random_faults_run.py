@@ -9,17 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ddlrun.managers.own import START as OWN_START
 from tests.cluster.cluster import Cluster
+from tests.conftest import OWN_MANAGERS
 from tests.hosts.random_faults_rank import line
 from tests.hosts.random_faults_results import ABORTED, allowed_results, first_line, is_decisive
 from tests.hosts.random_faults_scenario import ORDERLY, Fault, Kind, Moment, Scenario
-from tests.hosts.test_faults import Job, children, cmdline, is_keeper, programs_of
+from tests.hosts.test_faults import Job, children, cmdline, is_keeper, parent, programs_of
 
 RANK = Path(__file__).with_name("random_faults_rank.py")
 STRANGER = Path(__file__).with_name("stranger.py")
@@ -83,6 +84,7 @@ class Run:
             begin = time.monotonic()
             violations = self._wait_for_end()
             seconds = time.monotonic() - begin
+            self._kill(self._agents_cut_off())
             violations += self._check_files(files)
         reader.join()
         code, shown = self._job.process.returncode, first_line(self._job.errors.read_text(errors="replace"))
@@ -230,7 +232,8 @@ class Run:
             keeper = self._find(fault.host, lambda pid: programs_of(pid) != [])
             victims = [keeper] if target == "KEEPER" else programs_of(keeper)[:1]
         elif target == "DAEMON":
-            victims = [self._find(fault.host, is_daemon)]
+            is_victim = is_agent if self._scenario.major in OWN_MANAGERS else is_mpi_daemon
+            victims = [self._find(fault.host, is_victim)]
         elif target == "MPIRUN":
             victims = [self._mpirun_pid()]
         elif target == "GUARD":
@@ -279,14 +282,23 @@ class Run:
         unreachable = {pid for host in stopped & self._cut for pid in self._cluster.processes(host)}
         if not daemons and not unreachable.issuperset(left):
             return False
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill(left)
         return wait_until(lambda: not self._left(), time.monotonic() + SPARE_SECONDS)
 
+    def _kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _left(self) -> list[int]:
-        """Return the processes of the job that live."""
-        return [pid for pid in self._cluster.processes() - self._job.before if is_left(pid)]
+        """Return the processes of the job that live, but for agents that are cut off and end two minutes later."""
+        left = self._cluster.processes() - self._job.before - self._agents_cut_off()
+        return [pid for pid in left if is_left(pid)]
+
+    def _agents_cut_off(self) -> set[int]:
+        """Return the agents on hosts that are cut off, which nothing tells that their links have ended."""
+        pids = {pid for host in self._cut for pid in self._cluster.processes(host)} - self._job.before
+        return {pid for pid in pids if is_agent(pid) and parent(pid) != 1}
 
     def _files(self) -> set[Path]:
         """Return the temporary files and the shared memory segments on all hosts."""
@@ -352,10 +364,9 @@ def is_mpirun(words: list[str]) -> bool:
     return of_mpirun or words[3:4] == [OWN_START]
 
 
-def is_daemon(pid: int) -> bool:
-    """Return True for mpirun's daemon, or an agent of ddlrun's own process manager."""
-    is_agent = cmdline(pid)[3:5] == [OWN_START, "--agent"] and not is_keeper(pid)
-    return is_agent or is_mpi_daemon(pid)
+def is_agent(pid: int) -> bool:
+    """Return True for an agent of ddlrun's."""
+    return cmdline(pid)[3:5] == [OWN_START, "--agent"] and not is_keeper(pid)
 
 
 def is_mpi_daemon(pid: int) -> bool:
