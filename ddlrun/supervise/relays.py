@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddlrun.agent import ssh_relay
 from ddlrun.agent.protocol import LostHost, ProgramEnd, ProgramOutput
+from ddlrun.errors import EXIT_KILLED
 from ddlrun.managers.end import EndCode, EndFinding
 from ddlrun.remote.links import HostLinks
 from ddlrun.wire.connection import Connection
@@ -59,7 +60,9 @@ class Relay:
         self._relays.on_output(output.stream - 1, output.data)
 
     def on_end(self, end: ProgramEnd) -> None:
-        """End the relay as the daemon has ended."""
+        """End the relay as the daemon has ended. A process manager may not print that a daemon was killed."""
+        if end.code == EXIT_KILLED:
+            self._relays.add_loss(LostHost(name=self._host, reason="the process manager's daemon there was killed"))
         self._connection.send_raw([b"%d" % (end.code or 0)])
         self._connection.close()
 

@@ -52,7 +52,7 @@ def allowed_results(scenario: Scenario, injected: Sequence[Fault]) -> list[Resul
     ends = any(fault.moment is Moment.END for fault in injected)
     # Nobody has noticed a silent fault yet when a rank fails by itself.
     harmless = HARMLESS | SILENT if ends and scenario.how != "0" else HARMLESS
-    if all(fault.kind in harmless or fault.moment is Moment.END for fault in injected):
+    if all(fault.kind in harmless or fault.moment is Moment.END or _is_early_session(fault) for fault in injected):
         results.append(_own_result(scenario))
         if scenario.mpi and scenario.how != "0":
             results.append(ABORTED)
@@ -61,7 +61,12 @@ def allowed_results(scenario: Scenario, injected: Sequence[Fault]) -> list[Resul
 
 def is_decisive(fault: Fault) -> bool:
     """Return True if a job cannot end by itself any more after a fault."""
-    return fault.kind not in HARMLESS and fault.moment is not Moment.END
+    return fault.kind not in HARMLESS and fault.moment is not Moment.END and not _is_early_session(fault)
+
+
+def _is_early_session(fault: Fault) -> bool:
+    """Return True if sshd's sessions are killed when mpirun may not have asked for the host, which is linked again."""
+    return fault.kind is Kind.KILL_SSHD and fault.moment is Moment.START
 
 
 def _own_result(scenario: Scenario) -> Result:
