@@ -186,13 +186,13 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
         raise InputError(f"{error.host}: {error.problem}") from error
 
 
-def open_links(launcher: AgentLauncher, run: str = "", heartbeat: float = 0.0) -> HostLinks:
+def open_links(launcher: AgentLauncher, run: str = "", heartbeat: float | None = None) -> HostLinks:
     """Return the links to hosts, each of which is opened when it is needed. Raises InputError.
 
     Args:
         launcher: The launcher that leads to the hosts.
         run: The name of the run; empty where there is none.
-        heartbeat: The seconds after which a silent host counts as lost; 0: a default.
+        heartbeat: The seconds after which a silent host counts as lost; 0: it does not; None: a default.
     """
     fan_out = os.environ.get(FAN_OUT_VARIABLE) or str(FAN_OUT)
     if not re.fullmatch("[1-9][0-9]{0,5}", fan_out):

@@ -23,14 +23,14 @@ class HostLinks:
     """The links to hosts, from the first script to `close`. Each is opened when it is first needed."""
 
     def __init__(
-        self, launcher: AgentLauncher, *, run: str = "", heartbeat: float = 0.0, fan_out: int = FAN_OUT
+        self, launcher: AgentLauncher, *, run: str = "", heartbeat: float | None = None, fan_out: int = FAN_OUT
     ) -> None:
         """Begin without any.
 
         Args:
             launcher: The launcher that leads to the hosts.
             run: The name of the run; empty where there is none.
-            heartbeat: The seconds after which ssh gives a silent host up; 0: a default.
+            heartbeat: The seconds after which ssh gives a silent host up; 0: it does not; None: a default.
             fan_out: The number of agents that are started from here, where these can start the others.
         """
         self.launcher = launcher
@@ -81,9 +81,9 @@ class HostLinks:
             agents.close()
 
 
-def _add_keepalive(launcher: AgentLauncher, heartbeat: float) -> AgentLauncher:
+def _add_keepalive(launcher: AgentLauncher, heartbeat: float | None) -> AgentLauncher:
     """Return the launcher, with options by which ssh gives a silent host up."""
-    if launcher.launcher != "ssh":
+    if launcher.launcher != "ssh" or heartbeat == 0:
         return launcher
     interval = math.ceil((heartbeat or KEEPALIVE_SECONDS) / KEEPALIVES)
     words = ("-o", f"ServerAliveInterval={interval}", "-o", f"ServerAliveCountMax={KEEPALIVES}")

@@ -537,16 +537,19 @@ def test_the_script_of_a_task_without_a_secret_fits_into_an_argument() -> None:
     assert subprocess.run(["sh", "-c", f"exit 3\n{script}"], check=False).returncode == 3
 
 
-@pytest.mark.parametrize(("heartbeat", "interval"), [(5.0, 1), (30.0, 6), (0.0, 24)])
+@pytest.mark.parametrize(("heartbeat", "interval"), [(5.0, 1), (30.0, 6), (None, 24), (0.0, None)])
 def test_a_host_that_is_cut_off_is_given_up_after_the_heartbeat(
-    heartbeat: float, interval: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heartbeat: float | None, interval: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with reach_privately(HostLinks(AgentLauncher(), heartbeat=heartbeat)) as target:
         words = target.there({"h9": "true"})["h9"].out
-    assert f"-o ServerAliveInterval={interval} -o ServerAliveCountMax=5 " in words
+    if interval is None:
+        assert "ServerAlive" not in words
+    else:
+        assert f"-o ServerAliveInterval={interval} -o ServerAliveCountMax=5 " in words
 
 
 # -- the request ----------------------------------------------------------------------------------
