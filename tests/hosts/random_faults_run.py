@@ -32,8 +32,6 @@ DISK = "size=256k"
 # The time beyond the bound, for a busy machine.
 SPARE_SECONDS = 60.0
 LISTENING = "0A"
-# ddlrun itself and its guard.
-MOST_OF_DDLRUN = 2
 # After two faults of which one is a signal to ddlrun, the end may be hurried.
 MOST_ORDERLY = 2
 
@@ -261,7 +259,7 @@ class Run:
         limit = time.monotonic() + self._scenario.bound + SPARE_SECONDS
         job = self._job
         if self._ddlrun_stopped:
-            wait_until(lambda: len(self._left()) <= MOST_OF_DDLRUN, limit)
+            wait_until(lambda: all(map(self._belongs_to_ddlrun, self._left())), limit)
             self._continue([job.process.pid])
             limit += SPARE_SECONDS
         if not wait_until(lambda: job.process.poll() is not None, limit):
@@ -284,6 +282,12 @@ class Run:
             return False
         self._kill(left)
         return wait_until(lambda: not self._left(), time.monotonic() + SPARE_SECONDS)
+
+    def _belongs_to_ddlrun(self, pid: int) -> bool:
+        """Return True for ddlrun, its forks and links, and the agents there, which stay while it is stopped."""
+        ddlrun, words = self._job.process.pid, cmdline(pid)
+        is_link = words[:1] == ["ssh"] and parent(pid) == ddlrun
+        return words == cmdline(ddlrun) or is_link or (is_agent(pid) and parent(pid) != 1)
 
     def _kill(self, pids: Iterable[int]) -> None:
         for pid in pids:
