@@ -12,7 +12,7 @@ from ddlrun.agent.pmi_service import PmiService, rank_variables
 from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import close_files, complain
-from ddlrun.keeper.protocol import ADDRESSES
+from ddlrun.keeper.protocol import ADDRESSES, AGENT_RUN
 from ddlrun.keeper.signals import HANDLED, restore_defaults
 from ddlrun.wire.loop import NEVER
 
@@ -130,6 +130,7 @@ def _keeper(program: Sequence[str], variables: Mapping[str, str], link: int, ord
         if os.getppid() == agent:
             from ddlrun.keeper.entry import main  # noqa: PLC0415 - see _load_keeper
 
+            os.environ.pop(AGENT_RUN, None)  # the ranks' programs are none of agents
             os.environ.update(variables)
             main(list(program), link, "ddlrun's agent on that host", orders)
 

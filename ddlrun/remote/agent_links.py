@@ -200,7 +200,11 @@ class AgentLinks:
 
 
 def _limit(launcher: AgentLauncher, seconds: float) -> AgentLauncher:
-    """Return the launcher, with options by which ssh connects in some seconds, unless the user has set another time."""
+    """Return the launcher, with options by which ssh connects in some seconds, unless the user has set another time.
+
+    Nor does it carry the connections of others, which would end with the link, or keep it from ending.
+    """
     if launcher.launcher != "ssh":
         return launcher
-    return launcher._replace(words=(*launcher.words, f"-oConnectTimeout={max(1, int(seconds))}", "-oForwardX11=no"))
+    options = (f"-oConnectTimeout={max(1, int(seconds))}", "-oForwardX11=no", "-oControlMaster=no")
+    return launcher._replace(words=(*launcher.words, *options))

@@ -78,3 +78,22 @@ def test_only_a_broken_link_is_opened_again_for_a_restart(cluster: Cluster, tmp_
     assert (process.returncode, printed) == (0, "started\n" * 4), errors
     assert "host h3 was lost: the connection to its agent ended (ssh: signal 9)" in errors
     assert connections(cluster) == [count + made for count, made in zip(before, (1, 2, 1), strict=True)]
+
+
+def test_ranks_have_no_variable_of_agents(cluster: Cluster, tmp_path: Path) -> None:
+    argv = launch_line(OWN, tmp_path, "-H", "h1:1,h2:1", "--quiet", "--output", "no-tag")
+    done = cluster.run("h1", [*argv, "sh", "-c", "env | grep DDLRUN_AGENT || echo none"], cwd=tmp_path)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["none", "none"], "")
+
+
+def test_a_link_carries_no_connection_of_others(cluster: Cluster, tmp_path: Path) -> None:
+    config = cluster.known_hosts("h1").with_name("ssh_config")
+    before = config.read_text()
+    socket = tmp_path / "master"
+    config.write_text(f"{before}  ControlMaster auto\n  ControlPath {socket}\n")
+    try:
+        argv = launch_line(OWN, tmp_path, "-H", "h1:1,h2:1", "--quiet", "--output", "no-tag")
+        done = cluster.run("h1", [*argv, "sh", "-c", f"ls {socket} 2>/dev/null || echo none"], cwd=tmp_path)
+    finally:
+        config.write_text(before)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["none", "none"], "")
