@@ -21,9 +21,12 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.round import Round
+from ddlrun.remote.system_limits import allow_files
 from ddlrun.wire.loop import Loop
 
 CONNECT_SECONDS = 10.0
+# The pipes of a launcher, and the file by which its end is seen.
+FILES_PER_LINK = 4
 
 
 class HostEvents(Protocol):
@@ -145,6 +148,7 @@ class AgentLinks:
         self._lost.difference_update(hosts)
         self._direct.difference_update(hosts)
         self._direct.update(part[0] for part in divide(tuple(hosts), fan_out))
+        allow_files(FILES_PER_LINK * min(len(hosts), fan_out))
         self._children.open(tree, tuple(hosts))
 
     def drop(self, hosts: Collection[str]) -> None:

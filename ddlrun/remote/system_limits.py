@@ -2,9 +2,27 @@
 
 import errno
 import os
+import resource
 from collections.abc import Mapping
 
 ENOUGH_FILES = 1024
+# Files of other purposes: pipes, unauthenticated connections.
+OTHER_FILES = 64
+
+
+def count_open_files() -> int:
+    """Return the number of files that this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def allow_files(more: int) -> None:
+    """Raise this process's limit of open files so that it may open some more, if it may."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count_open_files() + more + OTHER_FILES
+    if most != resource.RLIM_INFINITY:
+        wanted = min(wanted, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def explain_limit(error: OSError, environ: Mapping[str, str]) -> str | None:

@@ -17,8 +17,9 @@ from ddlrun.plan.plan import STDIN, Plan
 from ddlrun.plan.supervision import InputMode, RankInput, SupervisedJob, SupervisionOptions
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.manager_session import Process, copy_stdin, end_session, guard_session, start_manager
+from ddlrun.remote.system_limits import allow_files
 from ddlrun.supervise.ending import DAEMON_SECONDS, SLACK_SECONDS
-from ddlrun.supervise.listener import Listener, allow_files
+from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.ranks import Ranks
 from ddlrun.supervise.relays import Relays
 from ddlrun.supervise.signals import Signals
@@ -28,6 +29,8 @@ from ddlrun.supervise.supervision import Supervision
 if TYPE_CHECKING:
     from ddlrun.agent.relay import JobRelay
 
+# A connection, a log, and a relay, of which a host has one.
+FILES_PER_RANK = 3
 RELAY = (sys.executable, "-I", "-S", ssh_relay.__file__)
 
 
@@ -72,7 +75,7 @@ def run_plan(
         addresses = {protocol.ADDRESSES: listener.variable()}
         process = _start(plan, relay, argv, {**environ, **session, **arguments, **addresses, **relayed})
         guard(process.pid)
-        allow_files(job.ranks)
+        allow_files(FILES_PER_RANK * job.ranks)
         with process:
             try:
                 supervision = Supervision(options, job, plan.run_dir, listener, process, signals, relays)

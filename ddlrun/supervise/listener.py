@@ -12,9 +12,8 @@ from ddlrun.listening import bind_free_port
 from ddlrun.wire.authentication import KeyExchange, Secret
 from ddlrun.wording import counted
 
-# The files that are open beside the keepers' connections: logs, pipes, unauthenticated connections.
-OTHER_FILES = 64
-# Those of a job without unauthenticated connections, with a reserve; and those of a process manager beside its ranks'.
+# The files that are open beside the keepers' connections in a job without unauthenticated connections, with a reserve;
+# and those of a process manager beside its ranks'.
 FEWEST_FILES = 48
 MANAGER_FILES = 16
 BACKLOG = 4096
@@ -32,16 +31,6 @@ def check_files(ranks: int, manager_files: int = 0) -> None:
                 f"a job of {counted(ranks, 'rank')} opens up to {needed} files on this machine, which allows {limit} "
                 f"(ulimit {option}); '* - nofile {needed}' in /etc/security/limits.conf"
             )
-
-
-def allow_files(ranks: int) -> None:
-    """Raise this process's limit of open files to a connection and a log per rank, if it may; children keep theirs."""
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * ranks + OTHER_FILES
-    if most != resource.RLIM_INFINITY:
-        wanted = min(wanted, most)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def find_cryptography() -> str:

@@ -4,8 +4,8 @@ import os
 import resource
 from collections.abc import Callable
 
+from ddlrun.remote.system_limits import OTHER_FILES, count_open_files
 from ddlrun.runs.store import open_private
-from ddlrun.supervise.listener import OTHER_FILES
 
 # The files that are open at the same time: these are among OTHER_FILES.
 LEAST_OPEN_FILES = 8
@@ -97,5 +97,5 @@ class RankFiles:
 def most_open_files(ranks: int) -> int:
     """Return the number of files that may be open beside the connections of the ranks."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    unused = MOST_OPEN_FILES if limit == resource.RLIM_INFINITY else limit - ranks - OTHER_FILES
+    unused = MOST_OPEN_FILES if limit == resource.RLIM_INFINITY else limit - count_open_files() - ranks - OTHER_FILES
     return min(MOST_OPEN_FILES, max(LEAST_OPEN_FILES, unused))

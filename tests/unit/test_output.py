@@ -19,6 +19,7 @@ from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import OutputStyle
+from ddlrun.remote.system_limits import OTHER_FILES
 from ddlrun.runs.merged_output import MergedOutput
 from ddlrun.runs.output_lines import ESCAPE, LineMerger, RankTags, fit_rewritten, tag_lines, tag_switches
 from ddlrun.runs.output_order import OUT, pack_entry
@@ -26,7 +27,6 @@ from ddlrun.supervise import folding
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
 from ddlrun.supervise.job_log import JobLog
-from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.rank_output import RankOutput, split_lines
 from ddlrun.supervise.streams import OutputStream

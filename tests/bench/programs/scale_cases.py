@@ -26,9 +26,10 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.system_limits import allow_files
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
-from ddlrun.supervise.listener import Listener, allow_files, check_files
+from ddlrun.supervise.listener import Listener, check_files
 from ddlrun.topology import RankOrder, parse_topology
 from ddlrun.wire.loop import Loop
 from tests.support.keepers import SimulatedKeeper
@@ -99,7 +100,7 @@ def keepers(ranks: str) -> dict[str, float]:
     """Return the CPU seconds that keepers cost in ddlrun; a second process has their ends of the connections."""
     count = int(ranks)
     check_files(count)
-    allow_files(count)
+    allow_files(2 * count)
     listener, loop = Listener(("127.0.0.1",)), Loop()
     (order, orders), (ready, signal) = os.pipe(), os.pipe()
     if os.fork() == 0:
