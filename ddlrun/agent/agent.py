@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ddlrun.agent.programs import HostPrograms
     from ddlrun.wire.connection import Connection
 
-# A cut network does not report the end of a connection: without ranks, which notice that, and messages an agent ends.
+# A cut network does not report the end of a connection. Ranks and daemons notice that; without them, and without
+# messages, an agent ends.
 IDLE_SECONDS = 120.0
 # While more waits to be sent, no more output is read.
 MOST_UNSENT = 1 << 20
@@ -67,7 +68,8 @@ class Agent(Node):
         return super()._over and not (self._programs and self._programs.running)
 
     def _idle_until(self) -> float:
-        return self._heard + IDLE_SECONDS if super()._over and self._parent.open else NEVER
+        works = not super()._over or (self._programs and self._programs.lingering)
+        return NEVER if works or not self._parent.open else self._heard + IDLE_SECONDS
 
     def report(self, kind: bytes, text: bytes) -> None:
         """Pass a message on to the node above; after much output, read no more until it was sent."""

@@ -26,8 +26,8 @@ GREETING = b"@ddlrun-agent "
 WANTED = b"archive"
 """The greeting of a host without ddlrun, which waits for the archive of the agent's modules."""
 EXIT_NOT_FOUND = 127
-# The bytes of what a login has printed that are reported.
-MOST_NOISE = 4096
+# The bytes of what a login has printed that are reported, and those that it may print.
+MOST_NOISE, MOST_PRINTED = 4096, 16 << 20
 
 
 class Child:
@@ -115,6 +115,7 @@ class Child:
         self._errors = LauncherErrors(loop, errors)
         self._printed = bytearray()
         """What has arrived, and is to be searched for the greeting."""
+        self._most_printed = MOST_PRINTED
         self._noise = bytearray()
         """What a login has printed before that."""
         protocol.begin(self.connection, sent=protocol.TO_AGENT, received=protocol.FROM_AGENT)
@@ -223,6 +224,11 @@ class Child:
     def _greet(self, data: bytes) -> bytes:
         """Answer the agent's greeting by the archive of its modules, or by the tree; return what follows it."""
         self._printed += data
+        self._most_printed -= len(data)
+        if self._most_printed < 0:
+            self._errors.last = b"its reply is too long"
+            self.give_up()
+            return b""
         greeting = take_greeting(self._printed, self._noise)
         if greeting == WANTED:
             archive = build_archive()
@@ -230,6 +236,7 @@ class Child:
             return self._greet(b"")
         if greeting == self._version:
             self.ready = True
+            self._errors.read()
             self._errors.pass_on()
             hosts = pack_words(host.encode() for host in self.hosts)
             for message in ((protocol.TREE, pack_words([self._tree.pack(), hosts])), *self._queue):
@@ -248,15 +255,14 @@ def take_greeting(printed: bytearray, noise: bytearray) -> bytes | None:
 
     What a login shell prints before it is added to `noise`.
     """
-    while b"\n" in printed:
-        line, _, rest = bytes(printed).partition(b"\n")
-        printed[:] = rest
-        before, mark, greeting = line.partition(GREETING)
-        noise += before if mark else line + b"\n"
-        del noise[MOST_NOISE:]
-        if mark:
-            return greeting
-    return None
+    at = printed.find(GREETING)
+    end = printed.find(b"\n", at) if at >= 0 else -1
+    before = at if end >= 0 else printed.rfind(b"\n") + 1
+    greeting = bytes(printed[at + len(GREETING) : end]) if end >= 0 else None
+    noise += printed[:before]
+    del noise[MOST_NOISE:]
+    del printed[: end + 1 or before]
+    return greeting
 
 
 def divide(hosts: Sequence[str], fan_out: int) -> list[list[str]]:

@@ -75,6 +75,11 @@ class HostPrograms:
         """Whether one has not ended."""
         return bool(self._programs)
 
+    @property
+    def lingering(self) -> bool:
+        """Whether one that may outlive the link has not ended."""
+        return any(program.linger for program in self._programs)
+
     def start(self, request: ProgramRequest) -> None:
         """Start a shell with a script as its standard input."""
         try:

@@ -192,6 +192,13 @@ def test_a_lost_host_answers_each_program_with_its_reason(tmp_path: Path) -> Non
         assert links.result("echo again", "three", 3) == (0, b"again\n")
 
 
+def test_a_login_that_prints_without_end_is_the_reason(tmp_path: Path) -> None:
+    with linked(tmp_path, before="[ $1 = two ] && exec yes", fan_out=2) as links:
+        links.run("echo $0", "one", "two")
+        links.wait(lambda: links.ends and links.lost)
+        assert [(lost.name, lost.errors) for lost in links.lost] == [("two", "its reply is too long")]
+
+
 def test_a_missing_launcher_is_the_reason() -> None:
     loop, lost = Loop(), list[LostHost]()
     children = Children(loop, lambda _kind, text: lost.append(LostHost.parse(text)), VERSION)
