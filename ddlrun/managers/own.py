@@ -80,8 +80,9 @@ def _parse_report(kind: bytes, text: bytes) -> EndFinding:
 
     >>> _parse_report(protocol.LOST, protocol.LostHost(name="h2", reason="the connection ended").pack()).text
     'host h2 was lost: the connection ended'
-    >>> _parse_report(protocol.EXITED, b"2 -9")
-    EndFinding(code=<EndCode.KILLED_RANK: 6>, host='', rank=2, number=-9, text='the keeper of rank 2 was killed')
+    >>> killed = _parse_report(protocol.EXITED, b"2 -9")
+    >>> killed.code is EndCode.KILLED_RANK, killed.rank, killed.text
+    (True, 2, 'the keeper of rank 2 was killed')
     """
     if kind == protocol.LOST:
         host = protocol.LostHost.parse(text)

@@ -16,20 +16,17 @@ from tests.support.launches import run
 KEEPER = """
 import os, sys, time
 from ddlrun.keeper.connection import connect
-from ddlrun.keeper.protocol import FROM_KEEPER
-from ddlrun.wire.frames import Encoder
 
 messages = {messages!r}
-links, encoders = [], []
+links = []
 for kind, text in messages:
     if kind is None:
         links.append(connect(os.environ["DDLRUN_CHANNEL"], 300, 0))
         links[-1].link.settimeout(300)
-        encoders.append(Encoder(links[-1].agreement.outgoing, FROM_KEEPER))
     elif kind == "raw":
         links[-1].link.sendall(text)
     else:
-        links[-1].link.sendall(b"".join(encoders[-1].encode(kind, text)))
+        links[-1].link.sendall(b"".join(links[-1].encoder.encode(kind, text)))
 for link in links:
     while link.link.recv(1000):
         pass
