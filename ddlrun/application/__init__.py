@@ -4,7 +4,7 @@ The stages of a launch, each with the value that it returns:
 
     read_settings    Settings    the request; later stages see no options
     check_settings   Attempt     the query of the process manager's version runs
-    start_probe      Attempt     the probe of this machine runs
+    start_probe      Attempt     the probe of this machine runs, or agents start on others
     survey_hosts     Surveyed    machines, network, software
     place_ranks      Placed      host, cores and GPU of every rank
     plan_job         Planned     rank file, environment, command

@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ddlrun.application.page import LaunchPage
-from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job, survey_hosts
+from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job, start_probe, survey_hosts
 from ddlrun.environment.frameworks import NAMES
 from ddlrun.environment.open_mpi import SINGLETON
 from ddlrun.errors import DdlrunError
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 def plan_attempt(attempt: Attempt) -> Planned:
     """Take an attempt through the stages up to its plan. Raises DdlrunError."""
     with closing(attempt.links):
-        return plan_job(place_ranks(survey_hosts(attempt)))
+        return plan_job(place_ranks(survey_hosts(start_probe(attempt))))
 
 
 def run_until_done(attempt: Attempt) -> Outcome:
     """Run the job, and restart it after a failure as often as allowed; return the last outcome. Raises DdlrunError."""
-    from ddlrun.application import running  # noqa: PLC0415 - 30 ms, while this machine is probed
-
     finished, surveyed, request = None, None, None
     with closing(attempt.links), LaunchPage(attempt.settings.run.web, attempt.reporter) as page:
+        attempt = start_probe(attempt)
+        from ddlrun.application import running  # noqa: PLC0415 - 30 ms, while hosts are probed
+
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished, request)

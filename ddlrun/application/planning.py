@@ -27,7 +27,7 @@ from ddlrun.plan.planner import make_plan, place_surveyed
 from ddlrun.plan.settings import Settings, reassign_hosts
 from ddlrun.plan.survey import Survey
 from ddlrun.remote.links import HostLinks
-from ddlrun.remote.probe import PendingProbe, await_names, check_distinct
+from ddlrun.remote.probe import PendingProbe, await_names, check_distinct, is_local
 from ddlrun.runs.registry import find_in_use
 from ddlrun.runs.store import state_folder
 
@@ -145,12 +145,14 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
 
 
 def start_probe(attempt: Attempt) -> Attempt:
-    """Start the probe of a job on this machine alone, so that it runs while modules are imported."""
-    hosts = attempt.settings.hosts
-    if not hosts.all_local or attempt.settings.machine:
-        return attempt
-    target = reach(attempt.links, variables=attempt.settings.environment.variables)
-    return attempt._replace(probe=PendingProbe(hosts.hosts, target))
+    """Start the probe of a job on this machine alone, else the agents on its hosts, while modules are imported."""
+    settings, hosts = attempt.settings, attempt.settings.hosts
+    if hosts.all_local and not settings.machine:
+        target = reach(attempt.links, variables=settings.environment.variables)
+        return attempt._replace(probe=PendingProbe(hosts.hosts, target))
+    if not (hosts.all_local or (settings.machine and settings.run.dry_run) or _has_new_pods(settings)):
+        attempt.links.open([name for name in hosts.hosts.names if not is_local(name)], settings.check.seconds)
+    return attempt
 
 
 def survey_machines(settings: Settings, manager: PendingManager, probe: PendingProbe | None = None) -> Survey:
@@ -201,10 +203,15 @@ def _check_hosts(attempt: Attempt) -> "PreflightReport":
     from ddlrun.application.check import check_first  # noqa: PLC0415 - 4 ms, for jobs over several hosts alone
 
     settings = attempt.settings
-    hosts = settings.hosts
-    if hosts.allocation is not None and hosts.allocation.scheduler == "kubernetes" and hosts.launcher.launcher == "ssh":
-        await_names(hosts.hosts.names, settings.check.seconds)
+    if _has_new_pods(settings):
+        await_names(settings.hosts.hosts.names, settings.check.seconds)
     return check_first(settings, attempt.manager.result(), attempt.links, attempt.reporter)
+
+
+def _has_new_pods(settings: Settings) -> bool:
+    """Return True if the names of hosts may not resolve yet."""
+    allocation, launcher = settings.hosts.allocation, settings.hosts.launcher
+    return allocation is not None and allocation.scheduler == "kubernetes" and launcher.launcher == "ssh"
 
 
 def _busy_ports(report: "PreflightReport") -> frozenset[int]:

@@ -8,7 +8,7 @@ import click
 from ddlrun.application.attempts import forget_outer_job, plan_attempt, run_until_done
 from ddlrun.application.options.programs import read_programs, split_programs
 from ddlrun.application.options.settings import read_settings
-from ddlrun.application.planning import Planned, check_settings, start_probe
+from ddlrun.application.planning import Planned, check_settings
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options, strip_secrets
@@ -140,9 +140,9 @@ def command(
     attempt = check_settings(settings, reporter)
     if settings.run.dry_run:
         with note_on_descriptions():
-            _print_plan(plan_attempt(start_probe(attempt)))
+            _print_plan(plan_attempt(attempt))
         return 0
-    return run_until_done(start_probe(attempt)).exit_code
+    return run_until_done(attempt).exit_code
 
 
 def _print_plan(planned: Planned) -> None:

@@ -18,7 +18,7 @@ from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput
 from ddlrun.agent.relay import JobRelay
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.remote.agent import AgentLauncher
-from ddlrun.remote.fan_out import run_on_hosts
+from ddlrun.remote.fan_out import refuse, run_on_hosts
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.round import Round
 from ddlrun.remote.system_limits import allow_files
@@ -63,6 +63,8 @@ class AgentLinks:
         self._direct: set[str] = set()
         """The hosts whose agents were started from here."""
         self._lost: set[str] = set()
+        self._prepared: set[str] = set()
+        """The hosts whose links were opened for the next round."""
         self._without_agent: set[str] = set()
         self._printed: dict[str, bytes] = {}
         """What the logins of hosts have printed, until the next reply."""
@@ -77,7 +79,8 @@ class AgentLinks:
         """
         end = time.monotonic() + seconds
         this = Round(scripts, self._without_agent, by_ssh=self._launcher.launcher == "ssh")
-        this.linked_before |= self._children.names - self._lost
+        this.linked_before |= self._children.names - self._lost - self._prepared
+        self._prepared.clear()
         self._start_round(this, tuple(this.unfinished), seconds)
         while (again := this.take_again(self._direct)) or (this.unfinished and time.monotonic() < end):
             if again:
@@ -128,6 +131,11 @@ class AgentLinks:
             self._children.stop(number)
 
     # -- links ------------------------------------------------------------------------------------
+
+    def prepare(self, hosts: Collection[str], seconds: float) -> None:
+        """Begin to open the links that the next round needs. Names that are not those of hosts are left to that."""
+        self._prepared.update(name for name in hosts if refuse(name) is None)
+        self.link(self._prepared, seconds)
 
     def link(self, hosts: Collection[str], seconds: float = CONNECT_SECONDS) -> None:
         """Open the links to hosts that there are not, or no longer; ssh may take some seconds to connect."""

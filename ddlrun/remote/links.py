@@ -52,6 +52,11 @@ class HostLinks:
             self._agents = AgentLinks(self._via, run=self._run, fan_out=self._fan_out)
         return self._agents
 
+    def open(self, hosts: Collection[str], seconds: float) -> None:
+        """Begin to open the links that the next `run` needs, each within a time limit in seconds."""
+        if self.leads_to_agents:
+            self.agents.prepare(hosts, seconds)
+
     def run(self, scripts: Mapping[str, str], seconds: float) -> dict[str, FinishedProcess]:
         """Run each host's sh script there, all at once, each within a time limit in seconds; see AgentLinks.run."""
         if not self.leads_to_agents:
