@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ddlrun.agent.programs import HostPrograms
     from ddlrun.wire.connection import Connection
 
-# A cut network does not report the end of a connection. Ranks and daemons notice that; without them, and without
-# messages, an agent ends.
+# A cut network does not report the end of a connection. Ranks and daemons notice it by themselves. An agent without any
+# ends after this time without a message.
 IDLE_SECONDS = 120.0
 # While more waits to be sent, no more output is read.
 MOST_UNSENT = 1 << 20

@@ -1,7 +1,7 @@
 """The links from a node to the agents below it: those that it has started, and those that wait for their start.
 
-An agent sends messages while it has a job or a program alone. That it is lost is reported when that matters: at once
-while one of these is awaited, else to each that follows.
+An agent sends messages only while it runs a job or a program. The loss of an agent is reported at once while the end of
+one of these is awaited, and otherwise in reply to each later request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # The number of agents that are being started at the same time.
 MOST_STARTING = 64
-# The interval at which the programs that lead to other hosts are checked, and that for those that are about to end.
+# The intervals at which the programs that lead to other hosts are checked: while they run, and while one is to end.
 CHECK_SECONDS, MOMENT = 5.0, 0.005
 # Agents get a message at this interval.
 KEEP_SECONDS = 20.0
