@@ -11,7 +11,7 @@ import time
 
 from ddlrun.agent import protocol
 from ddlrun.agent.node import Node, read_grace
-from ddlrun.agent.protocol import AgentJob, AgentTree, HostRanks, LostHost, ProgramRequest, unpack_words
+from ddlrun.agent.protocol import IDLE_SECONDS, AgentJob, AgentTree, HostRanks, LostHost, ProgramRequest, unpack_words
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.leftovers import remove_leftovers
 from ddlrun.keeper.protocol import AGENT_RUN
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from ddlrun.agent.programs import HostPrograms
     from ddlrun.wire.connection import Connection
 
-# A cut network does not report the end of a connection. Ranks and daemons notice it by themselves. An agent without any
-# ends after this time without a message.
-IDLE_SECONDS = 120.0
 # While more waits to be sent, no more output is read.
 MOST_UNSENT = 1 << 20
 
@@ -48,6 +45,9 @@ class Agent(Node):
         """Whether the output of programs is read."""
         self._heard = time.monotonic()
         """The time of the last message from above."""
+        self._idle = IDLE_SECONDS
+        """A cut network does not report the end of a connection. Ranks and daemons notice it by themselves; an agent
+        without any ends after this time without a message."""
         self._parent = parent
         protocol.begin(parent, sent=protocol.FROM_AGENT, received=protocol.TO_AGENT)
         parent.join(self._loop, self._on_parent)
@@ -69,7 +69,7 @@ class Agent(Node):
 
     def _idle_until(self) -> float:
         works = not super()._over or (self._programs and self._programs.lingering)
-        return NEVER if works or not self._parent.open else self._heard + IDLE_SECONDS
+        return NEVER if works or not self._parent.open else self._heard + self._idle
 
     def report(self, kind: bytes, text: bytes) -> None:
         """Pass a message on to the node above; after much output, read no more until it was sent."""
@@ -127,7 +127,9 @@ class Agent(Node):
         signal.alarm(0)
         packed, names = unpack_words(text)
         self._hosts = [name.decode() for name in unpack_words(names)]
-        self._children.open(AgentTree.parse(packed), self._hosts[1:], self._hosts[0])
+        tree = AgentTree.parse(packed)
+        self._idle = tree.idle
+        self._children.open(tree, self._hosts[1:], self._hosts[0])
 
     def _take_job(self, text: bytes) -> None:
         packed, packed_hosts = unpack_words(text)

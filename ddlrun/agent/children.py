@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from ddlrun.agent import protocol
-from ddlrun.agent.protocol import ProgramRequest, pack_words
+from ddlrun.agent.protocol import IDLE_SECONDS, ProgramRequest, pack_words
 from ddlrun.keeper.forks import complain
 from ddlrun.wire.loop import NEVER
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MOST_STARTING = 64
 # The intervals at which the programs that lead to other hosts are checked: while they run, and while one is to end.
 CHECK_SECONDS, MOMENT = 5.0, 0.005
-# Agents get a message at this interval.
-KEEP_SECONDS = 20.0
+# The messages that an agent without work gets in the time after which it would end.
+KEEPS_PER_IDLE = 6
 # The programs that lead to other hosts have this long to end by themselves, and once they were killed.
 FAREWELL_SECONDS = 2.0, 1.0
 # After a grace and this time, agents that have not ended their ranks are given up.
@@ -58,11 +58,12 @@ class Children:
         self._group: ClientGroup | None = None
         self._own = ""
         self._ending = False
-        self._give_up_at = self._reap_at = self._check_at = NEVER
-        self._keep_at = time.monotonic() + KEEP_SECONDS
+        self._keep_seconds = IDLE_SECONDS / KEEPS_PER_IDLE
+        self._give_up_at = self._reap_at = self._check_at = self._keep_at = NEVER
         loop.watch_deadline(lambda: self._give_up_at, self._give_up_job)
         loop.watch_deadline(lambda: self._reap_at, self._reap_leaving)
         loop.watch_deadline(lambda: self._check_at, self._check)
+        loop.watch_deadline(lambda: self._keep_at, self._keep)
 
     @property
     def over(self) -> bool:
@@ -84,7 +85,7 @@ class Children:
             hosts: The names of the hosts.
             own: The name of this host; empty: ddlrun's own.
         """
-        self._own = own
+        self._own, self._keep_seconds = own, tree.idle / KEEPS_PER_IDLE
         if not hosts:
             return
         from ddlrun.agent.child import Child, divide  # noqa: PLC0415 - most agents have none below them
@@ -108,7 +109,9 @@ class Children:
     def _add(self, child: Child) -> None:
         self._children.append(child)
         self._by_host.update(dict.fromkeys(child.hosts, child))
-        self._check_at = min(self._check_at, time.monotonic() + CHECK_SECONDS)
+        now = time.monotonic()
+        self._check_at = min(self._check_at, now + CHECK_SECONDS)
+        self._keep_at = min(self._keep_at, now + self._keep_seconds)
 
     def _start_waiting(self) -> None:
         """Start as many of the agents that wait for it as may be started now."""
@@ -249,16 +252,18 @@ class Children:
             self._watch_end(child)
 
     def _check(self, now: float) -> None:
-        """Continue stopped launchers, and keep the agents."""
-        keep = now >= self._keep_at
-        if keep:
-            self._keep_at = now + KEEP_SECONDS
+        """Continue stopped launchers."""
         for child in self._children:
             if child.resume(now):  # ranks in MPI wait for their messages
                 complain(f"{child.via} to {child.name} was stopped while the job ran, and was continued")
-            if keep and child.ready:
-                child.connection.send(protocol.KEEP)
         self._check_at = now + CHECK_SECONDS
+
+    def _keep(self, now: float) -> None:
+        """Let the agents stay, which end without messages."""
+        for child in self._children:
+            if child.ready:
+                child.connection.send(protocol.KEEP)
+        self._keep_at = now + self._keep_seconds
 
     # -- the end ----------------------------------------------------------------------------------
 

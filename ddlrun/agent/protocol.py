@@ -29,7 +29,7 @@ RUN = b"R"
 STOP = b"S"
 """The number of a program: SIGTERM to it on all its hosts, SIGKILL after some seconds."""
 KEEP = b"K"
-"""The link is still needed: an agent ends after some time without any message."""
+"""The link is still needed: an agent without work ends after some time without any message."""
 EXITED = b"X"
 """An ExitedRank."""
 UNFINISHED = b"U"
@@ -47,6 +47,8 @@ LOGIN = 0
 ALTERED = b"A"
 """A message to the agent was altered on the way; the agent ends its ranks."""
 
+# An agent ends after this time without any message, unless the job has a heartbeat.
+IDLE_SECONDS = 120.0
 # The longest text of each kind. All hosts and variables are in one job, and the addresses of all ranks in a message.
 NUMBERS, LINE, EVERYTHING = 64, 1 << 16, 1 << 30
 TO_AGENT = {
@@ -161,16 +163,18 @@ class AgentTree:
     """The number of agents that an agent starts itself; these start the others."""
     run: str
     """The run for which the agents are started first; empty: none."""
+    idle: float = IDLE_SECONDS
+    """The seconds without a message after which an agent ends that has no work."""
 
     def pack(self) -> bytes:
         """Return the tree as one text, which all agents pass on unchanged."""
-        return _pack_texts([self.python, self.script, str(self.fan_out), self.run, *self.launcher])
+        return _pack_texts([self.python, self.script, str(self.fan_out), self.run, str(self.idle), *self.launcher])
 
     @classmethod
     def parse(cls, text: bytes) -> AgentTree:
         """Parse the text of a tree."""
-        python, script, fan_out, run, *launcher = _unpack_texts(text)
-        return cls(launcher=launcher, python=python, script=script, fan_out=int(fan_out), run=run)
+        python, script, fan_out, run, idle, *launcher = _unpack_texts(text)
+        return cls(launcher=launcher, python=python, script=script, fan_out=int(fan_out), run=run, idle=float(idle))
 
 
 @record

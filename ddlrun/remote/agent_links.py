@@ -14,7 +14,7 @@ from ddlrun.agent import protocol
 from ddlrun.agent.archive import PACKAGE
 from ddlrun.agent.child import divide
 from ddlrun.agent.children import Children
-from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput, ProgramRequest
+from ddlrun.agent.protocol import IDLE_SECONDS, AgentTree, LostHost, ProgramEnd, ProgramOutput, ProgramRequest
 from ddlrun.agent.relay import JobRelay
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.remote.agent import AgentLauncher
@@ -25,6 +25,10 @@ from ddlrun.remote.system_limits import allow_files
 from ddlrun.wire.loop import Loop
 
 CONNECT_SECONDS = 10.0
+# An agent without work ends after this many heartbeats without a message, but not before the first time; with
+# `--heartbeat 0` after the second.
+IDLE_HEARTBEATS = 4
+LEAST_IDLE, LONGEST_IDLE = 10.0, 86400.0
 # The pipes of a launcher, and the file by which its end is seen.
 FILES_PER_LINK = 4
 
@@ -45,15 +49,16 @@ class HostEvents(Protocol):
 class AgentLinks:
     """The links to agents."""
 
-    def __init__(self, launcher: AgentLauncher, *, run: str, fan_out: int) -> None:
+    def __init__(self, launcher: AgentLauncher, *, run: str, fan_out: int, heartbeat: float | None) -> None:
         """Begin without any.
 
         Args:
             launcher: The launcher that leads to the hosts.
             run: The name of the run; empty where there is none.
             fan_out: The number of agents that are started from here, where these can start the others.
+            heartbeat: See HostLinks.
         """
-        self._launcher, self._run, self._fan_out = launcher, run, fan_out
+        self._launcher, self._run, self._fan_out, self._idle = launcher, run, fan_out, idle_seconds(heartbeat)
         self.loop = Loop()
         """Where all events of links happen."""
         self._children = Children(self.loop, self._report, VERSION)
@@ -152,6 +157,7 @@ class AgentLinks:
             script=f"{PACKAGE}/agent/start.py",
             fan_out=fan_out,
             run=self._run,
+            idle=self._idle,
         )
         self._lost.difference_update(hosts)
         self._direct.difference_update(hosts)
@@ -209,6 +215,13 @@ class AgentLinks:
         self._lost.update((lost.name, *lost.below))
         for events in {id(events): events for events in self._scripts.values()}.values():
             events.on_loss(lost)
+
+
+def idle_seconds(heartbeat: float | None) -> float:
+    """Return the seconds after which an agent ends that gets no message: see HostLinks for the heartbeat."""
+    if heartbeat is None:
+        return IDLE_SECONDS
+    return max(LEAST_IDLE, IDLE_HEARTBEATS * heartbeat) if heartbeat else LONGEST_IDLE
 
 
 def _limit(launcher: AgentLauncher, seconds: float) -> AgentLauncher:

@@ -30,11 +30,12 @@ class HostLinks:
         Args:
             launcher: The launcher that leads to the hosts.
             run: The name of the run; empty where there is none.
-            heartbeat: The seconds after which ssh gives a silent host up; 0: it does not; None: a default.
+            heartbeat: The seconds after which ssh gives a silent host up; 0: it does not; None: a default. Agents
+                without work end after some heartbeats.
             fan_out: The number of agents that are started from here, where these can start the others.
         """
         self.launcher = launcher
-        self._via = _add_keepalive(launcher, heartbeat)
+        self._via, self._heartbeat = _add_keepalive(launcher, heartbeat), heartbeat
         self._run, self._fan_out = run, fan_out
         self._agents: AgentLinks | None = None
 
@@ -49,7 +50,7 @@ class HostLinks:
         if self._agents is None:
             from ddlrun.remote.agent_links import AgentLinks  # noqa: PLC0415 - 5 ms, for jobs over several hosts alone
 
-            self._agents = AgentLinks(self._via, run=self._run, fan_out=self._fan_out)
+            self._agents = AgentLinks(self._via, run=self._run, fan_out=self._fan_out, heartbeat=self._heartbeat)
         return self._agents
 
     def open(self, hosts: Collection[str], seconds: float) -> None:

@@ -720,7 +720,8 @@ def test_a_network_that_is_cut_while_mpirun_starts(cluster: Cluster, mpirun: str
     ssh, own = write_ssh(mpirun, tmp_path, "h3"), mpirun in OWN_MANAGERS.values()
     # With ddlrun's own process manager, hosts are probed by the same ssh before.
     seconds = "30" if own else "5"
-    options = ("--checks", "none", "--start-timeout", seconds, *ssh.options)
+    heartbeat = () if own else ("--heartbeat", "8")  # after some of them an agent ends that is cut off
+    options = ("--checks", "none", "--start-timeout", seconds, *heartbeat, *ssh.options)
     with Job(cluster, mpirun, tmp_path, *STAY, options=options, prefix=ssh.prefix) as job:
         wait_until((tmp_path / "calling").exists, job.show)
         with cluster.cut("h3"):

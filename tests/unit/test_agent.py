@@ -55,7 +55,7 @@ def test_words_survive(words: list[bytes]) -> None:
 def test_a_job_survives(words: list[str], environ: dict[str, str], folder: str) -> None:
     job = AgentJob(program=words, folder=folder, name="n", size=7, environ=environ)
     assert vars(AgentJob.parse(job.pack())) == vars(job)
-    tree = AgentTree(launcher=words, python=folder, script="s", fan_out=2, run="r")
+    tree = AgentTree(launcher=words, python=folder, script="s", fan_out=2, run="r", idle=0.1)
     assert vars(AgentTree.parse(tree.pack())) == vars(tree)
     lost = LostHost(name="n", reason=folder, code=255, errors=folder, below=words)
     assert vars(LostHost.parse(lost.pack())) == vars(lost)
@@ -95,7 +95,7 @@ def test_a_changed_message_has_a_new_revision() -> None:
         sorted(kinds.items()),
     )
     found = protocol.REVISION, binascii.crc32(repr(messages).encode())
-    assert found == (10, 1163795664), "increase protocol.REVISION: hosts may have this version and the other one"
+    assert found == (11, 258888935), "increase protocol.REVISION: hosts may have this version and the other one"
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
@@ -428,12 +428,12 @@ def test_an_agent_without_a_tree_exits_after_its_limit() -> None:
 
 
 def test_an_idle_agent_ends_for_a_cut_network_does_not_report_the_end_of_its_link() -> None:
-    tree = AgentTree(launcher=["l"], python="p", script="s", fan_out=2, run="r")
+    tree = AgentTree(launcher=["l"], python="p", script="s", fan_out=2, run="r", idle=0.1)
     frames = Encoder(Checksums(), agent_protocol.TO_AGENT).encode(
         agent_protocol.TREE, pack_words([tree.pack(), pack_words([b"here"])])
     )
-    program = "from ddlrun.agent import agent, main; agent.IDLE_SECONDS = 0.1; main.main(['--agent'])"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+    line = [sys.executable, "-I", "-S", START, "--agent"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         assert agent.stdin is not None
         agent.stdin.write(b"".join(frames))
         agent.stdin.flush()

@@ -18,6 +18,7 @@ from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput
 from ddlrun.agent.relay import JobRelay
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.managers.own import START
+from ddlrun.remote.agent_links import idle_seconds
 from ddlrun.wire.frames import Checksums, Encoder
 from ddlrun.wire.loop import Loop
 from tests.support.processes import mark, running
@@ -167,6 +168,41 @@ def test_a_program_ends_with_its_time_and_its_process_group(tmp_path: Path) -> N
         links.children.stop(2)
         links.wait(lambda: len(links.ends) == 2)
         assert (links.ends["two", 2], running(seconds)) == (128 + signal.SIGKILL, [])
+
+
+# An agent that reports the end of program 1 after two messages that keep it.
+KEPT = """
+import os, sys
+from ddlrun.agent import protocol
+from ddlrun.wire.frames import Checksums, Decoder, Encoder
+left = int(sys.argv[1])
+while left:
+    left -= len(os.read(0, left))
+print("@ddlrun-agent {version}", flush=True)
+decoder, keeps = Decoder(Checksums(), protocol.TO_AGENT), 0
+while keeps < 2:
+    keeps += [kind for kind, _ in decoder.feed(os.read(0, 1 << 16))].count(protocol.KEEP)
+end = protocol.ProgramEnd(host="one", number=1, code=keeps)
+os.write(1, b"".join(Encoder(Checksums(), protocol.FROM_AGENT).encode(protocol.ENDED, end.pack())))
+os.read(0, 1)
+"""
+
+
+def test_agents_get_messages_that_keep_them(tmp_path: Path) -> None:
+    links = Links(tmp_path, "", 1)
+    launcher = [sys.executable, "-c", KEPT.format(version=VERSION), "@bytes"]
+    tree = AgentTree(launcher=launcher, python="", script="", fan_out=1, run="", idle=0.6)
+    links.children.open(tree, ["one"])
+    links.run("", "one")
+    links.wait(lambda: links.ends)
+    links.children.dismiss(links.loop.wait)
+    links.loop.close()
+    assert links.ends == {("one", 1): 2}
+
+
+@pytest.mark.parametrize(("heartbeat", "seconds"), [(None, 120), (0, 86400), (1, 10), (30, 120), (300, 1200)])
+def test_agents_without_work_end_after_some_heartbeats(heartbeat: float | None, seconds: float) -> None:
+    assert idle_seconds(heartbeat) == seconds
 
 
 def test_programs_end_with_the_links(tmp_path: Path) -> None:
