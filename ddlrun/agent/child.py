@@ -237,7 +237,7 @@ class Child:
         if greeting == self._version:
             self.ready = True
             self._errors.read()
-            self._errors.pass_on()
+            self._errors.pass_on(login=bool(self._tree.run))  # not where commands examine hosts
             hosts = pack_words(host.encode() for host in self.hosts)
             for message in ((protocol.TREE, pack_words([self._tree.pack(), hosts])), *self._queue):
                 self.connection.send(*message)

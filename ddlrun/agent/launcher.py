@@ -86,8 +86,10 @@ class LauncherErrors:
         os.set_blocking(fd, False)
         loop.watch(fd, READ, lambda _events: self.read())
 
-    def pass_on(self) -> None:
-        """Pass on what is written from now on; what a login has written is dropped."""
+    def pass_on(self, *, login: bool) -> None:
+        """Pass on what is written from now on, and perhaps what a login has written."""
+        if login:
+            os.write(2, self.last)
         self._pass_on, self.last = True, b""
 
     def read(self) -> None:

@@ -109,14 +109,21 @@ class Links:
 def linked(folder: Path, before: str = "", fan_out: int = 1) -> Iterator[Links]:
     """Provide links to hosts one, two and three: each leads to the next one, unless the first agents start more."""
     links = Links(folder, before, fan_out)
-    links.children.open(links.tree, ["one", "two", "three"])
-    try:
+    with opened(links, "one", "two", "three"):
         yield links
+
+
+@contextmanager
+def opened(links: Links, *hosts: str) -> Iterator[None]:
+    """Provide links to hosts. Nothing is left of them at the end."""
+    links.children.open(links.tree, hosts)
+    try:
+        yield
     finally:
         links.children.dismiss(links.loop.wait)
         links.loop.close()
         left = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
-        assert [process.cmdline() for process in left if str(folder) in " ".join(process.cmdline())] == []
+        assert [process.cmdline() for process in left if str(links.folder) in " ".join(process.cmdline())] == []
 
 
 @pytest.mark.parametrize("fan_out", [1, 2, 3])
@@ -233,6 +240,17 @@ def test_a_login_that_prints_without_end_is_the_reason(tmp_path: Path) -> None:
         links.run("echo $0", "one", "two")
         links.wait(lambda: links.ends and links.lost)
         assert [(lost.name, lost.errors) for lost in links.lost] == [("two", "its reply is too long")]
+
+
+@pytest.mark.parametrize(("run", "shown"), [("20261127-me", "a banner\na banner of two\n"), ("", "")])
+def test_what_logins_write_to_standard_error_is_shown_in_a_launch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], run: str, shown: str
+) -> None:
+    links = Links(tmp_path, "[ $1 = one ] && echo a banner >&2 || echo a banner of $1 >&2", 1)
+    links.tree = AgentTree(**{**vars(links.tree), "run": run})
+    with opened(links, "one", "two"):
+        assert links.result("echo up", "two", 1) == (0, b"up\n")
+    assert capfd.readouterr().err == shown
 
 
 def test_a_missing_launcher_is_the_reason() -> None:
