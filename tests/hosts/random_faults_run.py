@@ -20,7 +20,7 @@ from tests.conftest import OWN_MANAGERS
 from tests.hosts.random_faults_rank import line
 from tests.hosts.random_faults_results import ABORTED, allowed_results, first_line, is_decisive
 from tests.hosts.random_faults_scenario import ORDERLY, Fault, Kind, Moment, Scenario
-from tests.hosts.test_faults import Job, children, cmdline, is_keeper, parent, programs_of
+from tests.hosts.test_faults import Job, children, cmdline, is_empty, is_keeper, parent, programs_of
 
 RANK = Path(__file__).with_name("random_faults_rank.py")
 STRANGER = Path(__file__).with_name("stranger.py")
@@ -312,12 +312,16 @@ class Run:
         return {path for folder in folders for path in folder.iterdir()}
 
     def _check_files(self, before: set[Path]) -> list[Violation]:
-        """Return a violation if files are left, and remove them."""
+        """Return a violation if files are left, and remove them.
+
+        The folders of Open MPI's library are empty: a rank makes them in MPI_Init if mpirun was killed at that moment.
+        """
         new = sorted(self._files() - before)
+        empty = {path for path in new if path.name.startswith("ompi.") and is_empty(path)}
         for path in new:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        names = [f"{path.parent.parent.name}/{path.parent.name}/{path.name}" for path in new]
-        return [Violation("left", f"files: {names}")] if new else []
+        names = [f"{path.parent.parent.name}/{path.parent.name}/{path.name}" for path in new if path not in empty]
+        return [Violation("left", f"files: {names}")] if names else []
 
     def _check_result(self, code: int | None, shown: str, injected: list[Fault]) -> list[Violation]:
         allowed = allowed_results(self._scenario, injected)
