@@ -284,10 +284,14 @@ class Run:
         return wait_until(lambda: not self._left(), time.monotonic() + SPARE_SECONDS)
 
     def _belongs_to_ddlrun(self, pid: int) -> bool:
-        """Return True for ddlrun, its forks and links, and the agents there, which stay while it is stopped."""
+        """Return True for ddlrun, its forks and links, and the agents there, which stay while it is stopped.
+
+        So does its own process manager, where no keeper beside it ends it.
+        """
         ddlrun, words = self._job.process.pid, cmdline(pid)
         is_link = words[:1] == ["ssh"] and parent(pid) == ddlrun
-        return words == cmdline(ddlrun) or is_link or (is_agent(pid) and parent(pid) != 1)
+        is_manager = words[3:4] == [OWN_START] and parent(pid) == ddlrun and "h1" not in self._scenario.hosts
+        return words == cmdline(ddlrun) or is_link or is_manager or (is_agent(pid) and parent(pid) != 1)
 
     def _kill(self, pids: Iterable[int]) -> None:
         for pid in pids:
