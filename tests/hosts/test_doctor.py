@@ -9,6 +9,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS
 from tests.hosts.test_faults import RANKS, Job
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.busy, pytest.mark.extra]
 SCRIPT = """
@@ -29,7 +30,8 @@ def test_the_rank_behind_a_cut_network_is_named(cluster: Cluster, tmp_path: Path
     with Job(cluster, MPIRUNS[5], tmp_path, *words, options=options) as job:
         job.wait_for_output("started", RANKS)
         with cluster.cut("h3"):
-            code, _, errors = job.end()
+            job.process.wait(PATIENCE)
+        code, _, errors = job.end()
     assert code == 123, errors
     verdict = json.loads((tmp_path / "run" / "examination.json").read_text())["verdict"]
     assert (verdict["hangs"], verdict["finding"], verdict["guilty"]) == (True, "silent_host", [2])
