@@ -10,6 +10,7 @@ class EndCode(enum.Enum):
     """The kind of a finding; the comments list the other fields that it has."""
 
     LOST_HOST = enum.auto()  # host, text
+    LOST_DAEMON = enum.auto()  # host, text: the daemon there is gone, or the connection to it
     FAILED_START = enum.auto()  # text: the process manager, or its daemon or step on a host, could not start
     CANCELLED_STEP = enum.auto()  # text: Slurm has ended the step of srun
     EXITED_RANK = enum.auto()  # rank, number: the exit code of its keeper

@@ -3,6 +3,7 @@
 import enum
 import signal
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ddlrun import errors
@@ -44,7 +45,7 @@ class EndReason(NamedTuple):
     @property
     def lost_host(self) -> str | None:
         """The host that the process manager lost."""
-        return self.details["host"] if self.cause is EndCause.LOST_HOST else None
+        return self.details["host"] if self.cause in (EndCause.LOST_HOST, EndCause.LOST_DAEMON) else None
 
     @property
     def by_rank(self) -> bool:
@@ -65,6 +66,8 @@ class Evidence(NamedTuple):
     """Whether keepers are still connected."""
     pause: str | None = None
     """Why ddlrun may have lost ranks and the process manager just now: it did not run."""
+    cut_off: Mapping[str, RankEnd] = MappingProxyType({})
+    """Host -> the end of a rank there whose keeper has ended it, as it has lost ddlrun or the process manager."""
 
     @property
     def closed(self) -> bool:
@@ -80,7 +83,7 @@ class Evidence(NamedTuple):
     def lost(self) -> bool:
         """Whether the process manager was killed, or has lost a host, or a keeper that lost ddlrun."""
         killed = self.manager.exit_code < 0 and not self.manager.ended_by_ddlrun
-        return killed or bool(self.find(EndCode.LOST_HOST) or _unreached(self))
+        return killed or bool(_lost_host(self) or _unreached(self))
 
     @property
     def asks_manager(self) -> bool:
@@ -93,6 +96,7 @@ class Evidence(NamedTuple):
         - The manager kills all keepers after a rank's MPI has aborted the job on an error. This explains a connection
           that was reset, but not one that was closed: perhaps a user killed this keeper, and that was the error.
         - A rank that the manager named may have reported its end since.
+        - A manager that has lost a daemon ends the others. Their keepers may report that before the one on its host.
         """
         if self.first is None or self.first.cause in (
             EndCause.UNHEARD_RANK,
@@ -100,6 +104,8 @@ class Evidence(NamedTuple):
             EndCause.ABORTING_RANK,
         ):
             return True
+        if self.first.cause in (EndCause.CUT_OFF, EndCause.LOST_HOST):
+            return _lost_daemon(self) is not None
         if self.closed:
             was_reset = self.first.cause is EndCause.RESET_CONNECTION
             return self.lost or self.cancelled or (was_reset and self.find(EndCode.ABORTING_RANK) is not None)
@@ -135,6 +141,18 @@ def _killed_keeper(evidence: Evidence) -> Fields | None:
 def _abort_call(evidence: Evidence) -> Fields | None:
     call = evidence.find(EndCode.ABORT_CALL) if evidence.closed else None
     return call and {**call, "exit_code": call["number"] & 255 or 1}
+
+
+def _lost_host(evidence: Evidence) -> Fields | None:
+    return evidence.find(EndCode.LOST_HOST) or evidence.find(EndCode.LOST_DAEMON)
+
+
+def _lost_daemon(evidence: Evidence) -> Fields | None:
+    daemon = evidence.find(EndCode.LOST_DAEMON, lambda it: it.host in evidence.cut_off)
+    if daemon is None or evidence.find(EndCode.LOST_HOST, lambda it: it.host == daemon["host"]):
+        return None
+    end = evidence.cut_off[daemon["host"]]
+    return {**daemon, "label": f"rank {end.rank} on {end.host}", "why": end.reason}
 
 
 def _unreached(evidence: Evidence) -> Fields | None:
@@ -241,7 +259,9 @@ class EndCause(enum.Enum):
     ABORT_CALL = CauseRow("connection: a rank has called MPI_Abort",
         "rank {rank} called MPI_Abort with {number}", "that of the call, or 1", _abort_call)
     # The process manager ended first, or knows the cause better than the first reason.
-    LOST_HOST = CauseRow("a host is lost", "{text}", errors.EXIT_UNREACHABLE, EndCode.LOST_HOST, of_manager=True)
+    LOST_DAEMON = CauseRow("the manager has lost its daemon on a host, where a keeper has ended its rank for that",
+        "{label} had to end: {why}", errors.EXIT_UNREACHABLE, _lost_daemon, of_manager=True)
+    LOST_HOST = CauseRow("a host is lost", "{text}", errors.EXIT_UNREACHABLE, _lost_host, of_manager=True)
     UNREACHED = CauseRow("a keeper that has reported nothing exits with 3",
         "{label} cannot reach ddlrun", errors.EXIT_UNREACHABLE, _unreached, of_manager=True)
     FAILED_START = CauseRow("the manager could not start", "{text}", OF_MANAGER, EndCode.FAILED_START, of_manager=True)

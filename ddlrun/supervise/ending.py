@@ -169,7 +169,9 @@ class Ending:
         """
         ends, pause = self._ranks.ends, self._limits.pause
         missing = self._ranks.job.ranks - len(ends)
-        reason = explain(Evidence(self.reason, self._manager.end_report(), ends, missing, running=running, pause=pause))
+        cut_off = {self._ranks.job.host_of(rank): end for rank, end in ends.items() if end.reason}
+        manager = self._manager.end_report()
+        reason = explain(Evidence(self.reason, manager, ends, missing, running=running, pause=pause, cut_off=cut_off))
         if reason.lost_host is not None:
             self._ranks.lost_hosts.add(reason.lost_host)
         return reason

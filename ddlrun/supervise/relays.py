@@ -62,7 +62,8 @@ class Relay:
     def on_end(self, end: ProgramEnd) -> None:
         """End the relay as the daemon has ended. A process manager may not print that a daemon was killed."""
         if end.code == EXIT_KILLED:
-            self._relays.add_loss(LostHost(name=self._host, reason="the process manager's daemon there was killed"))
+            text = f"host {self._host} was lost: the process manager's daemon there was killed"
+            self._relays.losses.append(EndFinding(EndCode.LOST_DAEMON, self._host, text=text))
         self._connection.send_raw([b"%d" % (end.code or 0)])
         self._connection.close()
 

@@ -195,7 +195,7 @@ def test_messages_of_mpirun() -> None:
     assert findings(IMPROPER) == [(EndCode.UNFINISHED_RANK, "vm", 1, 0)]
     assert findings(ABORT) == [(EndCode.ABORT_CALL, "", 1, 5)]
     assert findings(ABORTING) == [(EndCode.ABORTING_RANK, "h2", 1, 0)]
-    assert findings(LOST) == [(EndCode.LOST_HOST, "h2", -1, 0)]
+    assert findings(LOST) == [(EndCode.LOST_DAEMON, "h2", -1, 0)]
     assert findings("Connection to h3 closed by remote host.\r\n") == [(EndCode.LOST_HOST, "h3", -1, 0)]
     assert findings("Connection reset by h3 port 22\r\n") == [(EndCode.LOST_HOST, "h3", -1, 0)]
     assert findings("ssh: connect to host h4 port 22: Connection refused\n") == [(EndCode.LOST_HOST, "h4", -1, 0)]
@@ -316,6 +316,20 @@ def test_a_rank_whose_keeper_lost_mpirun_does_not_hide_a_lost_host() -> None:
     assert explained(FAILED, mpirun_end(-9, "", ended_by_ddlrun=True), {0: cut_off}) == FAILED
 
 
+def test_a_keeper_on_the_host_of_a_lost_daemon_knows_more() -> None:
+    """Its report may arrive after the end of mpirun, and after those of keepers elsewhere."""
+    lost = explained(None, mpirun_end(1, LOST))
+    assert (lost.cause, lost.lost_host) == (EndCause.LOST_HOST, "h2")
+    cut_off = {"h2": end(2, 143).replace(reason="mpirun is gone")}
+    known = explain(Evidence(lost, mpirun_end(1, LOST), {}, cut_off=cut_off))
+    assert (*cause(known), known.lost_host) == (3, "rank 2 on h2 had to end: mpirun is gone", "h2")
+    assert explain(Evidence(lost, mpirun_end(1, LOST), {}, cut_off={"h1": end(1, 143)})) == lost
+    elsewhere = EndCause.CUT_OFF.reason(label="rank 0 on h1", why="mpirun is gone")
+    assert explain(Evidence(elsewhere, mpirun_end(1, LOST), {}, cut_off=cut_off)) == known
+    findings = [EndFinding(EndCode.LOST_HOST, "h2", text="no link"), *mpirun_end(1, LOST).findings]
+    assert explain(Evidence(None, ManagerEnd(1, findings), {}, cut_off=cut_off)).text == "no link"
+
+
 def test_a_rank_that_left_mpi_without_a_word_of_its_keeper_was_cut_off() -> None:
     """A firewall rejects the port of the keepers: the keeper of rank 1 has ended the rank."""
     mpirun, others = mpirun_end(1, IMPROPER), {0: end(0, 143, ordered=True)}
@@ -373,6 +387,7 @@ CASES = [
     (Evidence(CLOSED, mpirun_end(5, ABORT), {}), EndCause.ABORT_CALL, 5),
     (Evidence(CLOSED, ManagerEnd(-9, SLURM), {}), EndCause.CANCELLED_STEP, 137),
     (Evidence(None, mpirun_end(1, LOST + IMPROPER), {}), EndCause.LOST_HOST, 3),
+    (Evidence(None, mpirun_end(1, LOST), ENDED, cut_off={"h2": end(1, 143)}), EndCause.LOST_DAEMON, 3),
     (Evidence(None, mpirun_end(3, UNCONNECTED + IMPROPER), {}), EndCause.UNREACHED, 3),
     (Evidence(None, ManagerEnd(7, START + SLURM), {}), EndCause.FAILED_START, 7),
     (Evidence(None, mpirun_end(1, IMPROPER + ABORTING), {}), EndCause.UNHEARD_RANK, 3),

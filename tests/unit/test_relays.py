@@ -96,7 +96,7 @@ def test_a_command_runs_over_the_link(served: Served) -> None:
 
 def test_a_daemon_that_is_killed_is_a_lost_host(served: Served) -> None:
     assert served.wait(served.start("-p", "22", "h2", "kill -9 $$")) == 137
-    assert [(loss.code, loss.host) for loss in served.relays.losses] == [(EndCode.LOST_HOST, "h2")]
+    assert [(loss.code, loss.host) for loss in served.relays.losses] == [(EndCode.LOST_DAEMON, "h2")]
 
 
 def test_a_relay_to_an_unknown_host_fails(served: Served) -> None:

@@ -73,14 +73,14 @@ def read_end(output: ManagerOutput) -> tuple[EndFinding, ...]:
 def _find_loss(output: ManagerOutput) -> Iterator[EndFinding]:
     daemon, ssh = (re.search(rf"(?m)^(?:.*\s)?{pattern}", output.text) for pattern in (LOST_DAEMON, LOST_SSH))
     if daemon is not None:
-        yield _lost_host(output, daemon[1], "the connection to its daemon")
+        yield _lost_host(output, EndCode.LOST_DAEMON, daemon[1], "the connection to its daemon")
     elif ssh is not None:
-        yield _lost_host(output, ssh[1] or ssh[2] or ssh[3], "the ssh session to it")
+        yield _lost_host(output, EndCode.LOST_HOST, ssh[1] or ssh[2] or ssh[3], "the ssh session to it")
 
 
-def _lost_host(output: ManagerOutput, address: str, what: str) -> EndFinding:
+def _lost_host(output: ManagerOutput, code: EndCode, address: str, what: str) -> EndFinding:
     host = find_name(address, output.host_names)
-    return EndFinding(EndCode.LOST_HOST, host, text=f"mpirun lost host {host}, {what}: something {CAUSES}")
+    return EndFinding(code, host, text=f"mpirun lost host {host}, {what}: something {CAUSES}")
 
 
 def _find_failed_start(output: ManagerOutput) -> Iterator[EndFinding]:
