@@ -122,10 +122,10 @@ class Child:
         self.connection.join(loop, on_readable)
         self.connection.send_raw([script])
 
-    def reap(self) -> None:
-        """Take the status of the program that leads to the host if it has ended."""
+    def reap(self, options: int = os.WNOHANG) -> None:
+        """Take the status of the program that leads to the host if it has ended; with 0 as options, wait for that."""
         try:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status = os.waitpid(self.pid, options)
         except ChildProcessError:  # whoever has started ddlrun ignores SIGCHLD
             pid, status = self.pid, 0
         if pid:
@@ -244,10 +244,18 @@ class Child:
             self._queue.clear()
             return bytes(self._printed)
         if greeting is not None:  # another version of ddlrun is installed at the same path: start it with our modules
-            self.connection.close()
-            self._errors.close()
+            self._stop_program()
             self._start_again()
         return b""
+
+    def _stop_program(self) -> None:
+        """Kill the program that leads to the host, and forget it."""
+        self.connection.close()
+        self._errors.close()
+        self.give_up()
+        if self.running:
+            self.reap(0)
+        self.given_up, self.status = False, None
 
 
 def take_greeting(printed: bytearray, noise: bytearray) -> bytes | None:

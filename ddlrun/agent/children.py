@@ -212,7 +212,10 @@ class Children:
             self._report(kind, text)
 
     def reap(self, pid: int, status: int) -> None:
-        """Take the end of a program that leads to another host."""
+        """Take the end of a program that leads to another host, or that of the leader of their group."""
+        if self._group is not None and pid == self._group.leader:
+            self._group.release()
+            self._group = None  # the next program begins another
         for child in self._children:
             if child.pid == pid:
                 child.status = status

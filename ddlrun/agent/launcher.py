@@ -40,8 +40,8 @@ class ClientGroup:
             os.read(end, 1)
             os.kill(0, signal.SIGTERM)
 
-        self._leader = fork(lead, end)
-        os.setpgid(self._leader, self._leader)
+        self.leader = fork(lead, end)
+        os.setpgid(self.leader, self.leader)
         os.close(end)
 
     def start(self, words: list[str]) -> tuple[int, PipeConnection, int]:
@@ -55,7 +55,7 @@ class ClientGroup:
         files = [(os.POSIX_SPAWN_DUP2, end, fd) for fd, end in enumerate(ends)]
         try:
             pid = os.posix_spawnp(
-                words[0], words, os.environ, file_actions=files, setpgroup=self._leader, setsigdef=IGNORED
+                words[0], words, os.environ, file_actions=files, setpgroup=self.leader, setsigdef=IGNORED
             )
         except OSError:
             for fd in (held, *(fd for fd, _ in outputs)):
@@ -68,10 +68,14 @@ class ClientGroup:
 
     def close(self) -> None:
         """End the leader, and all programs of the group that are left."""
+        self.release()
+        os.killpg(self.leader, signal.SIGTERM)
+        os.killpg(self.leader, signal.SIGCONT)  # it may have been stopped
+        os.waitpid(self.leader, 0)
+
+    def release(self) -> None:
+        """Leave the programs to themselves, after the leader was killed."""
         os.close(self._held)
-        os.killpg(self._leader, signal.SIGTERM)
-        os.killpg(self._leader, signal.SIGCONT)  # it may have been stopped
-        os.waitpid(self._leader, 0)
 
 
 class LauncherErrors:

@@ -264,6 +264,28 @@ def test_a_missing_launcher_is_the_reason() -> None:
     assert [(host.name, host.code, host.errors) for host in lost] == [("one", 127, "no-such-ssh: not on PATH\n")]
 
 
+def test_the_leader_of_the_programs_that_lead_to_hosts_is_killed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with linked(tmp_path) as links:
+        agent = psutil.Process(int(links.result("echo $PPID", "one", 1)[1]))
+        links.result("true", "three", 2)
+        (leader,) = (child for child in agent.children() if os.getpgid(child.pid) == child.pid)
+        leader.kill()
+        wait_until(lambda: not leader.is_running())
+        assert links.result("echo up", "three", 3) == (0, b"up\n")
+    assert (links.lost, capfd.readouterr().err) == ([], "")
+
+
+def test_nothing_is_left_of_an_agent_that_is_replaced(tmp_path: Path) -> None:
+    before = psutil.Process().children()
+    other = f"if mkdir {tmp_path}/other 2>/dev/null; then echo '@ddlrun-agent 0.1.0'; exec cat; fi"
+    with linked(tmp_path, before=other) as links:
+        assert links.result("echo up", "one", 1) == (0, b"up\n")
+        made = [child for child in psutil.Process().children() if child not in before]
+        assert [child.status() for child in made if child.status() == psutil.STATUS_ZOMBIE] == []
+
+
 def test_a_dropped_host_is_lost_at_once_and_linked_again(tmp_path: Path) -> None:
     with linked(tmp_path, fan_out=3) as links:
         agent = int(links.result("echo $PPID", "two", 1)[1])
