@@ -3,8 +3,7 @@
 import shlex
 
 from ddlrun.environment.rendezvous_ports import SCRIPT as PORTS
-from ddlrun.machine.announced_cpus import SCRIPT as ANNOUNCED
-from ddlrun.machine.sysfs_script import SCRIPT as MACHINE
+from ddlrun.machine.announced_cpus import SCRIPT as MACHINE
 from ddlrun.network.addresses import SCRIPT as NETWORK
 from ddlrun.preflight.facts import END, MPI_LIBRARIES, START, FactsRequest
 
@@ -26,7 +25,7 @@ def facts_script(request: FactsRequest) -> str:
         "image": request.container.test if request.container else "",
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
-    machine = f"echo @machine\n{ANNOUNCED}({MACHINE})\necho @own"
+    machine = f"echo @machine\n({MACHINE})\necho @own"
     parts = [f"echo '{START}'", machine, assignments + _SCRIPT, f"({NETWORK})", PORTS]
     return "\n".join([*parts, f"echo '{END}'\n"])
 

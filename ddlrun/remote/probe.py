@@ -8,10 +8,8 @@ from typing import NamedTuple
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.machine.announced_cpus import SCRIPT as ANNOUNCED
-from ddlrun.machine.announced_cpus import parse_announced_cpus
+from ddlrun.machine.announced_cpus import SCRIPT, parse_announced_cpus
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
-from ddlrun.machine.sysfs_script import SCRIPT
 from ddlrun.remote.processes import FinishedProcess
 
 RESOLVE_SECONDS = 0.5
@@ -76,13 +74,13 @@ class PendingProbe:
     def __init__(self, hosts: HostList, reach: ProbeTarget) -> None:
         """Start reading this machine's /sys."""
         self._names, self._reach = hosts.names, reach
-        self._local = {name: reach.here(ANNOUNCED + SCRIPT) for name in hosts.names if is_local(name)}
+        self._local = {name: reach.here(SCRIPT) for name in hosts.names if is_local(name)}
         self.announced_cpus: dict[str, frozenset[int]] = {}
         """Host -> the CPUs of other users' ranks; empty before the result."""
 
     def result(self) -> dict[str, Machine]:
         """Return each host's machine, read from its /sys; equal ones are one object. Raises UnreachableError."""
-        remote = {name: ANNOUNCED + SCRIPT for name in self._names if name not in self._local}
+        remote = {name: SCRIPT for name in self._names if name not in self._local}
         replies = dict(self._reach.there(remote)) if remote else {}
         replies |= {name: finish() for name, finish in self._local.items()}
         failed = {

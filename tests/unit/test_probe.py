@@ -16,6 +16,8 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.machine import GPU, MachineNoteCode, machine_note
 from ddlrun.machine.pci import granted
 from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer
+from ddlrun.machine.sysfs import parse_sysfs
+from ddlrun.machine.sysfs_script import SCRIPT
 from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import group, render_failures
@@ -374,6 +376,14 @@ def test_without_sys_each_cpu_is_a_core(tmp_path: Path) -> None:
     machine = machine_of({SYSFS: probe_output(str(tmp_path))}, "a")
     assert (str(machine), machine.cores_uncounted) == ("1 package x 2 cores", True)
     assert render_slots(machine.cores, machine, (4,)) is None
+
+
+def test_more_files_than_one_command_takes_are_read(tmp_path: Path) -> None:
+    root = str(write_sysfs(load("power7-256"), tmp_path))
+    shell = ["sh", "-c", "ulimit -s 256; exec sh -s"]  # Linux then takes 128 KiB of arguments and variables
+    environ = {"PATH": os.environ["PATH"], "ROOT": root, "LONG": "x" * 100_000}
+    done = subprocess.run(shell, input=SCRIPT, env=environ, capture_output=True, text=True, check=True)
+    assert (parse_sysfs(done.stdout, "a"), done.stderr) == (parse_sysfs(probe_output(root), "a"), "")
 
 
 def test_no_rank_file_is_written_where_a_hidden_core_is_a_numa_node(tmp_path: Path) -> None:
