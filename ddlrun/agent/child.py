@@ -25,6 +25,9 @@ GREETING = b"@ddlrun-agent "
 """The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
 WANTED = b"archive"
 """The greeting of a host without ddlrun, which waits for the archive of the agent's modules."""
+SHELL = b"shell"
+"""The greeting of the shell that becomes the agent."""
+STARTERS = ("env", "sh")
 EXIT_NOT_FOUND = 127
 # The bytes of what a login has printed that are reported, and those that it may print.
 MOST_NOISE, MOST_PRINTED = 4096, 16 << 20
@@ -56,6 +59,8 @@ class Child:
         """The wait status of the program that leads to the host, once it has ended."""
         self.given_up = False
         """Whether nothing more is expected from it."""
+        self._has_shell = False
+        """Whether the shell that becomes the agent runs, or has run."""
         self._queue: list[tuple[bytes, bytes]] = []
         """The messages for the agent that wait until it is ready."""
         self._last_errors = ""
@@ -85,8 +90,9 @@ class Child:
 
     @property
     def via(self) -> str:
-        """The name of the program that leads to the host."""
-        return os.path.basename(self._tree.launcher[0])
+        """The name of the program that leads to the host, which env or sh may start."""
+        words = (word for word in self._tree.launcher if word not in STARTERS and word[0] != "-")
+        return os.path.basename(next(words))
 
     # -- its process ------------------------------------------------------------------------------
 
@@ -167,7 +173,10 @@ class Child:
         if self.pid:
             self._errors.read()
             self._last_errors = self._errors.last.decode(errors="replace")
-        return LostHost(name=self.name, reason=reason, code=code, errors=self._last_errors, below=self.hosts[1:])
+        return LostHost(
+            name=self.name, reason=reason, code=code, errors=self._last_errors, below=self.hosts[1:],
+            shell_only=self._has_shell and not self.ready,
+        )  # fmt: skip
 
     # -- its messages -----------------------------------------------------------------------------
 
@@ -230,6 +239,9 @@ class Child:
             self.give_up()
             return b""
         greeting = take_greeting(self._printed, self._noise)
+        if greeting == SHELL:
+            self._has_shell = True
+            return self._greet(b"")
         if greeting == WANTED:
             archive = build_archive()
             self.connection.send_raw([b"%d\n" % len(archive), archive])
@@ -237,7 +249,8 @@ class Child:
         if greeting == self._version:
             self.ready = True
             self._errors.read()
-            self._errors.pass_on(login=bool(self._tree.run))  # not where commands examine hosts
+            # Commands examine hosts without a run; srun has no login, but may print that Slurm binds no processes.
+            self._errors.pass_on(login=bool(self._tree.run) and self.via != "srun")
             hosts = pack_words(host.encode() for host in self.hosts)
             for message in ((protocol.TREE, pack_words([self._tree.pack(), hosts])), *self._queue):
                 self.connection.send(*message)

@@ -122,7 +122,7 @@ def agent_script(tree: AgentTree, *, ship: bool) -> str:
     python, script = _quote(tree.python), _quote(tree.script)
     installed = "" if ship else f'[ ! -r {script} ] || exec "$python" -I -S {script} --agent\n'
     return (  # the braces make sh parse all of it before it runs any
-        f'{{\npython={python}; [ -x "$python" ] || python=python3\n'
+        f'{{\necho "@ddlrun-agent shell"\npython={python}; [ -x "$python" ] || python=python3\n'
         f"{AGENT_RUN}={_quote(tree.run)}; export {AGENT_RUN}\n"
         f'{installed}exec "$python" -I -S -c {_quote(BOOTSTRAP)} {script} --agent\n}}\n'
     )

@@ -11,9 +11,12 @@ from ddlrun.wire.frames import Agreement, Checksums
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, TypeVar
 
     from ddlrun.wire.connection import Connection
+
+    T = TypeVar("T", bound="AgentMessage")
 
 TREE = b"B"
 """To an agent that has greeted: an AgentTree, and the names of the hosts of its part, its own first."""
@@ -83,27 +86,72 @@ def unpack_words(text: bytes) -> list[bytes]:
     return words
 
 
+def _pack_texts(texts: Iterable[str]) -> bytes:
+    return pack_words(map(_encode, texts))
+
+
+def _unpack_texts(packed: bytes) -> list[str]:
+    return list(map(_decode, unpack_words(packed)))
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _decode(word: bytes) -> str:
+    return word.decode(errors="surrogateescape")
+
+
+def _pair_texts(packed: bytes) -> dict[str, str]:
+    texts = iter(_unpack_texts(packed))
+    return dict(zip(texts, texts))  # noqa: B905 - Python 3.8 has no `strict`
+
+
+# The type of a field -> the functions to a word, and from it.
+CODECS: Mapping[str, tuple[Callable[[Any], bytes], Callable[[bytes], object]]] = {
+    "bytes": (bytes, bytes),
+    "str": (_encode, _decode),
+    "int": (b"%d".__mod__, int),
+    "int | None": (lambda number: b"" if number is None else b"%d" % number, lambda word: int(word) if word else None),
+    "bool": (b"%d".__mod__, b"1".__eq__),
+    "float": (lambda number: repr(number).encode(), float),
+    "Sequence[str]": (_pack_texts, _unpack_texts),
+    "Sequence[int]": (lambda numbers: b" ".join(map(b"%d".__mod__, numbers)), lambda word: [*map(int, word.split())]),
+    "Mapping[str, str]": (lambda texts: _pack_texts(word for pair in texts.items() for word in pair), _pair_texts),
+}
+
+
+class AgentMessage:
+    """A record, and the text of a message that has a word per field."""
+
+    def pack(self) -> bytes:
+        """Return it as one text."""
+        return pack_words(CODECS[kind][0](getattr(self, name)) for name, kind in self.__annotations__.items())
+
+    @classmethod
+    def parse(cls: type[T], text: bytes) -> T:  # noqa: PYI019 - Self is newer
+        """Parse the text of one. Raises ValueError.
+
+        >>> ProgramEnd.parse(ProgramEnd(host="h1", number=3, code=None).pack())
+        ProgramEnd(host='h1', number=3, code=None)
+        """
+        words, kinds = unpack_words(text), cls.__annotations__
+        if len(words) != len(kinds):
+            raise ValueError(text[:NUMBERS])
+        return cls(**{name: CODECS[kinds[name]][1](word) for name, word in zip(kinds, words)})  # noqa: B905 - as above
+
+
 @record
-class ExitedRank:
+class ExitedRank(AgentMessage):
     """The end of a rank."""
 
     rank: int
     code: int
     """The exit code of its keeper, or minus the signal that killed it."""
 
-    def pack(self) -> bytes:
-        """Return the text of a message."""
-        return b"%d %d" % (self.rank, self.code)
-
-    @classmethod
-    def parse(cls, text: bytes) -> ExitedRank:
-        """Parse the text of a message."""
-        rank, code = map(int, text.split())
-        return cls(rank=rank, code=code)
-
 
 @record
-class LostHost:
+class LostHost(AgentMessage):
     """A host whose agent is gone."""
 
     name: str
@@ -114,44 +162,22 @@ class LostHost:
     """The last that this program wrote to standard error before the agent ran."""
     below: Sequence[str] = ()
     """The hosts that were reached through this one."""
-
-    def pack(self) -> bytes:
-        """Return the text of a message."""
-        return _pack_texts([self.name, self.reason, str(self.code), self.errors, *self.below])
-
-    @classmethod
-    def parse(cls, text: bytes) -> LostHost:
-        """Parse the text of a message."""
-        name, reason, code, errors, *below = _unpack_texts(text)
-        return cls(name=name, reason=reason, code=int(code), errors=errors, below=below)
+    shell_only: bool = False
+    """Whether a shell runs there, but no agent."""
 
 
 @record
-class HostRanks:
+class HostRanks(AgentMessage):
     """A host of the job, and its ranks in the order of their local ranks."""
 
     number: int
     name: str
     ranks: Sequence[int]
 
-    def pack(self) -> bytes:
-        """Return the host as one text."""
-        return f"{self.number} {self.name} {','.join(map(str, self.ranks))}".encode()
-
-    @classmethod
-    def parse(cls, text: bytes) -> HostRanks:
-        """Parse the text of a host.
-
-        >>> HostRanks.parse(b"1 h1 0,4").ranks
-        [0, 4]
-        """
-        number, name, ranks = text.decode().split(" ")
-        return cls(number=int(number), name=name, ranks=[int(rank) for rank in ranks.split(",")])
-
 
 @record
-class AgentTree:
-    """What all agents need to start those below them."""
+class AgentTree(AgentMessage):
+    """What all agents need to start those below them, which pass it on unchanged."""
 
     launcher: Sequence[str]
     """The command line that starts a program on a host; the word @host stands for the host's name."""
@@ -166,20 +192,10 @@ class AgentTree:
     idle: float = IDLE_SECONDS
     """The seconds without a message after which an agent ends that has no work."""
 
-    def pack(self) -> bytes:
-        """Return the tree as one text, which all agents pass on unchanged."""
-        return _pack_texts([self.python, self.script, str(self.fan_out), self.run, str(self.idle), *self.launcher])
-
-    @classmethod
-    def parse(cls, text: bytes) -> AgentTree:
-        """Parse the text of a tree."""
-        python, script, fan_out, run, idle, *launcher = _unpack_texts(text)
-        return cls(launcher=launcher, python=python, script=script, fan_out=int(fan_out), run=run, idle=float(idle))
-
 
 @record
-class AgentJob:
-    """What the ranks of all hosts have in common."""
+class AgentJob(AgentMessage):
+    """What the ranks of all hosts have in common; all agents pass it on unchanged."""
 
     program: Sequence[str]
     """The command line of the program."""
@@ -192,21 +208,9 @@ class AgentJob:
     environ: Mapping[str, str]
     """The variables that are set on all hosts."""
 
-    def pack(self) -> bytes:
-        """Return the job as one text, which all agents pass on unchanged."""
-        variables = [word for item in self.environ.items() for word in item]
-        return pack_words(map(_pack_texts, ([self.folder, self.name, str(self.size)], self.program, variables)))
-
-    @classmethod
-    def parse(cls, text: bytes) -> AgentJob:
-        """Parse the text of a job."""
-        (folder, name, size), program, variables = map(_unpack_texts, unpack_words(text))
-        environ = {variables[at]: variables[at + 1] for at in range(0, len(variables), 2)}
-        return cls(program=program, folder=folder, name=name, size=int(size), environ=environ)
-
 
 @record
-class ProgramRequest:
+class ProgramRequest(AgentMessage):
     """A script for the shell of some hosts."""
 
     number: int
@@ -220,22 +224,9 @@ class ProgramRequest:
     linger: float = 0
     """The time that it has once the link has ended."""
 
-    def pack(self) -> bytes:
-        """Return the text of a message."""
-        numbers = f"{self.number} {self.seconds!r} {self.linger!r}"
-        return pack_words([_pack_texts([numbers, *self.hosts]), self.script])
-
-    @classmethod
-    def parse(cls, text: bytes) -> ProgramRequest:
-        """Parse the text of a message."""
-        head, script = unpack_words(text)
-        numbers, *hosts = _unpack_texts(head)
-        number, seconds, linger = numbers.split()
-        return cls(number=int(number), seconds=float(seconds), linger=float(linger), hosts=hosts, script=script)
-
 
 @record
-class ProgramOutput:
+class ProgramOutput(AgentMessage):
     """What a program on a host has written."""
 
     host: str
@@ -244,45 +235,12 @@ class ProgramOutput:
     """1: standard output; 2: standard error."""
     data: bytes
 
-    def pack(self) -> bytes:
-        """Return the text of a message."""
-        return pack_words([self.host.encode(), b"%d %d" % (self.number, self.stream), self.data])
-
-    @classmethod
-    def parse(cls, text: bytes) -> ProgramOutput:
-        """Parse the text of a message."""
-        host, numbers, data = unpack_words(text)
-        number, stream = map(int, numbers.split())
-        return cls(host=host.decode(), number=number, stream=stream, data=data)
-
 
 @record
-class ProgramEnd:
+class ProgramEnd(AgentMessage):
     """The end of a program on a host."""
 
     host: str
     number: int
     code: int | None
     """The exit code as a shell has it; None: its time was over."""
-
-    def pack(self) -> bytes:
-        """Return the text of a message."""
-        return f"{self.host} {self.number} {'' if self.code is None else self.code}".encode()
-
-    @classmethod
-    def parse(cls, text: bytes) -> ProgramEnd:
-        """Parse the text of a message.
-
-        >>> ProgramEnd.parse(b"h1 3 "), ProgramEnd.parse(b"h1 4 0").code
-        (ProgramEnd(host='h1', number=3, code=None), 0)
-        """
-        host, number, code = text.decode().split(" ")
-        return cls(host=host, number=int(number), code=int(code) if code else None)
-
-
-def _pack_texts(texts: Iterable[str]) -> bytes:
-    return pack_words(text.encode(errors="surrogateescape") for text in texts)
-
-
-def _unpack_texts(packed: bytes) -> list[str]:
-    return [word.decode(errors="surrogateescape") for word in unpack_words(packed)]

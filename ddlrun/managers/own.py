@@ -80,7 +80,7 @@ def _parse_report(kind: bytes, text: bytes) -> EndFinding:
 
     >>> _parse_report(protocol.LOST, protocol.LostHost(name="h2", reason="the connection ended").pack()).text
     'host h2 was lost: the connection ended'
-    >>> killed = _parse_report(protocol.EXITED, b"2 -9")
+    >>> killed = _parse_report(protocol.EXITED, protocol.ExitedRank(rank=2, code=-9).pack())
     >>> killed.code is EndCode.KILLED_RANK, killed.rank, killed.text
     (True, 2, 'the keeper of rank 2 was killed')
     """

@@ -1,7 +1,6 @@
 """The end of a step as srun prints it: of the step that starts the ranks, or mpirun's daemons."""
 
 from ddlrun.managers.end import EndCode, EndPattern
-from ddlrun.remote.slurm_step import LAUNCH_FAILED
 
 STEP = (
     EndPattern(
@@ -9,7 +8,11 @@ STEP = (
         r"srun: error: Node failure on (?P<host>\S+)",
         "srun lost host {host}: Slurm reports that its node has failed",
     ),
-    EndPattern(EndCode.LOST_HOST, LAUNCH_FAILED, "srun's step could not start on {host}: {why}"),
+    EndPattern(
+        EndCode.LOST_HOST,
+        r"srun: error: Task launch for \S+ failed on node (?P<host>\S+?): (?P<why>.*)",
+        "srun's step could not start on {host}: {why}",
+    ),
     EndPattern(
         EndCode.FAILED_START,
         r"srun: error: (?:Unable to create step for job \d+|Application launch failed): (?P<why>.+)",

@@ -63,11 +63,20 @@ class AgentLauncher(NamedTuple):
 
         The word @host stands for the host, and @bytes in the last word for the length of the script.
         """
-        step = ("--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--unbuffered")
+        step = (
+            "--overlap",
+            "--immediate=5",
+            "--quiet",
+            "--mpi=none",
+            "--cpu-bind=none",
+            "--export=ALL",
+            "--unbuffered",
+        )
         one_task = ("--kill-on-bad-exit=0", "--nodes=1", "--ntasks=1", "-w", "@host", "sh", "-s")
+        srun = ("env", *(f"-u{name}" for name in PARTS), "srun")
         return {
             "ssh": ("ssh", *SSH_OPTIONS, *self.words, "-o", "BatchMode=yes", "@host", run_script()),
-            "srun": ("srun", *self.words, *step, *one_task),
+            "srun": (*srun, *self.words, *step, *one_task),
             "blaunch": ("blaunch", "@host", "sh", "-s"),
             "qrsh": ("qrsh", "-inherit", "@host", "sh", "-s"),
         }.get(self.launcher, (*self._with_stdin, "@host", run_script()))
@@ -81,6 +90,11 @@ class AgentLauncher(NamedTuple):
     def passes_stdin(self) -> bool:
         """Whether `shell` is known to pass on standard input; an agent need not."""
         return self.launcher != "agent" or is_kubexec(self.words)
+
+    @property
+    def starts_daemons(self) -> bool:
+        """Whether agents can start the daemons of process managers; in Slurm these start a step for them."""
+        return self.passes_stdin and self.launcher != "srun"
 
     @property
     def needs_names(self) -> bool:

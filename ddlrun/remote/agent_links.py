@@ -21,6 +21,7 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import refuse, run_on_hosts
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.round import Round
+from ddlrun.remote.slurm_hosts import explain_hosts
 from ddlrun.remote.system_limits import allow_files
 from ddlrun.wire.loop import Loop
 
@@ -83,7 +84,7 @@ class AgentLinks:
         No password is ever asked for. Where no agent can run, as there is no Python, the launcher runs the script.
         """
         end = time.monotonic() + seconds
-        this = Round(scripts, self._without_agent, by_ssh=self._launcher.launcher == "ssh")
+        this = Round(scripts, self._without_agent)
         this.linked_before |= self._children.names - self._lost - self._prepared
         self._prepared.clear()
         self._start_round(this, tuple(this.unfinished), seconds)
@@ -99,6 +100,8 @@ class AgentLinks:
             this.add_printed(host, self._printed.pop(host))
         self._without_agent |= this.without_agent
         others = {name: scripts[name] for name in this.without_agent}
+        if self._launcher.launcher == "srun":
+            this.explain(explain_hosts(self._launcher.words[0].partition("=")[2], this.unreached))
         return {**this.replies(), **run_on_hosts(others, self._launcher, max(1.0, end - time.monotonic()))}
 
     def _start_round(self, this: Round, hosts: Collection[str], seconds: float) -> None:

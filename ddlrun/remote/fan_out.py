@@ -8,7 +8,6 @@ from ddlrun.errors import EXIT_UNREACHABLE, InputError
 from ddlrun.host_names import check_host_name
 from ddlrun.remote.agent import SCRIPT_SECONDS, SSH_OPTIONS, AgentLauncher, run_script
 from ddlrun.remote.processes import CapturedCommand, CommandRunner, FinishedProcess
-from ddlrun.remote.slurm_step import run_in_step
 from ddlrun.wording import printable
 
 FANOUT = 128
@@ -30,10 +29,6 @@ def run_on_hosts(
     """
     replies = {name: reply for name in scripts if (reply := refuse(name)) is not None}
     scripts = {name: script for name, script in scripts.items() if name not in replies}
-    if not scripts:
-        return replies
-    if agents.launcher == "srun":
-        return {**replies, **run_in_step(scripts, agents.words, timeout)}
     # The braces make sh parse all of a script before it runs any. Most hosts have the same one.
     whole = {script: f"{{\n{script}\n}}\n".encode(errors="surrogateescape") for script in scripts.values()}
     line = _command_line(agents, min(CONNECT_SECONDS, timeout), SCRIPT_SECONDS + fanout // HOSTS_PER_SECOND)

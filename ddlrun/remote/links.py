@@ -40,11 +40,6 @@ class HostLinks:
         self._agents: AgentLinks | None = None
 
     @property
-    def leads_to_agents(self) -> bool:
-        """Whether agents stay on the hosts: srun starts steps, and some launchers pass no standard input on."""
-        return self.launcher.passes_stdin and self.launcher.launcher != "srun"
-
-    @property
     def agents(self) -> "AgentLinks":
         """The links to agents."""
         if self._agents is None:
@@ -55,12 +50,12 @@ class HostLinks:
 
     def open(self, hosts: Collection[str], seconds: float) -> None:
         """Begin to open the links that the next `run` needs, each within a time limit in seconds."""
-        if self.leads_to_agents:
+        if self.launcher.passes_stdin:
             self.agents.prepare(hosts, seconds)
 
     def run(self, scripts: Mapping[str, str], seconds: float) -> dict[str, FinishedProcess]:
         """Run each host's sh script there, all at once, each within a time limit in seconds; see AgentLinks.run."""
-        if not self.leads_to_agents:
+        if not self.launcher.passes_stdin:
             return run_on_hosts(scripts, self._via, seconds)
         try:
             return self.agents.run(scripts, seconds)
@@ -78,7 +73,7 @@ class HostLinks:
 
         None where there are no such hosts, or no agents that stay.
         """
-        return self.agents.lead(hosts) if hosts and self.leads_to_agents else nullcontext()
+        return self.agents.lead(hosts) if hosts and self.launcher.passes_stdin else nullcontext()
 
     def close(self) -> None:
         """Close all links, which ends what runs on them. They may be opened again."""

@@ -7,9 +7,6 @@ from ddlrun.errors import EXIT_TERMINATED
 from ddlrun.remote.fan_out import MOST_BYTES, REPLY_TOO_LONG, read_reply, refuse
 from ddlrun.remote.processes import FinishedProcess
 
-# The exit code of ssh where it cannot connect, or has lost its connection.
-SSH_FAILED = 255
-
 
 class HostReply:
     """The reply of a host so far."""
@@ -32,22 +29,22 @@ class Round:
     A host whose link was lost, or that was to be reached by way of another one, is tried again from here.
     """
 
-    def __init__(self, scripts: Mapping[str, str], without_agent: Collection[str], *, by_ssh: bool) -> None:
+    def __init__(self, scripts: Mapping[str, str], without_agent: Collection[str]) -> None:
         """Begin without any reply, except for names that are not those of hosts.
 
         Args:
             scripts: Host -> its script.
             without_agent: Hosts that are known not to run an agent.
-            by_ssh: Whether ssh leads to the hosts.
         """
         self._refused = {name: reply for name in scripts if (reply := refuse(name)) is not None}
         self.scripts = {name: script for name, script in scripts.items() if name not in self._refused}
-        self._by_ssh = by_ssh
         self._replies = {name: HostReply() for name in self.scripts}
         self.linked_before: set[str] = set()
         """The hosts with links that are older than this round."""
         self.without_agent = set(without_agent).intersection(self.scripts)
-        """The hosts that can perhaps be reached, but do not run an agent."""
+        """The hosts that can be reached, but do not run an agent."""
+        self.unreached: set[str] = set()
+        """The hosts that cannot be reached."""
         self.unfinished = set(self.scripts) - self.without_agent
         """The hosts whose replies are awaited."""
         self._losses: dict[str, LostHost] = {}
@@ -95,8 +92,12 @@ class Round:
         reply = self._replies[name]
         self.unfinished.discard(name)
         reply.code, reply.err[:] = lost.code, (lost.errors or lost.reason).encode()
-        if not (reply.out or (self._by_ssh and lost.code == SSH_FAILED)):
-            self.without_agent.add(name)
+        (self.without_agent if lost.shell_only else self.unreached).add(name)
+
+    def explain(self, reasons: Mapping[str, str]) -> None:
+        """Replace the errors of the programs that lead to hosts by better reasons."""
+        for name, reason in reasons.items():
+            self._replies[name].err[:] = reason.encode()
 
     def replies(self) -> dict[str, FinishedProcess]:
         """Return all replies; those of unfinished hosts have no exit code."""

@@ -112,7 +112,7 @@ def _find_relay_obstacle(plan: Plan, environ: Mapping[str, str]) -> str | None:
 def _open_relays(plan: Plan, environ: Mapping[str, str], links: HostLinks, grace: float) -> Iterator[Relays | None]:
     """Provide what serves the relays of a job; None if the process manager starts its daemons by itself, or none."""
     hosts, others = plan.placement.hosts.names, _other_hosts(plan)
-    is_possible = others and links.leads_to_agents and _find_relay_obstacle(plan, environ) is None
+    is_possible = others and links.launcher.starts_daemons and _find_relay_obstacle(plan, environ) is None
     variables = plan.manager.relay_variables(RELAY, len(hosts)) if is_possible else {}
     if not variables:
         yield None

@@ -137,7 +137,7 @@ def test_a_step_that_slurm_ends_or_refuses(slurm: SlurmCluster, srun: Launch, tm
     job = slurm.submit(lines, f"--output={tmp_path}/out", "-N2", "--ntasks-per-node=2", cwd=tmp_path)
     wait_for_output(tmp_path, "up", 4)
     listed = slurm.run("h1", ["squeue", "--steps", "--noheader", "--format=%i", "--jobs", job], check=True).stdout
-    (step,) = (name for name in listed.split() if name.rpartition(".")[2].isdigit())
+    _agent, step = sorted(name for name in listed.split() if name.rpartition(".")[2].isdigit())
     slurm.run("h1", ["scancel", step], check=True)
     wait_for_output(tmp_path, "exit code", 2)
     slurm.wait_for(job)

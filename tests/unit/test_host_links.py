@@ -25,6 +25,13 @@ echo $host >>{folder}/connections
 {before}
 exec sh -c "$command"
 """
+SRUN = """
+while [ $1 != -w ]; do shift; done
+[ $2 != h2 ] || {{ echo 'srun: error: h2 is down' >&2; exit 1; }}
+echo $2 >>{folder}/connections
+shift 2
+exec "$@"
+"""
 REFUSED = "echo 'ssh: connect to host h9 port 22: Connection refused' >&2; exit 255"
 
 
@@ -94,6 +101,31 @@ def test_a_host_without_python_runs_scripts_all_the_same(folder: Path, links: Ho
         replies = links.run({"h1": "command -v python3 || echo fine", "h2": "echo fine"}, 300.0)
         assert [reply.out for reply in replies.values()] == ["fine"] * 2
     assert connections(folder) == ["h1", "h1", "h1", "h2"]
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "squeue", "reason"),
+    [("h2 down", "7 h[1-3]", "Slurm says: down"), ("h2 idle", "7 h[1,3]", "it is not in the Slurm job any more"),
+     ("h2 idle", "8 h1", "srun: error: h2 is down")],
+)  # fmt: skip
+def test_agents_run_in_steps_of_slurm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str, squeue: str, reason: str
+) -> None:
+    """The step has all that the job has, whatever part each of its tasks is to have."""
+    for name, text in {
+        "srun": SRUN.format(folder=folder),
+        "sinfo": f"echo {sinfo}",
+        "squeue": f"echo '{squeue}'",
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("SLURM_GPUS", "4")
+    with closing(HostLinks(AgentLauncher("srun", ("--jobid=7",)))) as links:
+        for word in ("once", "again"):
+            replies = links.run(dict.fromkeys(("h1", "h2", "h3"), f"echo {word} $SLURM_GPUS; exit 3"), 300.0)
+            down = FinishedProcess(1, "", reason)
+            assert replies == {"h1": FinishedProcess(3, word, ""), "h2": down, "h3": FinishedProcess(3, word, "")}
+    assert connections(folder) == ["h1", "h3"]
 
 
 def test_a_launcher_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

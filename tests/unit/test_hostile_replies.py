@@ -20,7 +20,6 @@ from ddlrun.preflight.tcp import judge_tcp
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.remote.slurm_step import split_labels
 from tests.machines.facts import load
 from tests.machines.render_hwloc import render_hwloc
 from tests.machines.render_lscpu import render_json, render_table
@@ -161,33 +160,6 @@ def test_control_characters_in_a_report_of_connections_are_escaped() -> None:
     assert [finding.message for finding in findings if finding.host == "h1"] == [
         r"cannot connect to h2: \x1b[2Jerror (the other direction works)"
     ]
-
-
-@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-def test_a_step_of_slurm_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: str) -> None:
-    srun = tmp_path / "srun"
-    srun.write_text(f"#!/bin/sh\necho '0: @host h1\n0: good\n0: @code 0'\n{flood}\n")
-    srun.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    replies = run_on_hosts(dict.fromkeys(("h1", "h2"), "true\n"), AgentLauncher("srun"), 300.0)
-    assert [(reply.out, reply.err) for reply in replies.values()] == [("", "srun: the replies are too long")] * 2
-
-
-def test_a_step_of_slurm_runs_the_script_of_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    srun = tmp_path / "srun"
-    srun.write_text("#!/bin/sh\nSLURMD_NODENAME=h1 sh -s | sed 's/^/0: /'\necho '0: error' >&2\n")
-    srun.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    script = "printf 'text\\r\\n'\nexit 3\n"
-    assert run_on_hosts({"h1": script}, AgentLauncher("srun"), 300.0) == {"h1": FinishedProcess(3, "text\n", "error\n")}
-
-
-def test_a_host_cannot_answer_for_another_in_a_step_of_slurm() -> None:
-    results = split_labels("0: @host n1\n0: good\n0: @code 0\n1: @host n1\n1: \x1b[2Jevil\n1: @code 0\n", "")
-    assert results["n1"].out == ""
-    assert results["n1"].err == "two hosts answer as n1"
-    reply = split_labels("0: @host n1\n0: \x1b[2Jtext\n0: @code ²\n", "")["n1"]
-    assert (reply.code, reply.out) == (None, "\\x1b[2Jtext\n")
 
 
 NASTY = (

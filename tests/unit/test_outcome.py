@@ -260,6 +260,10 @@ thus causing the job to be terminated. The first process to do so was:
 RESET = EndCause.RESET_CONNECTION.reason(label="rank 2 on h3", rank=2, error="Connection reset by peer")
 
 
+def exited(rank: int, code: int) -> tuple[bytes, bytes]:
+    return protocol.EXITED, protocol.ExitedRank(rank=rank, code=code).pack()
+
+
 def own_end(exit_code: int, *reports: tuple[bytes, bytes]) -> ManagerEnd:
     manager = own_manager("")
     return ManagerEnd(exit_code, manager.read_end(ManagerOutput(exit_code, reports=reports)), name=manager.name)
@@ -283,8 +287,8 @@ def own_end(exit_code: int, *reports: tuple[bytes, bytes]) -> ManagerEnd:
         (CLOSED, mpirun_end(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
         (RESET, mpirun_end(1, KILLED), 137, "rank 2 on h3 was killed by another process"),
         (RESET, mpirun_end(1, KILLED.replace("rank 2", "rank 1")), 3, "the connection of rank 2 on h3 broke"),
-        (RESET, own_end(137, (protocol.EXITED, b"2 -9")), 137, "rank 2 on h3 was killed by another process"),
-        (RESET, own_end(137, (protocol.EXITED, b"1 -9")), 3, "the connection of rank 2 on h3 broke"),
+        (RESET, own_end(137, exited(2, -9)), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, own_end(137, exited(1, -9)), 3, "the connection of rank 2 on h3 broke"),
         (CLOSED, mpirun_end(5, ABORT), 5, "rank 1 called MPI_Abort with 5"),
         (CLOSED, mpirun_end(1, ABORT.replace(": 5", ": 256")), 1, "rank 1 called MPI_Abort with 256"),
         (CLOSED, mpirun_end(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
@@ -358,7 +362,7 @@ def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
 
 
 def test_a_keeper_that_never_connected_is_known_by_its_exit_code() -> None:
-    for manager in (mpirun_end(3, UNCONNECTED), own_end(3, (protocol.EXITED, b"1 3"))):
+    for manager in (mpirun_end(3, UNCONNECTED), own_end(3, exited(1, 3))):
         at = manager._replace(findings=[finding._replace(host="h3") for finding in manager.findings])
         assert cause(explained(None, at)) == (3, "rank 1 on h3 cannot reach ddlrun")
         assert cause(explained(None, at, {1: end(1, 3)})) == (3, None), "a program ended with this code"
