@@ -44,9 +44,9 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
     # This one is for mpirun. Open MPI 4 accepts only one of it and the folder that the daemon has set.
     os.environ.pop("OMPI_MCA_orte_local_tmpdir_base", None)
-    # An mpirun that the rank starts is not served by ddlrun (see agent/ssh_relay.py).
+    # An mpirun that the rank starts is not served by ddlrun (see supervise/ssh_relay.sh).
     os.environ.pop("DDLRUN_RELAY", None)
-    if os.environ.get(AGENT, "").endswith("/ssh_relay.py"):
+    if "/ssh_relay.sh" in os.environ.get(AGENT, ""):
         del os.environ[AGENT]
     if rank == 0 and "DDLRUN_STDIN" in os.environ:
         _replace_stdin(os.environ["DDLRUN_STDIN"])

@@ -3,12 +3,10 @@
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.agent import ssh_relay
 from ddlrun.keeper import protocol
 from ddlrun.keeper.program_streams import VARIABLE
 from ddlrun.listening import own_addresses
@@ -21,7 +19,7 @@ from ddlrun.remote.system_limits import allow_files
 from ddlrun.supervise.ending import DAEMON_SECONDS, SLACK_SECONDS
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.ranks import Ranks
-from ddlrun.supervise.relays import Relays
+from ddlrun.supervise.relays import RELAY, Relays
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.supervision import Supervision
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 # A connection, a log, and a relay, of which a host has one.
 FILES_PER_RANK = 3
-RELAY = (sys.executable, "-I", "-S", ssh_relay.__file__)
 
 
 class FinishedJob(NamedTuple):
@@ -60,13 +57,14 @@ def run_plan(
     environ = _environment(plan, options, environ)
     all_local = plan.local_hosts.issuperset(job.host_names)
     folder_names = plan.manager.session_variables(environ, local=all_local, spawns=plan.spawn_slots > 0)
+    relay_variables = _relay_variables(plan, environ, links)
     path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
     with (
         guard_session(options.grace + SLACK_SECONDS, path) as guard,
-        _session_folder(path if folder_names else None) as folder,
+        _session_folder(path if folder_names or relay_variables else None) as folder,
         closing(Listener(job.addresses, options.encryption)) as listener,
         links.lead(_linked_hosts(plan)) as relay,
-        _open_relays(plan, environ, links, options.grace) as relays,
+        _open_relays(plan, links, options.grace, relay_variables, folder) as relays,
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
         relayed = {} if relays is None else relays.variables
@@ -84,7 +82,7 @@ def run_plan(
                 outcome = supervision.run()
             finally:  # an ssh client may outlive Open MPI 4.1 even after success, if the network was cut meanwhile
                 end_session(process.pid)
-        return FinishedJob(outcome, supervision.cause_in_view, supervision.ranks, folder)
+        return FinishedJob(outcome, supervision.cause_in_view, supervision.ranks, folder if folder_names else None)
 
 
 def _linked_hosts(plan: Plan) -> Sequence[str]:
@@ -108,17 +106,23 @@ def _find_relay_obstacle(plan: Plan, environ: Mapping[str, str]) -> str | None:
     return plan.manager.find_relay_obstacle(RELAY, own)
 
 
+def _relay_variables(plan: Plan, environ: Mapping[str, str], links: HostLinks) -> Mapping[str, str]:
+    """Return the variables of a process manager that starts relays; none if it starts its daemons itself, or none."""
+    if not (_other_hosts(plan) and links.launcher.starts_daemons) or _find_relay_obstacle(plan, environ) is not None:
+        return {}
+    return plan.manager.relay_variables(RELAY, len(plan.placement.hosts.names))
+
+
 @contextmanager
-def _open_relays(plan: Plan, environ: Mapping[str, str], links: HostLinks, grace: float) -> Iterator[Relays | None]:
-    """Provide what serves the relays of a job; None if the process manager starts its daemons by itself, or none."""
-    hosts, others = plan.placement.hosts.names, _other_hosts(plan)
-    is_possible = others and links.launcher.starts_daemons and _find_relay_obstacle(plan, environ) is None
-    variables = plan.manager.relay_variables(RELAY, len(hosts)) if is_possible else {}
-    if not variables:
+def _open_relays(
+    plan: Plan, links: HostLinks, grace: float, variables: Mapping[str, str], folder: str | None
+) -> Iterator[Relays | None]:
+    """Provide what serves the relays of a job, in a folder of the session; None if there are none."""
+    if not variables or folder is None:
         yield None
         return
-    links.agents.link(others)
-    with closing(Relays(links, hosts, variables, grace + DAEMON_SECONDS)) as relays:
+    links.agents.link(_other_hosts(plan))
+    with closing(Relays(links, plan.placement.hosts.names, variables, grace + DAEMON_SECONDS, folder)) as relays:
         yield relays
 
 

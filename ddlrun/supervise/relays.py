@@ -1,21 +1,27 @@
-"""The daemons of a process manager over ddlrun's links: it starts a relay where it would start an ssh client."""
+"""The daemons of a process manager over ddlrun's links: it starts a relay where it would start an ssh client.
 
-import _socket  # socket itself takes 6 ms to import
+Relays are shell scripts (ssh_relay.sh), which start in less than 1 ms; Python takes 7. They have a folder of FIFOs.
+"""
+
 import os
 import shlex
-import struct
 from collections.abc import Callable, Mapping, Sequence
 
-from ddlrun.agent import ssh_relay
 from ddlrun.agent.protocol import LostHost, ProgramEnd, ProgramOutput
 from ddlrun.errors import EXIT_KILLED
 from ddlrun.managers.end import EndCode, EndFinding
 from ddlrun.remote.links import HostLinks
-from ddlrun.wire.connection import Connection
 from ddlrun.wire.loop import READ, Loop
 
-BACKLOG = 4096
-CREDENTIALS = struct.Struct("3i")  # the ids of the process, user and group
+# The command line of relays, to which the process manager adds the arguments of an ssh client.
+RELAY = ("/bin/sh", os.path.join(os.path.dirname(os.path.abspath(__file__)), "ssh_relay.sh"))
+VARIABLE = "DDLRUN_RELAY"
+"""The variable with the folder of relays."""
+REQUESTS = ".requests"
+"""The FIFO into which each relay writes the name of its host; no host has such a name."""
+EXIT_LOST = 255
+"""The exit code where the link to the host has ended, as that of ssh."""
+CHUNK = 1 << 16
 # The user's login shell runs the command, as under sshd: the process manager writes it for that.
 SCRIPT = 'exec "${{SHELL:-/bin/sh}}" -c {command} </dev/null\n'
 OutputHandler = Callable[[int, bytes], None]
@@ -23,36 +29,19 @@ OutputHandler = Callable[[int, bytes], None]
 
 
 class Relay:
-    """A relay, and the daemon that ddlrun starts for it."""
+    """The relay of a host, and the daemon that ddlrun starts for it."""
 
-    def __init__(self, link: _socket.socket, relays: "Relays") -> None:
-        """Wait for the arguments of the relay."""
-        self._connection, self._relays = Connection(link), relays
-        self._received: bytes | None = b""
-        """What has arrived of the arguments; None once they are complete."""
-        self._host = ""
-        self._connection.join(relays.loop, self._on_readable)
+    def __init__(self, host: str, relays: "Relays") -> None:
+        """Make its FIFO, whose end means to the relay that ddlrun has ended."""
+        self._host, self._relays = host, relays
+        self._fd = _make_fifo(os.path.join(relays.folder, host))
 
-    def _on_readable(self) -> None:
-        """Read the arguments; after them nothing arrives but the end of the relay, which the daemon outlives."""
-        try:
-            data = self._connection.read()
-            if self._received is not None:
-                self._received += data
-                words = ssh_relay.parse_arguments(self._received)
-                if words is not None:
-                    self._received = None
-                    self._start(words)
-        except (OSError, ValueError):
-            self._connection.close()
-
-    def _start(self, words: Sequence[str]) -> None:
-        at = self._relays.find_host(words)
-        if at is None:
-            self._connection.close()
-            return
-        self._host = words[at]
-        script = SCRIPT.format(command=shlex.quote(" ".join(words[at + 1 :])))
+    def start(self) -> None:
+        """Start the daemon that a relay has requested."""
+        with open(os.path.join(self._relays.folder, f".{self._host}"), "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+        command = " ".join(words[words.index(self._host, self._relays.skipped) + 1 :])
+        script = SCRIPT.format(command=shlex.quote(command))
         self._relays.links.agents.start(script, [self._host], self, linger=self._relays.linger)
 
     def on_output(self, output: ProgramOutput) -> None:
@@ -64,64 +53,61 @@ class Relay:
         if end.code == EXIT_KILLED:
             text = f"host {self._host} was lost: the process manager's daemon there was killed"
             self._relays.losses.append(EndFinding(EndCode.LOST_DAEMON, self._host, text=text))
-        self._connection.send_raw([b"%d" % (end.code or 0)])
-        self._connection.close()
+        self._end(end.code or 0)
 
     def on_loss(self, lost: LostHost) -> None:
         """End the relay if its host was lost, as an ssh client whose connection has ended."""
         if self._host in (lost.name, *lost.below):
             self._relays.add_loss(lost)
-            self._connection.close()
+            self._end(EXIT_LOST)
+
+    def _end(self, code: int) -> None:
+        if self._fd >= 0:
+            os.write(self._fd, b"%d\n" % code)
 
     def close(self) -> None:
-        """Leave the relay to itself."""
-        self._connection.close()
+        """Leave the relay to itself; what arrives of the daemon later is dropped."""
+        os.close(self._fd)
+        self._fd = -1
 
 
 class Relays:
-    """The relays of a job. Only programs of this user can be relays."""
+    """The relays of a job, in a folder of FIFOs. Only programs of this user can be relays."""
 
     def __init__(
-        self, links: HostLinks, host_names: Sequence[str], variables: Mapping[str, str], linger: float
+        self, links: HostLinks, host_names: Sequence[str], variables: Mapping[str, str], linger: float, folder: str
     ) -> None:
-        """Listen for relays, and let them wait.
+        """Wait for relays. Raises OSError where the folder has no room for them.
 
         Args:
             links: The links to the hosts.
             host_names: The names of the hosts.
             variables: Those with which the process manager starts relays.
             linger: The time in which a daemon may end by itself once the link to its host has ended.
+            folder: A folder that only this user can enter.
         """
-        self.links, self._host_names, self.linger = links, host_names, linger
-        self._relays: list[Relay] = []
+        self.links, self.linger = links, linger
+        self.skipped = len(links.launcher.words) if links.launcher.launcher == "ssh" else 0
+        """The number of words before the name of the host, which the name of the folder ends with."""
+        self.folder = os.path.join(folder, f"relays-{self.skipped}")
+        os.mkdir(self.folder, 0o700)
         self.losses: list[EndFinding] = []
         """The hosts whose links have ended."""
-        name = f"ddlrun-{os.urandom(16).hex()}"
-        self.variables = {**variables, ssh_relay.VARIABLE: name}
+        self.variables = {**variables, VARIABLE: self.folder}
         """The variables of the process manager."""
-        self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        self._listener.bind(f"\0{name}")
-        self._listener.listen(BACKLOG)
-        self._listener.setblocking(False)
+        self._requests = _make_fifo(os.path.join(self.folder, REQUESTS))
+        self._relays = {name: Relay(name, self) for name in host_names}
+        self._received = b""
 
     def serve(self, loop: Loop, on_output: OutputHandler) -> None:
         """Serve relays in a loop, until that is closed. `on_output` takes what daemons write."""
-        self.loop, self.on_output = loop, on_output
-        loop.watch(self._listener.fileno(), READ, lambda _events: self._accept())
+        self.on_output = on_output
+        loop.watch(self._requests, READ, lambda _events: self._on_requests())
 
-    def _accept(self) -> None:
-        fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - as socket.accept does
-        link = _socket.socket(fileno=fd)
-        credentials = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, CREDENTIALS.size)
-        if CREDENTIALS.unpack(credentials)[1] == os.geteuid():
-            self._relays.append(Relay(link, self))
-        else:
-            link.close()
-
-    def find_host(self, words: Sequence[str]) -> int | None:
-        """Return the index of the host's name in the arguments of an ssh client; None if there is none."""
-        at = len(self.links.launcher.words) if self.links.launcher.launcher == "ssh" else 0
-        return next((index for index in range(at, len(words)) if words[index] in self._host_names), None)
+    def _on_requests(self) -> None:
+        *names, self._received = (self._received + os.read(self._requests, CHUNK)).split(b"\n")
+        for name in names:
+            self._relays[os.fsdecode(name)].start()
 
     def add_loss(self, lost: LostHost) -> None:
         """Record a host whose link has ended."""
@@ -129,7 +115,15 @@ class Relays:
         self.losses.append(EndFinding(EndCode.LOST_HOST, lost.name, text=text))
 
     def close(self) -> None:
-        """Wait for no relays any more, and leave those that run to themselves."""
-        self._listener.close()
-        for relay in self._relays:
-            relay.close()
+        """Wait for no relays any more, and leave those that run to themselves. A second call does nothing."""
+        if self._requests >= 0:
+            os.close(self._requests)
+            self._requests = -1
+            for relay in self._relays.values():
+                relay.close()
+
+
+def _make_fifo(path: str) -> int:
+    """Make a FIFO that stays open at both ends; return its descriptor."""
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

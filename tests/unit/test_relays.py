@@ -3,34 +3,20 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ddlrun.agent import ssh_relay
-from ddlrun.agent.ssh_relay import pack_arguments, parse_arguments
 from ddlrun.managers.end import EndCode
 from ddlrun.managers.openmpi.dialects import OpenMpi4, OpenMpi5
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.links import HostLinks
-from ddlrun.supervise.relays import Relays
+from ddlrun.supervise.relays import EXIT_LOST, RELAY, Relays
 from ddlrun.wire.loop import Loop
 
-RELAY = (sys.executable, "-I", "-S", ssh_relay.__file__)
-WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
-
-
-@given(WORDS)
-def test_arguments_arrive_as_they_are(words: list[str]) -> None:
-    text = pack_arguments(words)
-    assert parse_arguments(text) == words
-    assert parse_arguments(text[:-1]) is None or not words
-
+LAUNCHER = AgentLauncher("ssh", ("-p", "h1"))
 
 # The last argument is the command; the process that runs it is the client.
 SSH = """#!/bin/sh
@@ -43,10 +29,10 @@ exec sh -c "$word"
 class Served:
     """Relays that a loop serves, with what their commands have printed."""
 
-    def __init__(self) -> None:
-        self.links = HostLinks(AgentLauncher("ssh", ("-p", "22")))
+    def __init__(self, folder: Path) -> None:
+        self.links = HostLinks(LAUNCHER)
         self.links.agents.link(["h1", "h2"])
-        self.relays = Relays(self.links, ["h1", "h2"], {}, 0)
+        self.relays = Relays(self.links, ["h1", "h2"], {}, 0, str(folder))
         self.printed = [b"", b""]
         self.loop = Loop()
         self.loop.watch_loop(self.links.agents.loop)
@@ -79,39 +65,47 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def served(pids: Path) -> Iterator[Served]:
+def served(pids: Path, tmp_path: Path) -> Iterator[Served]:
     assert not pids.exists()
-    with closing(Served()) as made:
+    with closing(Served(tmp_path)) as made:
         yield made
 
 
-COMMANDS = (("h1", "echo one; exit 7"), ("h2", "echo 'two  words' >&2"))
+COMMANDS = (("h1", ["echo one;", "exit 7"]), ("h2", ["printf %s 'two  words\\\n\udcff' >&2"]))
 
 
 def test_a_command_runs_over_the_link(served: Served) -> None:
-    relays = [served.start("-p", "22", host, command) for host, command in COMMANDS]
+    relays = [served.start("-p", "h1", host, *words) for host, words in COMMANDS]
     assert [served.wait(relay) for relay in relays] == [7, 0]
-    assert served.printed == [b"one\n", b"two  words\n"]
+    assert served.printed == [b"one\n", b"two  words\\\n\xff"]
 
 
 def test_a_daemon_that_is_killed_is_a_lost_host(served: Served) -> None:
-    assert served.wait(served.start("-p", "22", "h2", "kill -9 $$")) == 137
+    assert served.wait(served.start("-p", "h1", "h2", "kill -9 $$")) == 137
     assert [(loss.code, loss.host) for loss in served.relays.losses] == [(EndCode.LOST_DAEMON, "h2")]
 
 
 def test_a_relay_to_an_unknown_host_fails(served: Served) -> None:
-    assert served.wait(served.start("-p", "22", "h3", "true")) == ssh_relay.EXIT_LOST
+    assert served.wait(served.start("-p", "h1", "h3", "true")) == EXIT_LOST
 
 
 def test_a_relay_ends_with_its_link(served: Served, pids: Path) -> None:
-    relay = served.start("-p", "22", "h2", "echo $$; exec sleep 600")
+    relay = served.start("-p", "h1", "h2", "echo $$; exec sleep 600")
     while not served.printed[0]:
         served.loop.wait(0.05)
     for pid in pids.read_text().split():  # the agents, which cannot end the command
         os.kill(int(pid), signal.SIGKILL)
     os.kill(int(served.printed[0]), signal.SIGKILL)
-    assert served.wait(relay) == ssh_relay.EXIT_LOST
+    assert served.wait(relay) == EXIT_LOST
     assert (EndCode.LOST_HOST, "h2") in [(loss.code, loss.host) for loss in served.relays.losses]
+
+
+def test_a_relay_ends_with_ddlrun(served: Served) -> None:
+    relay = served.start("-p", "h1", "h2", "echo runs; exec sleep 600")
+    while not served.printed[0]:
+        served.loop.wait(0.05)
+    served.relays.close()
+    assert relay.wait() == EXIT_LOST
 
 
 def test_without_ddlrun_a_relay_becomes_ssh(pids: Path) -> None:
