@@ -33,8 +33,9 @@ class Agent(Node):
     """An agent, and its connection to the node that has started it."""
 
     def __init__(self, parent: Connection, version: str, needed: Sequence[int]) -> None:
-        """Begin without a job. `needed` are descriptors that keepers leave open."""
+        """Begin without a job. `needed` are descriptors that forks leave open."""
         super().__init__(version, needed)
+        self._needed = needed
         self._replaced: dict[str, str | None] = {}
         """The variables that a job has set, as they were before."""
         self._hosts = [""]
@@ -169,7 +170,7 @@ class Agent(Node):
 
                 environ = {**os.environ, **self._replaced, AGENT_RUN: None}
                 plain = {name: value for name, value in environ.items() if value is not None}
-                self._programs = HostPrograms(self._loop, self.report, own, plain)
+                self._programs = HostPrograms(self._loop, self.report, own, plain, self._needed)
             self._programs.start(request)
 
     def _on_end(self, pid: int, status: int) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+from ddlrun.agent.tasks import TASKS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ("__init__.py", "errors.py", "ranges.py", "wire", "agent", "keeper")
+BASE = ("__init__.py", "errors.py", "ranges.py", "wire")
+PARTS = (*BASE, "agent", "keeper", *dict.fromkeys(part for parts in TASKS.values() for part in parts))
 
 # The program that receives the archive and runs the agent in it. The archive lasts as long as the agent. It must arrive
 # within a minute, as a host whose network fails is not told that no more will come.
@@ -40,11 +43,8 @@ main(sys.argv[2:], archive)
 """
 
 
-def build_archive(parts: Sequence[str] = PARTS, *, compiled: bool = False) -> bytes:
-    """Return an archive of modules and folders; an agent that runs from one returns that.
-
-    With `compiled` it is larger, and programs from it start in less time on hosts with the same version of Python.
-    """
+def build_archive(parts: Sequence[str] = PARTS) -> bytes:
+    """Return an archive of modules and folders; an agent that runs from one returns that."""
     root = os.path.dirname(PACKAGE)
     if os.path.isfile(root):
         with open(root, "rb") as file:
@@ -55,10 +55,7 @@ def build_archive(parts: Sequence[str] = PARTS, *, compiled: bool = False) -> by
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in _list_modules(parts):
-            name = os.path.relpath(path, root)
-            archive.write(path, name)
-            if compiled:
-                archive.writestr(f"{name}c", _compile(path))
+            archive.write(path, os.path.relpath(path, root))
     return buffer.getvalue()
 
 
@@ -71,13 +68,3 @@ def _list_modules(parts: Sequence[str]) -> list[str]:
         for folder, _, names in os.walk(path):
             paths += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
     return paths
-
-
-def _compile(path: str) -> bytes:
-    """Return a compiled module that is not compared with its text."""
-    import marshal  # noqa: PLC0415 - not for agents
-    from importlib.machinery import SourceFileLoader  # noqa: PLC0415 - the same
-    from importlib.util import MAGIC_NUMBER  # noqa: PLC0415 - the same
-
-    code = SourceFileLoader(path, path).get_code(path)
-    return MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)

@@ -1,4 +1,4 @@
-"""The programs that run on a host for ddlrun, beside the ranks: sh with a script."""
+"""The programs that run on a host for ddlrun, beside the ranks: sh with a script, and forks of the agent with tasks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 
 from ddlrun.agent import protocol
+from ddlrun.agent.local_ranks import fork
 from ddlrun.agent.protocol import ProgramEnd, ProgramOutput
 from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.keeper.bare_signal import signal
@@ -14,7 +15,7 @@ from ddlrun.wire.loop import NEVER, READ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddlrun.agent.protocol import ProgramRequest
     from ddlrun.wire.loop import Loop
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 # The time from SIGTERM to SIGKILL.
 GRACE_SECONDS = 3.0
-# The exit code of a program that could not be started.
-EXIT_NOT_STARTED = 127
+# The exit code of a program that could not be started; a shell without Python has another.
+EXIT_NOT_STARTED = 126
 
 
 class HostProgram:
@@ -55,8 +56,9 @@ class HostPrograms:
     """The programs of a host. Each has a process group of its own."""
 
     def __init__(
-        self, loop: Loop, report: Callable[[bytes, bytes], None], host: str, environ: Mapping[str, str]
-    ) -> None:
+        self, loop: Loop, report: Callable[[bytes, bytes], None], host: str, environ: Mapping[str, str],
+        needed: Sequence[int],
+    ) -> None:  # fmt: skip
         """Begin without any.
 
         Args:
@@ -64,8 +66,10 @@ class HostPrograms:
             report: Takes their output and their ends to ddlrun.
             host: The name of this host.
             environ: Their environment.
+            needed: The descriptors from which tasks get their modules.
         """
         self._loop, self._report, self._host, self._environ = loop, report, host, environ
+        self._needed = needed
         self._programs: list[HostProgram] = []
         self._reading = True
         loop.watch_deadline(self._next_end, self._end_due)
@@ -81,9 +85,9 @@ class HostPrograms:
         return any(program.linger for program in self._programs)
 
     def start(self, request: ProgramRequest) -> None:
-        """Start a shell with a script as its standard input."""
+        """Start a shell with a script as its standard input, or a fork of this process with a task."""
         try:
-            pid, pipes = _start_shell(request.script, self._environ)
+            pid, pipes = self._start(request)
         except OSError as error:
             self._report_output(request.number, 2, f"no process can be started: {error.strerror}\n".encode())
             self._report_end(request.number, EXIT_NOT_STARTED)
@@ -91,6 +95,47 @@ class HostPrograms:
         program = HostProgram(request, pid, pipes)
         self._programs.append(program)
         self._watch(program)
+
+    def _start(self, request: ProgramRequest) -> tuple[int, dict[int, int]]:
+        """Start a program; return its process id, and the pipes of its output with the numbers of their streams."""
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        try:
+            pid = (self._fork_task if request.module else self._start_shell)(request, out_end, err_end)
+        except OSError:
+            os.close(out)
+            os.close(err)
+            raise
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        return pid, {out: 1, err: 2}
+
+    def _start_shell(self, request: ProgramRequest, out: int, err: int) -> int:
+        with open(os.memfd_create("script"), "w+b") as stdin:
+            stdin.write(request.script)
+            stdin.seek(0)
+            files = [(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate((stdin.fileno(), out, err))]
+            return os.posix_spawnp("sh", ["sh"], self._environ, file_actions=files, setpgroup=0, setsigdef=IGNORED)
+
+    def _fork_task(self, request: ProgramRequest, out: int, err: int) -> int:
+        pid = fork(lambda: self._do_task(request, out, err), 0, 2, out, err, *self._needed)
+        try:
+            os.setpgid(pid, pid)  # as it does itself: a signal may come before that
+        except OSError:  # it has ended
+            return pid
+        return pid
+
+    def _do_task(self, request: ProgramRequest, out: int, err: int) -> None:
+        """Do a task in this process, a fork, and exit; what the task raises is shown."""
+        os.setpgid(0, 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.environ.clear()
+        os.environ.update(self._environ)
+        from ddlrun.agent.tasks import print_result  # noqa: PLC0415 - not for every agent
+
+        print_result(request.module, request.script.decode())
+        os._exit(0)
 
     def stop(self, number: int) -> None:
         """Stop a program."""
@@ -168,22 +213,3 @@ class HostPrograms:
 
     def _report_end(self, number: int, code: int | None) -> None:
         self._report(protocol.ENDED, ProgramEnd(host=self._host, number=number, code=code).pack())
-
-
-def _start_shell(script: bytes, environ: Mapping[str, str]) -> tuple[int, dict[int, int]]:
-    """Start a shell; return its process id, and the pipes of its output with the numbers of their streams."""
-    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-    with open(os.memfd_create("script"), "w+b") as stdin:
-        stdin.write(script)
-        stdin.seek(0)
-        files = [(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate((stdin.fileno(), out_end, err_end))]
-        try:
-            pid = os.posix_spawnp("sh", ["sh"], environ, file_actions=files, setpgroup=0, setsigdef=IGNORED)
-        except OSError:
-            os.close(out)
-            os.close(err)
-            raise
-        finally:
-            os.close(out_end)
-            os.close(err_end)
-    return pid, {out: 1, err: 2}

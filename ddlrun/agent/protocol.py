@@ -211,16 +211,18 @@ class AgentJob(AgentMessage):
 
 @record
 class ProgramRequest(AgentMessage):
-    """A script for the shell of some hosts."""
+    """A script for the shell of some hosts, or a task (see tasks.py)."""
 
     number: int
-    """The number by which the script is stopped, and by which its output is known."""
+    """The number by which it is stopped, and by which its output is known."""
     seconds: float
     """The time after which it is ended; 0: none."""
     hosts: Sequence[str]
     """The names of the hosts."""
     script: bytes
-    """The shell's standard input."""
+    """The shell's standard input, or the JSON of the task."""
+    module: str = ""
+    """The module of the task; empty: there is none."""
     linger: float = 0
     """The time that it has once the link has ended."""
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from collections.abc import Mapping
 
 from ddlrun.errors import InputError
@@ -21,10 +20,9 @@ def chooses_gpus(launcher: AgentLauncher) -> bool:
     return launcher.launcher == "srun" or bool(launcher.gpus)
 
 
-def render_choice(variables: Mapping[str, str]) -> str:
-    """Return sh assignments for the variables that choose GPUs."""
-    values = {name: variables[name] for name in (*CHOOSING, ORDER) if name in variables}
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+def choice_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that choose GPUs."""
+    return {name: variables[name] for name in (*CHOOSING, ORDER) if name in variables}
 
 
 def check_named_gpus(machines: Mapping[str, Machine], launcher: AgentLauncher) -> None:

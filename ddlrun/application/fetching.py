@@ -5,9 +5,10 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ddlrun.application.inputs import reach
 from ddlrun.application.planning import Attempt
 from ddlrun.application.reporter import try_line
-from ddlrun.application.shipping import reach_privately
+from ddlrun.application.shipping import LONGEST_SECONDS
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
 from ddlrun.listening import own_addresses
@@ -74,15 +75,12 @@ def _fetch(request: ShipRequest, attempt: Attempt, plan: Plan, hosts: Sequence[s
     others = [name for name in hosts if name not in plan.local_hosts]
     prefix = f"{INCOMING}{os.uname().nodename}-"
     remove_interrupted(folder, prefix)
-    with (
-        temporary_folder(f"{prefix}{os.getpid()}-", folder) as incoming,
-        reach_privately(attempt.links) as target,
-    ):
+    with temporary_folder(f"{prefix}{os.getpid()}-", folder) as incoming:
         task = FetchTask(
-            request=request, run_id=plan.run_id, python=attempt.settings.job.python, hosts=hosts,
+            request=request, run_id=plan.run_id, hosts=hosts,
             addresses=own_addresses(others, plan.own_address), folder=incoming,
         )  # fmt: skip
-        return _place(receive_results(task, target), ResultPlacer(folder, since))
+        return _place(receive_results(task, reach(attempt.links, LONGEST_SECONDS)), ResultPlacer(folder, since))
 
 
 def remove_interrupted(folder: str, prefix: str) -> None:

@@ -1,5 +1,6 @@
 """Input of several commands: hosts, hostfiles, machine descriptions and saved probe replies."""
 
+import json
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ from contextlib import closing
 from types import MappingProxyType
 from typing import Any
 
-from ddlrun.application.chosen_gpus import UUID, check_named_gpus, chooses_gpus, render_choice
+from ddlrun.application.chosen_gpus import UUID, check_named_gpus, choice_of, chooses_gpus
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine, MachineNoteCode, machine_note
@@ -17,7 +18,8 @@ from ddlrun.machine.manifest import MANIFEST, check_manifest
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.links import FAN_OUT, HostLinks
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
-from ddlrun.remote.processes import FinishedProcess, start_command
+from ddlrun.remote.processes import start_command
+from ddlrun.remote.tasks import TaskReply, start_task
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
 from ddlrun.wording import did_you_mean
 
@@ -209,20 +211,31 @@ def reach(
     variable is passed on, except where Slurm chooses them for each host.
     """
     launcher = links.launcher
-    allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in launcher.gpus.items()}
-    own = next((line for name, line in allocated.items() if is_local(name)), "")
-    given = render_choice(variables)
+    given = choice_of(variables)
     by_number = {name: value for name, value in os.environ.items() if not re.search(UUID, value)}
-    chosen = given if chooses_gpus(launcher) else render_choice(by_number) + given
+    chosen = given if chooses_gpus(launcher) else {**choice_of(by_number), **given}
+    own = next((numbers for name, numbers in launcher.gpus.items() if is_local(name)), None)
 
-    def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
-        heads = {name: chosen + allocated.get(name, "") for name in scripts}
-        return links.run({name: heads[name] + script for name, script in scripts.items()}, seconds)
+    def variables_of(host: str) -> dict[str, str]:
+        local = is_local(host)
+        numbers = own if local else launcher.gpus.get(host)
+        return {**(given if local else chosen), **({} if numbers is None else {"DDLRUN_GPUS": numbers})}
+
+    def with_variables(host: str, script: str) -> str:
+        assignments = (f"{name}={shlex.quote(value)}\n" for name, value in variables_of(host).items())
+        return "".join(assignments) + script
+
+    def tasks_there(module: str, tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, TaskReply]:
+        texts = {name: json.dumps(task) for name, task in tasks.items()}
+        return {name: TaskReply.read(reply) for name, reply in links.run(texts, seconds, module).items()}
 
     return ProbeTarget(
-        lambda script: start_command(["sh", "-c", own + given + script], "", seconds),
-        there,
-        shlex.join(launcher.shown),
+        here=lambda script: start_command(["sh", "-c", with_variables("localhost", script)], "", seconds),
+        there=lambda scripts: links.run({name: with_variables(name, text) for name, text in scripts.items()}, seconds),
+        task_here=lambda module, task: start_task(module, task, seconds),
+        tasks_there=tasks_there,
+        variables=variables_of,
+        ssh=shlex.join(launcher.shown),
     )
 
 

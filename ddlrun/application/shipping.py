@@ -3,8 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +17,14 @@ from ddlrun.listening import own_addresses
 from ddlrun.plan.plan import Plan
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import ProbeTarget, is_local, render_failures
-from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.runs.store import state_folder
 from ddlrun.ship.archive import Archive, find_archive, fingerprint_of_packages, make_archive, note_archive
 from ddlrun.ship.conda import check_prefixes
 from ddlrun.ship.environment import find_interpreter, read_environment
 from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.host.unpack import FILE, FOLDER
+from ddlrun.ship.host_server import run_ship_tasks
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
-from ddlrun.ship.script import run_tasks
 from ddlrun.ship.server import TransferServer, transfer
 from ddlrun.ship.transfer import ShippedRun, TransferPlan
 from ddlrun.topology import Topology
@@ -48,12 +46,12 @@ def ship(request: ShipRequest, attempt: Attempt, plan: Plan) -> None:
         )
     begin = time.monotonic()
     archives = make_archives(request)
-    with reach_privately(attempt.links) as target:
-        run = shipped_run(request, settings.run.run_id, settings.job.python, settings.check.seconds)
+    target = reach(attempt.links, LONGEST_SECONDS)
+    run = shipped_run(request, settings.run.run_id, settings.check.seconds)
+    result = transfer(_transfer_plan(plan, archives), run, target)
+    if result.unread:
+        archives = make_archives(request, whole=True)
         result = transfer(_transfer_plan(plan, archives), run, target)
-        if result.unread:
-            archives = make_archives(request, whole=True)
-            result = transfer(_transfer_plan(plan, archives), run, target)
     if not settings.run.quiet:
         _report(archives, result, time.monotonic() - begin, attempt.reporter)
 
@@ -82,21 +80,6 @@ def _make_archive(source: ShipSource, request: ShipRequest, *, whole: bool) -> A
     return archive
 
 
-@contextmanager
-def reach_privately(links: HostLinks) -> Iterator[ProbeTarget]:
-    """Provide a target for scripts with a secret, which appear on no command line and in no folder."""
-    with open(os.memfd_create("ddlrun"), "w", encoding="utf-8") as file:
-
-        def here(script: str) -> Callable[[], FinishedProcess]:
-            file.seek(0)
-            file.truncate()
-            file.write(script)
-            file.flush()
-            return start_command(["sh", f"/proc/{os.getpid()}/fd/{file.fileno()}"], "", LONGEST_SECONDS)
-
-        yield reach(links, LONGEST_SECONDS)._replace(here=here)
-
-
 def read_source(source: ShipSource, sources: Iterable[ShipSource]) -> list[Entry]:
     """Return the entries of one of the sources, without those of others. Raises InputError for an unreadable file."""
     if source.kind is SourceKind.ENVIRONMENT:
@@ -121,15 +104,13 @@ def _transfer_plan(plan: Plan, archives: list[Archive]) -> TransferPlan:
     )
 
 
-def shipped_run(request: ShipRequest, run_id: str, python: str, seconds: float) -> ShippedRun:
+def shipped_run(request: ShipRequest, run_id: str, seconds: float) -> ShippedRun:
     """Return the run whose files travel; hosts must answer within some seconds, at the least LEAST_SECONDS."""
     environment = request.environment
-    interpreter = None if environment is None else find_interpreter(environment)
     return ShippedRun(
         request=request,
         run_id=run_id,
-        python=python if interpreter is None else interpreter.path,
-        interpreter=interpreter,
+        interpreter=None if environment is None else find_interpreter(environment),
         seconds=max(seconds, LEAST_SECONDS),
     )
 
@@ -167,10 +148,9 @@ def check_ship(
         archives=archives, hosts=hosts.names, racks={}, first=None, addresses=own_addresses(others, own_address),
         only_check=True,
     )  # fmt: skip
-    run = shipped_run(request, "", program[0], options["start_timeout"])
+    run = shipped_run(request, "", options["start_timeout"])
     try:
-        with reach_privately(links) as target:
-            result = transfer(plan, run, target)
+        result = transfer(plan, run, reach(links, LONGEST_SECONDS))
     except DdlrunError as error:
         return ShipCheck(tuple(str(error).splitlines()), error.exit_code)
     return ShipCheck(tuple(_render(hosts, archives, result)))
@@ -200,7 +180,7 @@ def remove_shipped(
         "days": NEVER_DAYS if days is None else days,
         "most_bytes": most_bytes,
     }
-    reports = run_tasks(dict.fromkeys(hosts, task), sys.executable, target)
+    reports = run_ship_tasks(dict.fromkeys(hosts, task), target)
     failures = {host: str(report["error"]) for host, report in reports.items() if "error" in report}
     for host, report in reports.items():
         if host not in failures:

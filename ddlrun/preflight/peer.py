@@ -1,7 +1,6 @@
-"""One host's part of the TCP check: listen, connect to its partners, and print which of them were reached.
+"""One host's part of the TCP check, a task: listen, connect to its partners, and report which of them were reached.
 
-It is sent to each host's Python, which may have no ddlrun, with the modules of wire/: it imports these and the standard
-library alone.
+Hosts may have no ddlrun: it imports wire/ and the standard library alone, and as little as possible of that.
 
 Hosts start at different times, seconds apart on a busy machine. Therefore an attempt fails only after the partner has
 shown that it listens, by its own connection to this host, or when time is up. A host listens until each partner has
@@ -11,14 +10,11 @@ open until then.
 
 from __future__ import annotations
 
-import json
+import _socket  # socket itself takes 6 ms to import
+import _thread  # and threading 3 ms
 import os
 import resource
-import socket
-import sys
-import threading
 import time
-from typing import TYPE_CHECKING, Any
 
 from ddlrun.wire.authentication import Secret, connect_as
 from ddlrun.wire.connection import ClosedError, Connection, run_handshake
@@ -26,8 +22,10 @@ from ddlrun.wire.frames import Decoder, Encoder, FrameError
 from ddlrun.wire.listening import Acceptor, AcceptorEvents
 from ddlrun.wire.loop import ENDED, Loop
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
+    from collections.abc import Mapping
+    from typing import Any
 
     from ddlrun.wire.frames import Agreement
 
@@ -66,7 +64,7 @@ class Partner:
 class Peer(AcceptorEvents):
     """The listener of this host, in an event loop, and its partners, each with a thread that connects to it."""
 
-    def __init__(self, task: dict[str, Any]) -> None:
+    def __init__(self, task: Mapping[str, Any]) -> None:
         self.since = time.time()
         self._end: float = time.monotonic() + task["seconds"]
         self._name, self._secret, self._ports = task["own"], Secret(task["secret"]), task["ports"]
@@ -75,15 +73,22 @@ class Peer(AcceptorEvents):
         self._greeted: dict[Connection, Partner] = {}
         """The connections of partners that have sent their greetings."""
         self._server = listen(task["bind"], self._ports)
-        self._port = 0
-        if self._server is not None:
-            self._port = self._server.getsockname()[1]
-            Acceptor(self._loop, [self._server], self._secret, self, most=MOST_UNAUTHENTICATED, seconds=task["seconds"])
+        self._port = 0 if self._server is None else self._server.getsockname()[1]
+        self._acceptor = Acceptor(
+            self._loop, [self._server] if self._server else [], self._secret, self, most=MOST_UNAUTHENTICATED,
+            seconds=task["seconds"],
+        )  # fmt: skip
+        self._connections: list[Connection] = []
+        self._running: list[_thread.LockType] = []
+        """A lock per thread, which the thread releases at its end."""
 
     def run(self) -> dict[str, Any]:
         """Try all partners, and serve them until their own attempts are over or time is up; return the report."""
         for partner in self._partners.values():
-            threading.Thread(target=self._reach, args=(partner,), daemon=True).start()
+            running = _thread.allocate_lock()
+            running.acquire()
+            _thread.start_new_thread(self._reach, (partner, running))
+            self._running.append(running)
         while self._seconds_left() and not all(each.tried and each.finished for each in self._partners.values()):
             self._loop.wait(self._seconds_left())
             for connection, partner in self._greeted.items():
@@ -99,14 +104,31 @@ class Peer(AcceptorEvents):
 
     def end_with_reader(self) -> None:
         """End this process when nothing reads its output any more: ddlrun, or its connection to this host, is gone."""
-        self._loop.watch(sys.stdout.fileno(), 0, lambda events: os._exit(EXIT_NO_READER) if events & ENDED else None)
+        self._loop.watch(1, 0, lambda events: os._exit(EXIT_NO_READER) if events & ENDED else None)
+
+    def close(self) -> None:
+        """Close all connections, but not the loop while a thread that has not ended might wake it up."""
+        self._acceptor.close()
+        for connection in self._connections:
+            connection.close()
+        until = time.monotonic() + PAUSE
+        ended = [running.acquire(timeout=max(0.0, until - time.monotonic())) for running in self._running]
+        if all(ended):
+            self._loop.close()
 
     def _seconds_left(self) -> float:
         return max(0.0, self._end - time.monotonic())
 
     # -- this host's connections, in threads ------------------------------------------------------
 
-    def _reach(self, partner: Partner) -> None:
+    def _reach(self, partner: Partner, running: _thread.LockType) -> None:
+        """Try a partner, and release the lock."""
+        try:
+            self._try(partner)
+        finally:
+            running.release()
+
+    def _try(self, partner: Partner) -> None:
         """Connect to a partner until it answers, has failed, or time is up."""
         attempt = failures = 0
         while self._seconds_left() and failures < MOST_FAILURES:
@@ -130,30 +152,32 @@ class Peer(AcceptorEvents):
         nothing but a busy machine delays the answer.
         """
         seconds = max(PAUSE, self._seconds_left() if patient else min(CONNECT_SECONDS, self._seconds_left()))
-        opened = False
+        stream = None
         try:
-            with socket.create_connection((partner.address, port), min(seconds, CONNECT_SECONDS)) as stream:
-                opened = True
-                agreement = run_handshake(stream, connect_as(self._secret), time.monotonic() + seconds)
-                stream.settimeout(seconds)
-                encoder = Encoder(agreement.outgoing, TO_PARTNER)
-                greeting = f"{self._port} {self._name}".encode().ljust(GREETING_BYTES)
-                stream.sendall(b"".join(encoder.encode(GREETING, greeting)))
-                name = receive_text(stream, Decoder(agreement.incoming, FROM_PARTNER)).decode()
-                if name != partner.name:
-                    return f"{name} answers"
-                stream.sendall(b"".join(encoder.encode(RECEIVED)))
-                self._await_end(partner, stream)
+            stream = connect(partner.address, port, min(seconds, CONNECT_SECONDS))
+            agreement = run_handshake(stream, connect_as(self._secret), time.monotonic() + seconds)
+            stream.settimeout(seconds)
+            encoder = Encoder(agreement.outgoing, TO_PARTNER)
+            greeting = f"{self._port} {self._name}".encode().ljust(GREETING_BYTES)
+            stream.sendall(b"".join(encoder.encode(GREETING, greeting)))
+            name = receive_text(stream, Decoder(agreement.incoming, FROM_PARTNER)).decode()
+            if name != partner.name:
+                return f"{name} answers"
+            stream.sendall(b"".join(encoder.encode(RECEIVED)))
+            self._await_end(partner, stream)
         except (FrameError, ClosedError):
             return "another program answers"
         except (OSError, ValueError) as error:
-            partner.unresolved = isinstance(error, socket.gaierror)
-            if opened and isinstance(error, socket.timeout):
+            partner.unresolved = isinstance(error, _socket.gaierror)
+            if stream is not None and isinstance(error, _socket.timeout):
                 return UNANSWERED
             return getattr(error, "strerror", None) or str(error) or "no answer"
+        finally:
+            if stream is not None:
+                stream.close()
         return None
 
-    def _await_end(self, partner: Partner, stream: socket.socket) -> None:
+    def _await_end(self, partner: Partner, stream: _socket.socket) -> None:
         """Wait until a partner that has answered closes the connection."""
         partner.error, partner.tried = None, True
         self._loop.wake()
@@ -170,6 +194,7 @@ class Peer(AcceptorEvents):
     def on_connection(self, link: _socket.socket, agreement: Agreement) -> None:
         """Serve a partner."""
         connection = Connection(link)
+        self._connections.append(connection)
         connection.begin(agreement, sent=FROM_PARTNER, received=TO_PARTNER)
         connection.join(self._loop, lambda: self._on_readable(connection))
 
@@ -188,7 +213,23 @@ class Peer(AcceptorEvents):
             connection.close()
 
 
-def receive_text(stream: socket.socket, decoder: Decoder) -> bytes:
+def connect(name: str, port: int, seconds: float) -> _socket.socket:
+    """Connect to one of the addresses of a name, each within some seconds. Raises OSError."""
+    error = OSError(f"{name} has no address")
+    for family, kind, protocol, _, address in _socket.getaddrinfo(name.encode(), port, 0, _socket.SOCK_STREAM):
+        stream = _socket.socket(family, kind, protocol)
+        try:
+            stream.settimeout(seconds)
+            stream.connect(address)
+        except OSError as failure:
+            error = failure
+            stream.close()
+        else:
+            return stream
+    raise error
+
+
+def receive_text(stream: _socket.socket, decoder: Decoder) -> bytes:
     """Return the text of the next message. Raises OSError or FrameError."""
     while True:
         data = stream.recv(NAME_BYTES)
@@ -198,11 +239,11 @@ def receive_text(stream: socket.socket, decoder: Decoder) -> bytes:
             return text
 
 
-def listen(address: str, ports: list[int]) -> socket.socket | None:
+def listen(address: str, ports: list[int]) -> _socket.socket | None:
     """Return a socket that listens on the first free port, None if all are in use."""
     for port in ports:
-        server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server = _socket.socket(_socket.AF_INET6 if ":" in address else _socket.AF_INET)
+        server.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         try:
             server.bind((address, port))
             server.listen(4096)
@@ -213,10 +254,13 @@ def listen(address: str, ports: list[int]) -> socket.socket | None:
     return None
 
 
-def main(text: str) -> None:
-    """Run a task, which is JSON, and print its result as JSON."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    peer = Peer(json.loads(text))
-    peer.end_with_reader()
-    sys.stdout.write("@tcp " + json.dumps(peer.run()) + "\n")
-    sys.stdout.flush()
+def main(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Check this host's connections; return the report."""
+    peer = Peer(task)
+    if _thread.get_native_id() == os.getpid():  # in ddlrun itself, a task is a thread
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        peer.end_with_reader()
+    try:
+        return peer.run()
+    finally:
+        peer.close()

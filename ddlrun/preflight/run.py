@@ -19,14 +19,17 @@ from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, render_lines
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
 from ddlrun.preflight.ssh import explain_failure, missing_client
-from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
-from ddlrun.remote.probe import ProbeTarget, is_local, run_scripts
+from ddlrun.preflight.tcp import MODULE, batches, judge_tcp, peer_tasks
+from ddlrun.remote.probe import ProbeTarget, is_local, run_scripts, run_tasks
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.system_limits import allow_files
 
 MOST_NAMES = 8
 # The time limit of connections: at least this long, and in proportion to the time that the facts have taken. A busy
 # machine starts the hosts' scripts one after the other.
 TCP_SECONDS, TCP_PER_FACTS = 8.0, 4.0
+# The connections to and from another host.
+FILES_PER_PARTNER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +134,8 @@ def _connect(
     left = end - time.monotonic()
     if left < 1:
         return [PreflightFinding(host, "tcp", FindingCode.TCP_SKIPPED) for host in hosts]
-    scripts = peer_scripts(hosts, network, sys.executable, min(seconds, left / 2))
-    replies = {host: reply.out for host, reply in run_scripts(scripts, target_in(left)).items()}
+    allow_files(FILES_PER_PARTNER * len(hosts))
+    replies = run_tasks(MODULE, peer_tasks(hosts, network, min(seconds, left / 2)), target_in(left))
     return judge_tcp(hosts, replies, network)
 
 

@@ -1,25 +1,22 @@
-"""TCP connections between hosts: the script of each host, and the findings about the replies."""
+"""TCP connections between hosts: the task of each host, and the findings about the replies."""
 
-import json
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddlrun.hosts import fold
 from ddlrun.network.subnet_selection import Network
-from ddlrun.preflight import peer
 from ddlrun.preflight.findings import FindingCode, PreflightFinding
-from ddlrun.ship.script import encode_modules, task_script
-from ddlrun.wire.authentication import SHA256
+from ddlrun.remote.tasks import EXIT_NO_PYTHON, TaskReply
+from ddlrun.wire.authentication import Secret
 from ddlrun.wording import printable
 
 ALL_PAIRS = 8
 # The hosts of a batch have to run at the same time, and ssh goes to 128 hosts at once.
 BATCH_SIZE = 100
-# The modules that a host's part of the check needs.
-PARTS = ("__init__.py", "wire", "preflight/__init__.py", "preflight/peer.py")
+MODULE = "ddlrun.preflight.peer"
+"""The module of the tasks."""
 # MPI's own connections use ports from 1024 on; these are seldom in use.
 LOWEST, HIGHEST, TRIES = 28000, 29900, 3
 MOST_ERROR = 200
@@ -70,18 +67,16 @@ def batches(hosts: Sequence[str]) -> list[Sequence[str]]:
     return [batch for batch in slices if len(batch) > 1]
 
 
-def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: float) -> dict[str, str]:
-    """Return each host's script, which listens on one of three ports and connects to its partners.
+def peer_tasks(hosts: Sequence[str], network: Network, seconds: float) -> dict[str, dict[str, Any]]:
+    """Return each host's task, which listens on one of three ports and connects to its partners.
 
     It ends when all connections have been tried, at the latest after some seconds.
     """
     first_port = LOWEST + int.from_bytes(os.urandom(8), "big") % (HIGHEST - LOWEST)
     connections = sorted(pairs(hosts))
-    secret, modules = f"{SHA256}:{os.urandom(32).hex()}", encode_modules(PARTS)  # all Pythons have that algorithm
-    has_python = f"[ -x {shlex.quote(python)} ] || command -v python3 >/dev/null"
-    scripts = {}
-    for host in hosts:
-        task = {
+    secret = Secret.draw().text
+    return {
+        host: {
             "own": host,
             "bind": network.addresses.get(host, "::" if ":" in host else "0.0.0.0"),  # noqa: S104 - all its networks
             "to": {to: network.addresses.get(to, to) for source, to in connections if source == host},
@@ -89,17 +84,13 @@ def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: f
             "secret": secret,
             "seconds": seconds,
         }
-        script = task_script(task, python, modules, peer.__name__)
-        scripts[host] = f'{has_python} || {{ echo "@tcp null"; exit 0; }}\n{script}'
-    return scripts
+        for host in hosts
+    }
 
 
-def judge_tcp(hosts: Sequence[str], replies: Mapping[str, str], network: Network) -> Iterator[PreflightFinding]:
-    """Yield findings about the connections between hosts, and one that passed for each host without problems.
-
-    `replies` are the outputs of the hosts' scripts.
-    """
-    parsed = {host: _parse(replies.get(host, "")) for host in hosts}
+def judge_tcp(hosts: Sequence[str], replies: Mapping[str, TaskReply], network: Network) -> Iterator[PreflightFinding]:
+    """Yield findings about the connections between hosts, and one that passed for each host without problems."""
+    parsed = {host: _parse(replies[host]) for host in hosts}
     reports = {host: report for host, report in parsed.items() if isinstance(report, _PeerReport)}
     errors, missed = _failed_connections(reports, hosts)
     on_network = f" on {', '.join(network.subnets)}" if network.subnets else ""
@@ -158,19 +149,12 @@ def _shorten(error: str) -> str:
     return " ".join(printable(error).split())[:MOST_ERROR]
 
 
-def _parse(text: str) -> _PeerReport | FindingCode:
-    """Parse a host's reply; return the code of a finding if it has no report."""
-    line = next((line for line in text.splitlines() if line.startswith("@tcp ")), None)
-    if line is None:
-        return FindingCode.TCP_WITHOUT_ANSWER
-    try:
-        report = json.loads(line.removeprefix("@tcp "))
-    except (ValueError, RecursionError):
-        return FindingCode.TCP_WITHOUT_ANSWER
-    if report is None:
+def _parse(reply: TaskReply) -> _PeerReport | FindingCode:
+    """Return a host's report; the code of a finding if it has none."""
+    if reply.process.code == EXIT_NO_PYTHON:
         return FindingCode.TCP_WITHOUT_PYTHON
     try:
-        return _read_report(report)
+        return _read_report(reply.value)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return FindingCode.TCP_WITHOUT_ANSWER
 

@@ -1,4 +1,4 @@
-"""The links to agents on hosts, which run sh scripts, and the ranks of ddlrun's own process manager.
+"""The links to agents on hosts, which run sh scripts and tasks, and the ranks of ddlrun's own process manager.
 
 See agent/children.py.
 """
@@ -23,6 +23,7 @@ from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.round import Round
 from ddlrun.remote.slurm_hosts import explain_hosts
 from ddlrun.remote.system_limits import allow_files
+from ddlrun.remote.tasks import as_scripts
 from ddlrun.wire.loop import Loop
 
 CONNECT_SECONDS = 10.0
@@ -78,13 +79,14 @@ class AgentLinks:
 
     # -- scripts ----------------------------------------------------------------------------------
 
-    def run(self, scripts: Mapping[str, str], seconds: float) -> dict[str, FinishedProcess]:
+    def run(self, texts: Mapping[str, str], seconds: float, module: str = "") -> dict[str, FinishedProcess]:
         """Run each host's sh script there, all at once, each within a time limit in seconds.
 
-        No password is ever asked for. Where no agent can run, as there is no Python, the launcher runs the script.
+        With a module, the texts are the JSON of its tasks instead. No password is ever asked for. Where no agent can
+        run, as there is no Python, the launcher runs the script.
         """
         end = time.monotonic() + seconds
-        this = Round(scripts, self._without_agent)
+        this = Round(texts, module, self._without_agent)
         this.linked_before |= self._children.names - self._lost - self._prepared
         self._prepared.clear()
         self._start_round(this, tuple(this.unfinished), seconds)
@@ -96,10 +98,10 @@ class AgentLinks:
                 self.loop.wait(end - time.monotonic())
         for number in [number for number, events in self._scripts.items() if events is this]:
             self.stop(number)
-        for host in self._printed.keys() & this.scripts.keys():
+        for host in self._printed.keys() & this.texts.keys():
             this.add_printed(host, self._printed.pop(host))
         self._without_agent |= this.without_agent
-        others = {name: scripts[name] for name in this.without_agent}
+        others = as_scripts({name: texts[name] for name in this.without_agent}, module)
         if self._launcher.launcher == "srun":
             this.explain(explain_hosts(self._launcher.words[0].partition("=")[2], this.unreached))
         return {**this.replies(), **run_on_hosts(others, self._launcher, max(1.0, end - time.monotonic()))}
@@ -108,28 +110,32 @@ class AgentLinks:
         self.link(hosts, seconds)
         groups: dict[str, list[str]] = {}
         for host in hosts:
-            groups.setdefault(this.scripts[host], []).append(host)
-        for script, names in groups.items():
-            self.start(script, names, this, seconds=seconds)
+            groups.setdefault(this.texts[host], []).append(host)
+        for text, names in groups.items():
+            self.start(text, names, this, module=this.module, seconds=seconds)
 
     def start(
-        self, script: str, hosts: Collection[str], events: HostEvents, *, seconds: float = 0.0, linger: float = 0.0
-    ) -> int:
-        """Start a script on hosts; return its number.
+        self, text: str, hosts: Collection[str], events: HostEvents, *, module: str = "", seconds: float = 0.0,
+        linger: float = 0.0,
+    ) -> int:  # fmt: skip
+        """Start a script on hosts, or a task; return its number.
 
         Args:
-            script: The script for sh.
+            text: The script for sh, or the JSON of the task.
             hosts: The hosts.
             events: What takes its events: within waits of the loop, and the loss of a link also within this call.
+            module: The module of the task; empty: there is none.
             seconds: The time limit on each host; 0: there is none.
             linger: The seconds that it may go on after the end of the link.
         """
         self.link(hosts)
         number = next(self._numbers)
         self._scripts[number] = events
-        # The braces make sh parse all of the script before it runs any.
-        whole = f"{{\n{script}\n}}\n".encode(errors="surrogateescape")
-        request = ProgramRequest(number=number, seconds=seconds, linger=linger, hosts=tuple(hosts), script=whole)
+        # The braces make sh parse all of a script before it runs any.
+        whole = (text if module else f"{{\n{text}\n}}\n").encode(errors="surrogateescape")
+        request = ProgramRequest(
+            number=number, seconds=seconds, linger=linger, hosts=tuple(hosts), script=whole, module=module
+        )
         self._children.run(request)
         return number
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.tasks import as_scripts
 
 if TYPE_CHECKING:
     from ddlrun.agent.relay import JobRelay
@@ -53,12 +54,12 @@ class HostLinks:
         if self.launcher.passes_stdin:
             self.agents.prepare(hosts, seconds)
 
-    def run(self, scripts: Mapping[str, str], seconds: float) -> dict[str, FinishedProcess]:
+    def run(self, texts: Mapping[str, str], seconds: float, module: str = "") -> dict[str, FinishedProcess]:
         """Run each host's sh script there, all at once, each within a time limit in seconds; see AgentLinks.run."""
         if not self.launcher.passes_stdin:
-            return run_on_hosts(scripts, self._via, seconds)
+            return run_on_hosts(as_scripts(texts, module), self._via, seconds)
         try:
-            return self.agents.run(scripts, seconds)
+            return self.agents.run(texts, seconds, module)
         except BaseException:  # messages may have been read in part
             self.close()
             raise

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
@@ -11,6 +11,7 @@ from ddlrun.machine import Machine
 from ddlrun.machine.announced_cpus import SCRIPT, parse_announced_cpus
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.tasks import TaskReply
 
 RESOLVE_SECONDS = 0.5
 # More hosts than this with the same failure share a line of the error.
@@ -20,12 +21,18 @@ COMPLETE = "@end"
 
 
 class ProbeTarget(NamedTuple):
-    """The ways to run sh scripts on hosts."""
+    """The ways to run sh scripts and tasks on hosts."""
 
     here: Callable[[str], Callable[[], FinishedProcess]]
     """Starts a script on this machine; returns a function that waits for its end."""
     there: Callable[[Mapping[str, str]], Mapping[str, FinishedProcess]]
     """Runs one script per other host, all at once."""
+    task_here: Callable[[str, Mapping[str, Any]], Callable[[], TaskReply]]
+    """Starts a task, of a module with an argument, on this machine; returns a function that waits for its end."""
+    tasks_there: Callable[[str, Mapping[str, Mapping[str, Any]]], Mapping[str, TaskReply]]
+    """Runs one task per other host, all at once."""
+    variables: Callable[[str], Mapping[str, str]]
+    """Returns the variables that choose the GPUs of a host, which scripts have."""
     ssh: str = "ssh"
     """The command that a user would try to reach a host."""
 
@@ -114,6 +121,14 @@ def run_scripts(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, Fin
     local = {name: reach.here(script) for name, script in scripts.items() if is_local(name)}
     remote = {name: script for name, script in scripts.items() if name not in local}
     results = dict(reach.there(remote)) if remote else {}
+    return results | {name: finish() for name, finish in local.items()}
+
+
+def run_tasks(module: str, tasks: Mapping[str, Mapping[str, Any]], reach: ProbeTarget) -> dict[str, TaskReply]:
+    """Run each host's task, of a module with an argument, all at once: this machine's own here."""
+    local = {name: reach.task_here(module, task) for name, task in tasks.items() if is_local(name)}
+    remote = {name: task for name, task in tasks.items() if name not in local}
+    results = dict(reach.tasks_there(module, remote)) if remote else {}
     return results | {name: finish() for name, finish in local.items()}
 
 

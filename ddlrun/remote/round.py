@@ -1,4 +1,4 @@
-"""A round over links: a script on each of several hosts, and their replies."""
+"""A round over links: a script or a task on each of several hosts, and their replies."""
 
 from collections.abc import Collection, Mapping
 
@@ -24,28 +24,30 @@ class HostReply:
 
 
 class Round:
-    """A script on each of several hosts, all at once.
+    """A script or a task on each of several hosts, all at once.
 
     A host whose link was lost, or that was to be reached by way of another one, is tried again from here.
     """
 
-    def __init__(self, scripts: Mapping[str, str], without_agent: Collection[str]) -> None:
+    def __init__(self, texts: Mapping[str, str], module: str, without_agent: Collection[str]) -> None:
         """Begin without any reply, except for names that are not those of hosts.
 
         Args:
-            scripts: Host -> its script.
+            texts: Host -> its script, or the JSON of its task.
+            module: The module of the tasks; empty: these are scripts.
             without_agent: Hosts that are known not to run an agent.
         """
-        self._refused = {name: reply for name in scripts if (reply := refuse(name)) is not None}
-        self.scripts = {name: script for name, script in scripts.items() if name not in self._refused}
-        self._replies = {name: HostReply() for name in self.scripts}
+        self._refused = {name: reply for name in texts if (reply := refuse(name)) is not None}
+        self.texts = {name: text for name, text in texts.items() if name not in self._refused}
+        self.module = module
+        self._replies = {name: HostReply() for name in self.texts}
         self.linked_before: set[str] = set()
         """The hosts with links that are older than this round."""
-        self.without_agent = set(without_agent).intersection(self.scripts)
+        self.without_agent = set(without_agent).intersection(self.texts)
         """The hosts that can be reached, but do not run an agent."""
         self.unreached: set[str] = set()
         """The hosts that cannot be reached."""
-        self.unfinished = set(self.scripts) - self.without_agent
+        self.unfinished = set(self.texts) - self.without_agent
         """The hosts whose replies are awaited."""
         self._losses: dict[str, LostHost] = {}
 

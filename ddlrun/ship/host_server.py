@@ -11,14 +11,26 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from ddlrun.listening import bind_free_port
-from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.probe import ProbeTarget, describe_failure, run_tasks
+from ddlrun.remote.tasks import TaskReply
 from ddlrun.ship.host.link import MOST_UNAUTHENTICATED, HostLink, Server
 from ddlrun.ship.host.protocol import TO_DDLRUN, TO_HOST
-from ddlrun.ship.script import run_tasks
 from ddlrun.wire.authentication import SHA256, Secret
 from ddlrun.wire.frames import Agreement, FrameError
 
 T = TypeVar("T")
+MODULE = "ddlrun.ship.host.main"
+"""The module of the tasks."""
+
+
+def run_ship_tasks(tasks: Mapping[str, Mapping[str, Any]], reach: ProbeTarget) -> dict[str, dict[str, Any]]:
+    """Run each host's task, all at once; return host -> its report. That of one that failed has the reason, `error`."""
+    replies = run_tasks(MODULE, tasks, reach)
+    return {host: _read_report(replies[host]) for host in tasks}
+
+
+def _read_report(reply: TaskReply) -> dict[str, Any]:
+    return reply.value if isinstance(reply.value, dict) else {"error": describe_failure(reply.process)}
 
 
 def receive(link: HostLink, kind: bytes, record: type[T]) -> T:
@@ -69,16 +81,13 @@ class HostServer(Server):
         """Held while what the connections share is read or changed; close notifies those that wait."""
         self._served: dict[HostLink, threading.Thread] = {}
 
-    def run(self, task: Mapping[str, Any], python: str, reach: ProbeTarget) -> dict[str, dict[str, Any]]:
-        """Run a task on all hosts, and serve their connections meanwhile; return their reports (see run_tasks).
-
-        `reach` passes scripts on as files, as they contain the secret.
-        """
+    def run(self, task: Mapping[str, Any], reach: ProbeTarget) -> dict[str, dict[str, Any]]:
+        """Run a task on all hosts, and serve their connections meanwhile; return their reports (see run_ship_tasks)."""
         end = {"secret": self.secret.text, "addresses": list(self._addresses), "port": self.port}
         self.start()
         try:
             tasks = {host: {**task, **end, "host": host} for host in self._hosts}
-            return run_tasks(tasks, python, reach, compiled=True)
+            return run_ship_tasks(tasks, reach)
         finally:
             self.close()
 

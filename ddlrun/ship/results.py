@@ -47,8 +47,6 @@ class FetchTask:
 
     request: ShipRequest
     run_id: str
-    python: str
-    """The Python under which hosts send files, where they have it."""
     hosts: Sequence[str]
     addresses: Sequence[str]
     """ddlrun's own addresses."""
@@ -66,7 +64,7 @@ def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
         "paths": task.request.fetched,
     }
     server = ResultServer(task)
-    reports = server.run(body, task.python, reach)
+    reports = server.run(body, reach)
     problems = {host: list(server.unreadable.get(host, ())) for host in task.hosts}
     for host, report in reports.items():
         if host not in server.files:

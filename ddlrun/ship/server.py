@@ -140,10 +140,11 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
         "fetched": run.request.fetched,
         "seconds": run.seconds,
         "only_check": plan.only_check,
+        "interpreter": "" if run.interpreter is None else run.interpreter.path,
         "sources": sources,
     }
     server = TransferServer(plan, run)
-    reports = server.run(task, run.python, reach)
+    reports = server.run(task, reach)
     if server.problems:
         raise PreflightError(*server.problems)
     if server.error is not None:

@@ -18,8 +18,6 @@ class ShippedRun:
 
     request: ShipRequest
     run_id: str
-    python: str
-    """The Python under which hosts receive files, where they have it."""
     interpreter: Interpreter | None
     """The interpreter that an environment needs on each host; None: it needs none, or no environment travels."""
     seconds: float
@@ -63,7 +61,7 @@ def judge(states: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) 
 def _judge_python(host: str, state: HostState, interpreter: Interpreter | None) -> list[str]:
     """Return the problem of a host on which the environment would not work."""
     here = glibc()
-    if interpreter is not None and state.python != interpreter.path:
+    if interpreter is not None and not state.version:
         problem = f"no {interpreter.path}, on which the environment is based"
         remedy = "install it there, or make the environment with a Python that all hosts have"
     elif interpreter is not None and interpreter.version and state.version != interpreter.version:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.application.inputs import read_machines
+from ddlrun.application.inputs import reach, read_machines
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.hosts import Host, HostList, render_hostfile
@@ -26,7 +26,8 @@ from ddlrun.plan.plan import placement_dict
 from ddlrun.preflight.findings import Level, render_lines
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts
-from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.system_limits import OTHER_FILES, allow_files
 from ddlrun.supervise.listener import FEWEST_FILES, MANAGER_FILES
@@ -96,8 +97,10 @@ def looked(hosts: HostList, _: Path) -> PreflightReport:
             yield name, FinishedProcess(0, reply if name != hosts.names[-1] else reply.replace(" 10.", " 11."), "")
 
     own = dict(simulate_replies([os.uname().nodename], time.time()))[os.uname().nodename]
-    reach = ProbeTarget(lambda _: lambda: FinishedProcess(0, own, ""), lambda scripts: dict(there(scripts)))
-    return check_facts(hosts, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), reach)
+    target = reach(HostLinks(AgentLauncher()))._replace(
+        here=lambda _: lambda: FinishedProcess(0, own, ""), there=lambda scripts: dict(there(scripts))
+    )
+    return check_facts(hosts, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), target)
 
 
 def by_none(_kind: str, _value: str) -> dict[str, str]:

@@ -147,7 +147,7 @@ class Exchange:
         self.problems: list[tuple[str, str]] = []
         self.here.mkdir()
         request = ShipRequest((), "/cache", "/work", fetched=(".",))
-        self.server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(self.here)))
+        self.server = ResultServer(FetchTask(request, "run", ["h1"], [], str(self.here)))
         self.server.start()
 
     def run(self, send: Send = send_results, host: str = "h1", *, port: int = 0, close: bool = True) -> None:

@@ -1,5 +1,6 @@
 """Scripts over links to hosts, with sh in place of ssh: replies, reasons, limits, and what an interrupt leaves."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.tasks import EXIT_NO_PYTHON, TaskReply
+from ddlrun.ship.host_server import MODULE
 from tests.support.processes import mark, running
 from tests.support.waiting import wait_until
 
@@ -89,6 +92,26 @@ def test_hosts_behind_one_that_fails_are_reached_from_here(folder: Path, bad: st
     assert replies == dict.fromkeys(scripts, FinishedProcess(0, "fine", "")) | {bad: reason}
 
 
+CLEAN = json.dumps({"action": "clean", "folder": "/no/such/folder"})
+REPORT = {"removed": 0, "left": 0, "stuck": []}
+
+
+def test_tasks_share_the_links_of_scripts(folder: Path, links: HostLinks) -> None:
+    for _ in range(2):
+        tasks = links.run(dict.fromkeys(("h1", "h2"), CLEAN), 300.0, MODULE)
+        assert [TaskReply.read(reply).value for reply in tasks.values()] == [REPORT] * 2
+        assert links.run({"h1": "echo fine"}, 300.0)["h1"].out == "fine"
+    assert connections(folder) == ["h1", "h2"]
+
+
+def test_a_script_carries_a_task_where_no_agent_stays(tmp_path: Path) -> None:
+    (tmp_path / "agent").write_text('#!/bin/sh\nshift\nexec sh -c "$*" </dev/null\n')
+    (tmp_path / "agent").chmod(0o755)
+    with closing(HostLinks(AgentLauncher("agent", (str(tmp_path / "agent"),)))) as links:
+        replies = links.run(dict.fromkeys(("h1", "h2"), CLEAN), 300.0, MODULE)
+    assert [TaskReply.read(reply).value for reply in replies.values()] == [REPORT] * 2
+
+
 def test_a_host_without_python_runs_scripts_all_the_same(folder: Path, links: HostLinks) -> None:
     missing = "x" * len(sys.executable)
     script = 'while IFS= read -r line; do echo "$line"; [ "$line" != "}" ] || exit 0; done'
@@ -101,6 +124,8 @@ def test_a_host_without_python_runs_scripts_all_the_same(folder: Path, links: Ho
         replies = links.run({"h1": "command -v python3 || echo fine", "h2": "echo fine"}, 300.0)
         assert [reply.out for reply in replies.values()] == ["fine"] * 2
     assert connections(folder) == ["h1", "h1", "h1", "h2"]
+    without, other = map(TaskReply.read, links.run(dict.fromkeys(("h1", "h2"), CLEAN), 300.0, MODULE).values())
+    assert (without.value, without.process.code, other.value) == (None, EXIT_NO_PYTHON, REPORT)
 
 
 @pytest.mark.parametrize(

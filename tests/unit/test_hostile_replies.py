@@ -20,6 +20,7 @@ from ddlrun.preflight.tcp import judge_tcp
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.tasks import TaskReply
 from tests.machines.facts import load
 from tests.machines.render_hwloc import render_hwloc
 from tests.machines.render_lscpu import render_json, render_table
@@ -150,13 +151,18 @@ REPORT = '{"listening": true, "reached": {"h2": %s}, "unresolved": [], "since": 
      '{"listening": true, "reached": [], "since": 1, "until": 2}', REPORT % ("null", "1" + "0" * 400)],
 )  # fmt: skip
 def test_an_impossible_report_of_connections_is_none(reply: str) -> None:
-    findings = judge_tcp(["h1", "h2"], {"h1": f"@tcp {reply}", "h2": ""}, Network((), {}, {}, "", ()))
+    replies = {
+        host: TaskReply.read(FinishedProcess(0, text, "")) for host, text in (("h1", f"@task {reply}"), ("h2", ""))
+    }
+    findings = judge_tcp(["h1", "h2"], replies, Network((), {}, {}, "", ()))
     assert {finding.code for finding in findings} == {FindingCode.TCP_WITHOUT_ANSWER}
 
 
 def test_control_characters_in_a_report_of_connections_are_escaped() -> None:
-    own, other = (f"@tcp {REPORT % (error, '2')}" for error in (r'"\u001b[2Jerror"', "null"))
-    findings = judge_tcp(["h1", "h2"], {"h1": own, "h2": other.replace("h2", "h1")}, Network((), {}, {}, "", ()))
+    own, other = (f"@task {REPORT % (error, '2')}" for error in (r'"\u001b[2Jerror"', "null"))
+    texts = {"h1": own, "h2": other.replace("h2", "h1")}
+    replies = {host: TaskReply.read(FinishedProcess(0, text, "")) for host, text in texts.items()}
+    findings = judge_tcp(["h1", "h2"], replies, Network((), {}, {}, "", ()))
     assert [finding.message for finding in findings if finding.host == "h1"] == [
         r"cannot connect to h2: \x1b[2Jerror (the other direction works)"
     ]

@@ -1,5 +1,6 @@
 """The links to agents, with sh in place of ssh: programs and jobs that follow each other, lost hosts, and the end."""
 
+import json
 import os
 import signal
 import subprocess
@@ -19,8 +20,12 @@ from ddlrun.agent.relay import JobRelay
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.managers.own import START
 from ddlrun.remote.agent_links import idle_seconds
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.tasks import TaskReply
+from ddlrun.wire.authentication import SHA256
 from ddlrun.wire.frames import Checksums, Encoder
 from ddlrun.wire.loop import Loop
+from tests.support.ports import reserved_port
 from tests.support.processes import mark, running
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -37,14 +42,14 @@ VARIABLES = {
 class Links:
     """Links as ddlrun has them, and what has arrived over them."""
 
-    def __init__(self, folder: Path, before: str, fan_out: int) -> None:
+    def __init__(self, folder: Path, before: str, fan_out: int, script: str = START) -> None:
         """Begin with a launcher that runs some lines of sh first."""
         self.folder = folder
         launcher = folder / "shell"
         launcher.write_text(SHELL.format(before=before))
         launcher.chmod(0o755)
         self.tree = AgentTree(
-            launcher=[str(launcher), "@host"], python=sys.executable, script=START, fan_out=fan_out, run="20261127-me"
+            launcher=[str(launcher), "@host"], python=sys.executable, script=script, fan_out=fan_out, run="20261127-me"
         )
         self.loop = Loop()
         self.children = Children(self.loop, self._on_message, VERSION)
@@ -78,9 +83,9 @@ class Links:
             assert time.monotonic() < end, (self.ends, self.lost)
             self.loop.wait(0.05)
 
-    def run(self, script: str, *hosts: str, number: int = 1, seconds: float = 0) -> None:
-        """Start a program, and wait for its ends unless it is to be stopped."""
-        request = ProgramRequest(number=number, seconds=seconds, hosts=hosts, script=script.encode())
+    def run(self, script: str, *hosts: str, number: int = 1, seconds: float = 0, module: str = "") -> None:
+        """Start a program."""
+        request = ProgramRequest(number=number, seconds=seconds, hosts=hosts, script=script.encode(), module=module)
         self.children.run(request)
 
     def result(self, script: str, host: str, number: int) -> tuple[int | None, bytes]:
@@ -106,9 +111,9 @@ class Links:
 
 
 @contextmanager
-def linked(folder: Path, before: str = "", fan_out: int = 1) -> Iterator[Links]:
+def linked(folder: Path, before: str = "", fan_out: int = 1, script: str = START) -> Iterator[Links]:
     """Provide links to hosts one, two and three: each leads to the next one, unless the first agents start more."""
-    links = Links(folder, before, fan_out)
+    links = Links(folder, before, fan_out, script)
     with opened(links, "one", "two", "three"):
         yield links
 
@@ -210,6 +215,64 @@ def test_agents_get_messages_that_keep_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("heartbeat", "seconds"), [(None, 120), (0, 86400), (1, 10), (30, 120), (300, 1200)])
 def test_agents_without_work_end_after_some_heartbeats(heartbeat: float | None, seconds: float) -> None:
     assert idle_seconds(heartbeat) == seconds
+
+
+PEER = "ddlrun.preflight.peer"
+
+
+def peer_task(seconds: float, **to: str) -> str:
+    """Return the task of a host that connects to others, which do not listen."""
+    with reserved_port() as port:
+        return json.dumps({
+            "own": "a", "bind": "127.0.0.1", "to": to, "ports": [port], "secret": f"{SHA256}:{'5e' * 32}",
+            "seconds": seconds,
+        })  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [START, "/no/such/script"], ids=["installed", "archive"])
+def test_a_task_runs_in_a_fork_of_the_agent(tmp_path: Path, script: str) -> None:
+    with linked(tmp_path, fan_out=2, script=script) as links:
+        links.run(peer_task(60), "one", "three", module=PEER)
+        links.wait(lambda: len(links.ends) == 2)
+    assert links.ends == {("one", 1): 0, ("three", 1): 0}
+    for host in ("one", "three"):
+        reply = TaskReply.read(FinishedProcess(0, links.outputs.pop((host, 1, 1)).decode(), ""))
+        assert (reply.value["listening"], reply.value["reached"]) == (True, {})
+    assert links.outputs == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "error"),
+    [
+        (PEER, "{}", "KeyError: 'seconds'"),
+        (PEER, "{", "ValueError: '{' is no JSON"),
+        ("os", "{}", "ValueError: 'os' is no module of a task"),
+        ("ddlrun.preflight.no", "{}", "ValueError: 'ddlrun.preflight.no' is no module of a task"),
+    ],
+)
+def test_a_task_that_fails_shows_why(tmp_path: Path, module: str, text: str, error: str) -> None:
+    with linked(tmp_path) as links:
+        links.run(text, "two", module=module)
+        links.wait(lambda: links.ends)
+        assert links.result("echo fine", "two", 2) == (0, b"fine\n")
+    assert links.ends["two", 1] == 1
+    assert error in links.outputs["two", 1, 2].decode().splitlines()[-1]
+
+
+def test_a_task_ends_with_its_time_and_is_stopped(tmp_path: Path) -> None:
+    with linked(tmp_path, fan_out=3) as links:
+        agent = psutil.Process(int(links.result("echo $PPID", "two", 1)[1]))
+        links.run(peer_task(300, b="127.0.0.2"), "two", number=2, seconds=0.1, module=PEER)
+        links.wait(lambda: ("two", 2) in links.ends)
+        links.run(peer_task(300, b="127.0.0.2"), "two", number=3, module=PEER)
+        links.wait(agent.children)
+        links.children.stop(3)
+        links.wait(lambda: ("two", 3) in links.ends)
+        assert (links.ends["two", 2], links.ends["two", 3]) == (None, 128 + signal.SIGTERM)
+        links.run(peer_task(300, b="127.0.0.2"), "two", number=4, module=PEER)
+        links.wait(agent.children)
+        (task,) = agent.children()
+    task.wait(PATIENCE)
 
 
 def test_programs_end_with_the_links(tmp_path: Path) -> None:

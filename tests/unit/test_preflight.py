@@ -32,8 +32,9 @@ from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
 from ddlrun.preflight.run import PreflightReport, ambiguous_interfaces, misnamed_hosts
 from ddlrun.preflight.ssh import SshFailure, SshProblem, explain_failure
 from ddlrun.preflight.table import check_record, render_report
-from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
+from ddlrun.preflight.tcp import judge_tcp, pairs
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.tasks import TaskReply
 from ddlrun.supervise.listener import find_cryptography
 from tests.support.json_schemas import validate
 
@@ -408,12 +409,12 @@ def test_all_pairs_of_a_few_hosts_and_some_of_many() -> None:
 def test_failed_connections_name_their_direction() -> None:
     network = Network(("10.0.0.0/16",), {}, {}, "")
 
-    def reply(since: float = 0, **reached: str | None) -> str:
+    def reply(since: float = 0, **reached: str | None) -> TaskReply:
         unresolved = [name for name, error in reached.items() if error == "Name or service not known"]
         report = {
             "listening": True, "reached": reached, "unresolved": unresolved, "since": since, "until": since + 8,
         }  # fmt: skip
-        return f"@tcp {json.dumps(report)}\n"
+        return TaskReply(report, FinishedProcess(0, "", ""))
 
     hosts = ["h1", "h2", "h3"]
     answers = {
@@ -428,7 +429,7 @@ def test_failed_connections_name_their_direction() -> None:
     assert (finding.message, finding.remedy) == (
         "does not resolve h2", "correct its /etc/hosts or DNS: getent hosts h2"
     )  # fmt: skip
-    answers["h1"] = "@tcp null"
+    answers["h1"] = TaskReply(None, FinishedProcess(127, "", "sh: 1: exec: python3: not found"))
     assert [finding.level for finding in judge_tcp(hosts, answers, network)] == [Level.WARNING, Level.OK, Level.FAILURE]
     answers["h1"] = reply(h2="Connection refused", h3=None)
     answers["h2"] = reply(since=9, h1="Connection refused", h3=None)
@@ -437,8 +438,6 @@ def test_failed_connections_name_their_direction() -> None:
         ("h1", FindingCode.TCP_MISSED),
         ("h2", FindingCode.TCP_MISSED),
     ]
-    scripts = peer_scripts(hosts, network, "/a 'b'/python", 3)
-    assert "python='/a '\"'\"'b'\"'\"'/python'" in scripts["h1"]
 
 
 def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:

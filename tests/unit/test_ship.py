@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -20,12 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.application.inputs import reach
 from ddlrun.application.options.ship import read_ship
-from ddlrun.application.shipping import reach_privately, read_source
+from ddlrun.application.shipping import read_source
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.keeper.shipped import OwnPaths, Places
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.links import HostLinks
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.tasks import TaskReply, as_scripts
 from ddlrun.ship.archive import Archive, find_archive, make_archive, note_archive
 from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
 from ddlrun.ship.files import list_code, list_tree, read_entries
@@ -35,9 +38,9 @@ from ddlrun.ship.host.protocol import ARCHIVE, DIGEST_BYTES, NO_ARCHIVE, STATE, 
 from ddlrun.ship.host.relay import Extraction, Forwarding, has_zstd, relay
 from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
 from ddlrun.ship.host.unpack import FILE, FOLDER, ArchiveError, unpack
+from ddlrun.ship.host_server import MODULE
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.results import FetchTask, receive_results
-from ddlrun.ship.script import MAIN, PARTS, encode_modules, task_script
 from ddlrun.ship.server import COMPRESS, TransferServer, transfer
 from ddlrun.ship.transfer import ShippedRun, TransferPlan, chain_order, judge
 from ddlrun.wire.authentication import CODE_BYTES, HandshakeError
@@ -45,7 +48,7 @@ from tests.support.altering_proxy import Place, altering
 from tests.support.waiting import wait_until
 
 SECRET = "sha256:" + "5e" * 32
-RUN = ShippedRun(ShipRequest((), "/cache", "/work"), "run", "python3", None, 20.0)
+RUN = ShippedRun(ShipRequest((), "/cache", "/work"), "run", None, 20.0)
 
 
 @contextmanager
@@ -252,7 +255,7 @@ def test_a_message_of_a_host_that_a_proxy_alters_is_repeated(tmp_path: Path, byt
     task = {
         "host": "h1", "folder": str(tmp_path / "cache"), "run": "run", "working_folder": "/work", "fetched": [],
         "secret": server.secret.text, "addresses": ["127.0.0.1"], "seconds": 20, "only_check": False,
-        "sources": [source],
+        "sources": [source], "interpreter": "",
     }  # fmt: skip
     server.start()
     with altering(Place(to_server, byte), lambda: server.port) as proxy:
@@ -337,13 +340,25 @@ def test_files_travel_and_results_come_back_under_an_old_python(tmp_path: Path, 
     archive = archive_of(tmp_path / "tree", tmp_path)
     plan = TransferPlan([archive], ["localhost"], {}, None, ["127.0.0.1"])  # as another host, so that it is compressed
     request = ShipRequest((archive.source,), str(tmp_path / "cache"), "/work", fetched=(".",))
-    with reach_privately(HostLinks(AgentLauncher())) as target:
-        result = transfer(plan, ShippedRun(request, "run", str(python), None, 60.0), target)
-        folder = Path(f"{request.run_folder('run')}/work")
-        (folder / "result").write_bytes(os.urandom(700_000))
-        (tmp_path / "incoming").mkdir()
-        task = FetchTask(request, "run", str(python), ["localhost"], ["127.0.0.1"], str(tmp_path / "incoming"))
-        received = receive_results(task, target)
+
+    def run_here(module: str, task: Mapping[str, object]) -> Callable[[], TaskReply]:
+        script = as_scripts({"localhost": json.dumps(task)}, module)["localhost"]
+        script = script.replace(f"python={sys.executable}\n", f"python={python}\n")
+        process = subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+        def finish() -> TaskReply:
+            out, _ = process.communicate(script)
+            return TaskReply.read(FinishedProcess(process.returncode, out, ""))
+
+        return finish
+
+    target = reach(HostLinks(AgentLauncher()))._replace(task_here=run_here)
+    result = transfer(plan, ShippedRun(request, "run", None, 60.0), target)
+    folder = Path(f"{request.run_folder('run')}/work")
+    (folder / "result").write_bytes(os.urandom(700_000))
+    (tmp_path / "incoming").mkdir()
+    task = FetchTask(request, "run", ["localhost"], ["127.0.0.1"], str(tmp_path / "incoming"))
+    received = receive_results(task, target)
     assert result.moved == {archive.digest: ["localhost"]}
     copy = Path(f"{request.run_folder('run')}{tmp_path}/tree/large")
     assert copy.read_bytes() == (tmp_path / "tree" / "large").read_bytes()
@@ -527,13 +542,8 @@ def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
 # -- the way to hosts -----------------------------------------------------------------------------
 
 
-def test_a_script_with_a_secret_is_in_no_folder() -> None:
-    with reach_privately(HostLinks(AgentLauncher())) as target:
-        assert target.here("echo $0")().out.startswith("/proc/")
-
-
-def test_the_script_of_a_task_without_a_secret_fits_into_an_argument() -> None:
-    script = task_script({}, sys.executable, encode_modules(PARTS), MAIN)
+def test_the_script_of_a_task_fits_into_an_argument() -> None:
+    script = as_scripts({"h1": "{}"}, MODULE)["h1"]
     assert subprocess.run(["sh", "-c", f"exit 3\n{script}"], check=False).returncode == 3
 
 
@@ -544,8 +554,7 @@ def test_a_host_that_is_cut_off_is_given_up_after_the_heartbeat(
     (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with reach_privately(HostLinks(AgentLauncher(), heartbeat=heartbeat)) as target:
-        words = target.there({"h9": "true"})["h9"].out
+    words = reach(HostLinks(AgentLauncher(), heartbeat=heartbeat)).there({"h9": "true"})["h9"].out
     if interval is None:
         assert "ServerAlive" not in words
     else:
@@ -672,7 +681,7 @@ def test_a_chain_enters_each_rack_once(racks: list[int], data: st.DataObject) ->
 
 
 def state(**values: object) -> HostState:
-    usual = HostState("h1", port=1, free=1 << 30, python="/usr/bin/python3", version=(3, 11), glibc=(99, 0))
+    usual = HostState("h1", port=1, free=1 << 30, version=(3, 11), glibc=(99, 0))
     return usual._replace(**values)  # type: ignore[arg-type]
 
 
@@ -681,7 +690,7 @@ def state(**values: object) -> HostState:
     [
         ({}, None),
         ({"free": 10, "missing": ("DIGEST",)}, "has 10 B free, and the files need"),
-        ({"python": "/usr/bin/python3.9"}, "no /usr/bin/python3, on which"),
+        ({"version": ()}, "no /usr/bin/python3, on which"),
         ({"version": (3, 12)}, "is Python 3.12, here 3.11"),
         ({"glibc": (1, 0)}, "glibc 1.0 is older than"),
     ],
@@ -694,7 +703,7 @@ def test_hosts_that_cannot_take_the_files_are_named(
     (tmp_path / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
     interpreter = find_interpreter(str(tmp_path / "venv"))
     environment = ShipSource(SourceKind.ENVIRONMENT, str(tmp_path / "venv"))
-    run = ShippedRun(ShipRequest((environment,), "/cache", "/"), "run", "python3", interpreter, 1.0)
+    run = ShippedRun(ShipRequest((environment,), "/cache", "/"), "run", interpreter, 1.0)
     plan = TransferPlan([archive], ["h1"], {}, None, [])
     problems = judge({"h1": state(**values)}, plan, run)
     assert bool(problems) == (problem is not None)

@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 
 from ddlrun.preflight import peer
+from ddlrun.preflight.tcp import MODULE
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.system_limits import count_open_files
+from ddlrun.remote.tasks import start_task
 from ddlrun.wire.authentication import Secret, accept_at, connect_as
 from ddlrun.wire.connection import ClosedError, run_handshake
 from ddlrun.wire.frames import Decoder, Encoder
@@ -22,7 +26,10 @@ from tests.support.waiting import PATIENCE, wait_until
 HERE, PARTNER = "127.0.0.1", "127.0.0.2"
 SECRET = Secret.draw()
 ROOT = Path(peer.__file__).parents[2]
-RUN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from ddlrun.preflight.peer import main; main(sys.argv[1])"
+RUN = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); from ddlrun.agent.tasks import print_result; "
+    "print_result('ddlrun.preflight.peer', sys.argv[1])"
+)
 
 
 class Conversation:
@@ -75,7 +82,7 @@ class Conversation:
     def report(self) -> dict[str, str | None]:
         """Return the errors of the peer's report, after its end."""
         out, _ = self.process.communicate(timeout=PATIENCE)
-        reached: dict[str, str | None] = json.loads(out.removeprefix("@tcp "))["reached"]
+        reached: dict[str, str | None] = json.loads(out.removeprefix("@task "))["reached"]
         return reached
 
 
@@ -163,10 +170,31 @@ def test_a_name_without_an_address_is_not_blamed_on_a_firewall() -> None:
     }
     argv = [sys.executable, "-ISc", RUN, json.dumps(task)]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
-    assert json.loads(done.stdout.removeprefix("@tcp "))["unresolved"] == ["b"]
+    assert json.loads(done.stdout.removeprefix("@task "))["unresolved"] == ["b"]
 
 
 def test_a_peer_without_a_reader_ends(conversation: Conversation) -> None:
     assert conversation.process.stdout is not None
     conversation.process.stdout.close()
     assert conversation.process.wait(PATIENCE) == peer.EXIT_NO_READER
+
+
+def test_peers_in_this_process_reach_each_other_and_leave_no_file_open() -> None:
+    with reserved_port() as port:
+        names = {"a": HERE, "b": PARTNER}
+        before = count_open_files()
+        replies = [
+            start_task(MODULE, {
+                "own": own, "bind": names[own], "to": {to: names[to]}, "ports": [port], "secret": SECRET.text,
+                "seconds": PATIENCE,
+            }, PATIENCE)
+            for own, to in (("a", "b"), ("b", "a"))
+        ]  # fmt: skip
+        assert [finish().value["reached"] for finish in replies] == [{"b": None}, {"a": None}]
+        assert count_open_files() == before
+
+
+def test_a_task_that_fails_in_this_process_shows_why() -> None:
+    assert start_task(MODULE, {}, PATIENCE)() == (None, FinishedProcess(1, "", "KeyError: 'seconds'"))
+    late = {"own": "a", "bind": HERE, "to": {"b": PARTNER}, "ports": [0], "secret": SECRET.text, "seconds": 1.0}
+    assert start_task(MODULE, late, 0.0)() == (None, FinishedProcess(None, "", ""))

@@ -85,7 +85,7 @@ def metrics(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
 @contextmanager
 def results(folder: Path) -> Iterator[Guarded]:
     request = ShipRequest((), "/cache", "/work", fetched=(".",))
-    server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(folder)))
+    server = ResultServer(FetchTask(request, "run", ["h1"], [], str(folder)))
 
     def meet() -> None:
         link, _ = RemoteEnd(["127.0.0.1"], server.port, server.secret.text).ask(READY, OFFER, Offer("h1", (), ()))
@@ -99,7 +99,7 @@ def results(folder: Path) -> Iterator[Guarded]:
 
 @contextmanager
 def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
-    run = ShippedRun(ShipRequest((), "/cache", "/work"), "run", "python3", None, PATIENCE)
+    run = ShippedRun(ShipRequest((), "/cache", "/work"), "run", None, PATIENCE)
     server = TransferServer(TransferPlan([], ["h1"], {}, None, []), run)
 
     def meet() -> None:
@@ -135,7 +135,10 @@ def successors(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the othe
 def tcp_check(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
     secret = Secret.draw()
     root = str(Path(peer.__file__).parents[2])
-    run = f"import sys; sys.path.insert(0, {root!r}); from ddlrun.preflight.peer import main; main(sys.argv[1])"
+    run = (
+        f"import sys; sys.path.insert(0, {root!r}); from ddlrun.agent.tasks import print_result; "
+        "print_result('ddlrun.preflight.peer', sys.argv[1])"
+    )
     with reserved_port() as port:
         task = {
             "own": "a", "bind": "127.0.0.1", "to": {"b": "127.0.0.2"}, "ports": [port], "secret": secret.text,

@@ -1,11 +1,10 @@
-"""The program that receives a job's files on a host, passes them on, and sends its results back."""
+"""The task that receives a job's files on a host, passes them on, and sends its results back."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import sys
 
 from ddlrun.ship.host.link import LinkError, RemoteEnd, Successors
 from ddlrun.ship.host.protocol import (
@@ -30,21 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-MARK = "@ship "
+# The time in which an interpreter has to print its version.
+PYTHON_SECONDS = 20.0
 
 
-def main(text: str) -> None:
-    """Do the task that ddlrun has sent, and print the report as a line of JSON."""
-    task = json.loads(text)
+def main(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Do the task; return the report."""
     try:
-        report = ACTIONS[task["action"]](task)
+        return ACTIONS[task["action"]](task)
     except (LinkError, FrameError, StoreError, ArchiveError) as error:
-        report = {"error": str(error)}
+        return {"error": str(error)}
     except ConnectionError:
-        report = {"error": "the connection was closed"}
+        return {"error": "the connection was closed"}
     except OSError as error:
-        report = {"error": describe_error(error, task["folder"])}
-    sys.stdout.write(f"{MARK}{json.dumps(report)}\n")
+        return {"error": describe_error(error, task["folder"])}
 
 
 def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,8 +59,8 @@ def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
     link = launcher.connect()
     with contextlib.closing(Successors(link.socket, task["secret"])) as successors:
         state = HostState(
-            host=task["host"], port=successors.port, missing=tuple(missing), free=store.free, python=sys.executable,
-            version=sys.version_info[:2], glibc=glibc(), zstd=has_zstd(),
+            host=task["host"], port=successors.port, missing=tuple(missing), free=store.free,
+            version=python_version(task["interpreter"]), glibc=glibc(), zstd=has_zstd(),
         )  # fmt: skip
         link, reply = launcher.ask(TRANSFERS, STATE, state, seconds=seconds, link=link)
         link.close()
@@ -126,6 +124,20 @@ def describe_error(error: Exception, folder: str) -> str:
     if not isinstance(error, OSError):
         return str(error)
     return f"{error.filename or folder}: {error.strerror or error}"
+
+
+def python_version(interpreter: str) -> tuple[int, ...]:
+    """Return the version of an interpreter on this host; empty if there is none."""
+    if not interpreter:
+        return ()
+    import subprocess  # noqa: PLC0415 - 3 ms, for environments alone
+
+    argv = [interpreter, "-I", "-S", "-c", "import sys; print(*sys.version_info[:2])"]
+    try:
+        version = subprocess.check_output(argv, stdin=subprocess.DEVNULL, timeout=PYTHON_SECONDS)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(map(int, version.split()))
 
 
 def glibc() -> tuple[int, ...]:

@@ -39,8 +39,8 @@ class HostState(NamedTuple):
     missing: tuple[str, ...] = ()
     """The hashes of the archives that are not there."""
     free: int = 0
-    python: str = ""
     version: tuple[int, ...] = ()
+    """That of the interpreter which an environment needs; empty: there is none, or it needs none."""
     glibc: tuple[int, ...] = ()
     zstd: bool = False
     """Whether it has the program zstd."""

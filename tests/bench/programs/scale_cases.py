@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
+from ddlrun.application.inputs import reach
 from ddlrun.hosts import parse_hosts
 from ddlrun.keeper import protocol
 from ddlrun.managers.openmpi.dialects import OpenMpi4
@@ -24,7 +25,7 @@ from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest, check_facts
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
-from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.system_limits import allow_files
 from ddlrun.supervise.keeper_connection import KeeperConnection
@@ -75,9 +76,9 @@ def preflight(hosts: str) -> dict[str, float]:
         return {name: FinishedProcess(0, text, "") for name, text in texts.items()}
 
     begin = cpu()
-    reach = ProbeTarget(lambda _: lambda: FinishedProcess(0, own, ""), there)
+    target = reach(HostLinks(AgentLauncher()))._replace(here=lambda _: lambda: FinishedProcess(0, own, ""), there=there)
     report = check_facts(
-        listed, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), reach
+        listed, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), target
     )
     assert all(finding.level is Level.OK for finding in report.findings)
     return {**costs, "check": cpu() - begin - costs["simulated"], "mib": mib()}
