@@ -278,13 +278,16 @@ class Children:
                 child.connection.finish_sending()
         self._give_up(child for child in self._children if not child.ready)
 
-    def dismiss(self, wait: Callable[[float], object]) -> None:
+    def dismiss(self, wait: Callable[[float], object], *, at_once: bool = False) -> None:
         """Close all links, and end the programs that lead to other hosts if they do not end soon.
 
         Args:
             wait: Waits up to some seconds for events of the loop.
+            at_once: End the programs now.
         """
         self.close()
+        if at_once:
+            self._give_up(self._children)
         for seconds in FAREWELL_SECONDS:
             end = time.monotonic() + seconds
             while any(child.running for child in self._children) and time.monotonic() < end:

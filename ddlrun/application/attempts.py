@@ -47,6 +47,7 @@ def run_until_done(attempt: Attempt) -> Outcome:
             finished = running.fetch_files(finished)
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):
+                attempt.links.close(at_once=signals.urgent)
                 return finished.outcome
 
 

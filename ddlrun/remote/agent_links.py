@@ -180,10 +180,10 @@ class AgentLinks:
         self._lost.update(lost)
         self._children.drop(lost)
 
-    def close(self) -> None:
-        """Close all links, which ends what runs on them."""
+    def close(self, *, at_once: bool) -> None:
+        """Close all links, which ends what runs on them; see HostLinks."""
         try:
-            self._children.dismiss(self.loop.wait)
+            self._children.dismiss(self.loop.wait, at_once=at_once)
         finally:
             self.loop.close()
 

@@ -76,11 +76,14 @@ class HostLinks:
         """
         return self.agents.lead(hosts) if hosts and self.launcher.passes_stdin else nullcontext()
 
-    def close(self) -> None:
-        """Close all links, which ends what runs on them. They may be opened again."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Close all links, which ends what runs on them. They may be opened again.
+
+        A launcher such as ssh has some seconds to end where its network is cut, unless it is to end at once.
+        """
         if self._agents is not None:
             agents, self._agents = self._agents, None
-            agents.close()
+            agents.close(at_once=at_once)
 
 
 def _add_keepalive(launcher: AgentLauncher, heartbeat: float | None) -> AgentLauncher:

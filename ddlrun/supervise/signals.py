@@ -57,6 +57,8 @@ class Signals:
         self._interruptible = False
         self.request: int | None = None
         """The first signal that asked for the end of the job, before or after that."""
+        self.urgent = False
+        """Whether another one has followed."""
         self.wake, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._earlier: dict[int, object] = {}
 
@@ -106,6 +108,7 @@ class Signals:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._pending.append(number)
         if self._is_request(number):
+            self.urgent = self.request is not None
             self.request = self.request or number
             if self._interruptible:
                 self._interruptible = False

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddlrun.supervise.signals import Signals
 from tests.conftest import OWN, launch_line
 from tests.support.launches import run
 from tests.support.processes import started
@@ -49,3 +50,13 @@ def test_a_signal_ends_the_search_for_processes(tmp_path: Path) -> None:
     assert (job.returncode, (tmp_path / "run" / "outcome.json").exists()) == (137, True), errors
     assert "left on localhost, which could not be searched (localhost: the search was interrupted)" in errors
     assert errors.endswith("ddlrun: no restart: received SIGTERM\n")
+
+
+def test_the_second_request_to_end_the_job_is_urgent() -> None:
+    states = []
+    with Signals() as signals:
+        signals.queue()
+        for number in (signal.SIGWINCH, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            states.append((signals.request, signals.urgent))
+    assert states == [(None, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]

@@ -316,6 +316,21 @@ def test_what_logins_write_to_standard_error_is_shown_in_a_launch(
     assert capfd.readouterr().err == shown
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_launcher_may_end_by_itself_unless_it_is_to_end_at_once(tmp_path: Path, *, at_once: bool) -> None:
+    reached = list[set[str]]()
+    with linked(tmp_path, fan_out=3) as links:
+        links.run("true", "one", "two", "three")
+        links.wait(lambda: len(links.ends) == 3)
+
+        def wait(seconds: float) -> None:
+            reached.append(links.children.names)
+            links.loop.wait(seconds)
+
+        links.children.dismiss(wait, at_once=at_once)
+    assert reached[0] == (set() if at_once else {"one", "two", "three"})
+
+
 def test_a_missing_launcher_is_the_reason() -> None:
     loop, lost = Loop(), list[LostHost]()
     children = Children(loop, lambda _kind, text: lost.append(LostHost.parse(text)), VERSION)
