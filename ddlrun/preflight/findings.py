@@ -1,8 +1,9 @@
 """Findings of the checks before a job: their codes, their texts, and the record."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from ddlrun.errors import spell_options
 from ddlrun.hosts import fold
@@ -16,8 +17,7 @@ class Level(Enum):
     FAILURE = "failure"
 
 
-@dataclass(frozen=True, slots=True)
-class FindingRule:
+class FindingRule(NamedTuple):
     """The level and the texts of one code, with {fields} for a finding's values and {host} for its host."""
 
     level: Level
@@ -192,8 +192,7 @@ class FindingCode(Enum):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightFinding:
+class PreflightFinding(NamedTuple):
     """The result of one check of one host.
 
     `values` fill in the code's texts. They are what the texts show, no more: equal ones share a row of the table.
@@ -202,7 +201,7 @@ class PreflightFinding:
     host: str
     check: str
     code: FindingCode
-    values: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = MappingProxyType({})
 
     @property
     def level(self) -> Level:

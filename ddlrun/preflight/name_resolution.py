@@ -2,7 +2,7 @@
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.preflight.facts import HostFacts
 from ddlrun.preflight.findings import FindingCode, PreflightFinding
@@ -10,8 +10,7 @@ from ddlrun.preflight.findings import FindingCode, PreflightFinding
 CHECK = "names"
 
 
-@dataclass(frozen=True, slots=True)
-class _AddressBook:
+class _AddressBook(NamedTuple):
     """The facts of all hosts and of this machine, the owner of each of their addresses, and the resolved names."""
 
     facts: Mapping[str, HostFacts]

@@ -3,14 +3,13 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ddlrun.remote.processes import FinishedProcess
 
 
-@dataclass(frozen=True, slots=True)
-class SshRule:
+class SshRule(NamedTuple):
     """The texts of one problem, with {fields} for its values.
 
     `pattern` matches ssh's own message; None: the problem is recognised otherwise. {line} is that message.
@@ -69,8 +68,7 @@ class SshProblem(Enum):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SshFailure:
+class SshFailure(NamedTuple):
     """ssh's failure on one host; `values` fill in the texts of its problem."""
 
     problem: SshProblem

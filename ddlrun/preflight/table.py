@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings
@@ -16,8 +15,7 @@ if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.preflight.records import CheckRecord, FindingRecord, NetworkRecord
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """A row of the table: equal findings of several hosts."""
 
     check: str
@@ -102,4 +100,4 @@ def _network_dict(network: "Network") -> "NetworkRecord":
 def check_json(report: PreflightReport) -> str:
     """Write the JSON of a report for the run folder: all findings, equal ones of several hosts as one."""
     rows = [row for name in NAMES for row in _rows(report, name, everything=True)]
-    return json.dumps({"summary": _summary(report), "findings": [asdict(row) for row in rows]}) + "\n"
+    return json.dumps({"summary": _summary(report), "findings": [row._asdict() for row in rows]}) + "\n"

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.network.subnet_selection import Network
@@ -22,8 +21,7 @@ LOWEST, HIGHEST, TRIES = 28000, 29900, 3
 MOST_ERROR = 200
 
 
-@dataclass(frozen=True, slots=True)
-class _PeerReport:
+class _PeerReport(NamedTuple):
     """The reply of one host: whether it could listen, and per target the error, None if it was reached.
 
     It took part in the check from `since` until `until`, by its own clock.

@@ -1,7 +1,7 @@
 """Boxes of a machine: packages with their cores and devices, and the marks of local ranks on cores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.machine import GPU, NIC, Core, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
@@ -12,8 +12,7 @@ ROW = 32
 MARKS = "the local rank on it (0-9a-zA-Z, then +); . none, * several, x not usable"
 
 
-@dataclass(frozen=True, slots=True)
-class PackageBox:
+class PackageBox(NamedTuple):
     """A package: its number, its cores by NUMA node, and its devices; `labelled`: NUMA nodes are named."""
 
     package: int
@@ -23,8 +22,7 @@ class PackageBox:
     nics: tuple[NIC, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MachineBoxes:
+class MachineBoxes(NamedTuple):
     """The packages of a machine, the GPUs and NICs whose package is unknown, and the local ranks on its cores."""
 
     packages: tuple[PackageBox, ...]

@@ -1,7 +1,7 @@
 """Placement as a picture for a terminal: machines as boxes, one drawing for hosts that are alike."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Machine
@@ -12,8 +12,7 @@ from ddlrun.report.boxes import MARKS, ROW, MachineBoxes, PackageBox, boxes_of, 
 LEGEND = f"one character per core: {MARKS}"
 
 
-@dataclass(frozen=True, slots=True)
-class BoxStyle:
+class BoxStyle(NamedTuple):
     """The characters of a box: top and bottom with their corners, sides, and the arrow from a GPU to its rank."""
 
     top: str = "┌─┐"
@@ -26,8 +25,7 @@ UNICODE = BoxStyle()
 ASCII = BoxStyle("+-+", "+-+", "|", "->")
 
 
-@dataclass(frozen=True, slots=True)
-class Canvas:
+class Canvas(NamedTuple):
     """The columns and the characters for a picture, which is wider only where a box is."""
 
     width: int = 100

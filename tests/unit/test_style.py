@@ -42,7 +42,8 @@ LATE = re.compile(r" - (\d[\d.]* m?s|seconds)\b")
 NAMED_TUPLES = (
     "allreduce_algorithms.py", "application/", "cli/options/argv.py", "cli/options/translation.py", "hangs/",
     "environment/", "hosts.py", "machine/", "managers/", "mapping/", "network/addresses.py",
-    "network/subnet_selection.py", "plan/", "remote/agent.py", "remote/probe.py", "remote/processes.py",
+    "network/subnet_selection.py", "plan/", "preflight/", "remote/agent.py", "remote/probe.py", "remote/processes.py",
+    "report/boxes.py", "report/picture.py",
     "remote/tasks.py",
     "runs/history.py", "runs/orphans.py", "runs/output_order.py", "runs/registry.py", "runs/retention.py",
     "schedulers/__init__.py",
