@@ -8,7 +8,7 @@ from __future__ import annotations
 import _socket  # socket itself takes 6 ms to import
 import os
 
-from ddlrun.errors import UnreachableError
+from ddlrun.errors import EXIT_SIGNAL, UnreachableError
 from ddlrun.keeper import program, protocol
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.connection import connect
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ddlrun.keeper.settings import KeeperSettings
 
 CONNECT_SECONDS = 5.0
+# A job that has ended is not reached; what has started this process then ends it within this time.
+ORDER_SECONDS = 1.0
 # When all keepers connect at once, ddlrun accepts at least this many per second.
 CONNECTIONS_PER_SECOND = 2000
 
@@ -59,6 +61,8 @@ def _connect(channel: str, settings: KeeperSettings) -> LauncherConnection:
         seconds = CONNECT_SECONDS + max(settings.size, 0) / CONNECTIONS_PER_SECOND
         return connect(channel, seconds, settings.rank, settings.heartbeat)
     except OSError as error:
+        if signal.sigtimedwait((signal.SIGTERM,), ORDER_SECONDS) is not None:
+            os._exit(EXIT_SIGNAL + signal.SIGTERM)
         complain(f"{settings.label} cannot reach ddlrun: {error}")
         os._exit(UnreachableError.exit_code)
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.errors import EXIT_PREFLIGHT, PreflightError
-from ddlrun.keeper import protocol
+from ddlrun.errors import EXIT_PREFLIGHT, EXIT_SIGNAL, PreflightError
+from ddlrun.keeper import protocol, start
 from ddlrun.keeper.connection import LauncherConnection, connect
 from ddlrun.keeper.program_streams import TAIL
 from ddlrun.keeper.protocol import ProtocolError, RankEnd
+from ddlrun.plan.supervision import LOOPBACK
 from ddlrun.supervise.keeper_connection import Hello, PeerState
 from ddlrun.supervise.listener import Listener
 from ddlrun.wire.authentication import BLAKE2, CODE_BYTES, SHA256, KeyExchange, Secret, accept_at, connect_as
@@ -435,6 +437,23 @@ def test_a_python_without_cryptography_cannot_connect(tmp_path: Path) -> None:
     line = [sys.executable, "-I", "-S", "-c", WITHOUT_CRYPTOGRAPHY, str(Path(__file__).parents[2]), str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"its Python cannot import cryptography from {tmp_path}: ")
+
+
+TERMINATED = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.kill(os.getpid(), signal.SIGTERM)
+os.execv(sys.executable, [sys.executable, "-I", "-S", *sys.argv[1:]])
+"""
+
+
+def test_a_keeper_that_is_to_end_does_not_complain_that_it_cannot_connect() -> None:
+    """The job has ended, and ddlrun with it."""
+    with contextlib.closing(Listener(LOOPBACK)) as listener:
+        environ = {**os.environ, protocol.ADDRESSES: listener.variable()}
+    line = [sys.executable, "-c", TERMINATED, start.__file__, "true"]
+    done = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (EXIT_SIGNAL + signal.SIGTERM, "")
 
 
 def test_a_launcher_without_cryptography_names_the_remedy() -> None:
