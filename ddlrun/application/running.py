@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.plan.supervision import SupervisionOptions, choose_shown
+from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import describe_failure
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.report.outcome import colour_report, render_outcome
@@ -40,6 +41,8 @@ from ddlrun.supervise.signals import Signals
 
 # The reply of a host whose search was interrupted.
 INTERRUPTED = FinishedProcess(EXIT_INTERRUPTED, "", "the search was interrupted")
+# A host that is searched has this long to answer, and as long over a new link.
+SEARCH_SECONDS = 10.0
 
 
 class Finished(NamedTuple):
@@ -190,15 +193,24 @@ def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Map
     daemons = {host: known.get(host, "") for host in sorted(unwatched) if folder is not None}
     try:
         with signals.interruptible(at_once=True):
-            planned.attempt.links.drop(done.outcome.lost_hosts)
-            target = reach(planned.attempt.links, settings.supervision.grace + 5)
-            names = [settings.run.run_id]
-            unchecked = end_runs(dict.fromkeys(sorted(orphaned), names), 0, target)[1] if orphaned else {}
+            links = planned.attempt.links
+            links.drop(done.outcome.lost_hosts)
+            unchecked = _search(sorted(orphaned), settings.run.run_id, links)
             if not folder or not daemons:
                 return unchecked
-            return {**unchecked, **plan.manager.end_daemons(daemons, folder, target)}
+            return {**unchecked, **plan.manager.end_daemons(daemons, folder, reach(links, SEARCH_SECONDS))}
     except KeyboardInterrupt:
         return dict.fromkeys(sorted(orphaned.union(daemons)), INTERRUPTED)
+
+
+def _search(hosts: Iterable[str], run: str, links: HostLinks) -> Mapping[str, FinishedProcess]:
+    """End the processes of a run on hosts, also an agent that was stopped; return the replies of hosts that failed."""
+    target = reach(links, SEARCH_SECONDS)
+    failed = end_runs({host: [run] for host in hosts}, 0, target)[1]
+    silent = {host: [run] for host, reply in failed.items() if reply.code is None}
+    links.drop(silent)
+    answered = {host: reply for host, reply in failed.items() if host not in silent}
+    return {**answered, **end_runs(silent, 0, target)[1]}
 
 
 def _judge_by_scheduler(outcome: Outcome, settings: Settings, signals: Signals) -> Outcome:

@@ -168,7 +168,7 @@ class Scenario:
         """The seconds from the last fault until nothing is left, by the tables of docs/explanation/faults.md."""
         limits = (self.heartbeat * 1.25, self.timeout, self.start_timeout)
         detection = max((limit for limit in limits if limit < LONG), default=0.0)
-        ending, leaving, sweeping, keepers = self.grace + 6, 15.0, self.grace + 5, 24.0
+        ending, leaving, sweeping, keepers = self.grace + 6, 15.0, 30.0, 24.0
         return detection + self.pause + ending + leaving + sweeping + keepers
 
     def rank_on(self, host: str) -> int:
