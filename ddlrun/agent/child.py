@@ -174,8 +174,8 @@ class Child:
             self._errors.read()
             self._last_errors = self._errors.last.decode(errors="replace")
         return LostHost(
-            name=self.name, reason=reason, code=code, errors=self._last_errors, below=self.hosts[1:],
-            shell_only=self._has_shell and not self.ready,
+            name=self.name, reason=reason, began=self.ready, code=code, errors=self._last_errors,
+            below=self.hosts[1:], shell_only=self._has_shell and not self.ready,
         )  # fmt: skip
 
     # -- its messages -----------------------------------------------------------------------------

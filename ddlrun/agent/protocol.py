@@ -156,6 +156,8 @@ class LostHost(AgentMessage):
 
     name: str
     reason: str
+    began: bool = True
+    """Whether the agent had started."""
     code: int = 0
     """The exit code of the program that leads there, as a shell has it."""
     errors: str = ""

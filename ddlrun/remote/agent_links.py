@@ -70,8 +70,6 @@ class AgentLinks:
         self._direct: set[str] = set()
         """The hosts whose agents were started from here."""
         self._lost: set[str] = set()
-        self._prepared: set[str] = set()
-        """The hosts whose links were opened for the next round."""
         self._without_agent: set[str] = set()
         self._printed: dict[str, bytes] = {}
         """What the logins of hosts have printed, until the next reply."""
@@ -87,8 +85,6 @@ class AgentLinks:
         """
         end = time.monotonic() + seconds
         this = Round(texts, module, self._without_agent)
-        this.linked_before |= self._children.names - self._lost - self._prepared
-        self._prepared.clear()
         self._start_round(this, tuple(this.unfinished), seconds)
         while (again := this.take_again(self._direct)) or (this.unfinished and time.monotonic() < end):
             if again:
@@ -148,8 +144,7 @@ class AgentLinks:
 
     def prepare(self, hosts: Collection[str], seconds: float) -> None:
         """Begin to open the links that the next round needs. Names that are not those of hosts are left to that."""
-        self._prepared.update(name for name in hosts if refuse(name) is None)
-        self.link(self._prepared, seconds)
+        self.link([name for name in hosts if refuse(name) is None], seconds)
 
     def link(self, hosts: Collection[str], seconds: float = CONNECT_SECONDS) -> None:
         """Open the links to hosts that there are not, or no longer; ssh may take some seconds to connect."""

@@ -41,8 +41,8 @@ class Round:
         self.texts = {name: text for name, text in texts.items() if name not in self._refused}
         self.module = module
         self._replies = {name: HostReply() for name in self.texts}
-        self.linked_before: set[str] = set()
-        """The hosts with links that are older than this round."""
+        self._again: set[str] = set()
+        """The hosts that were tried again."""
         self.without_agent = set(without_agent).intersection(self.texts)
         """The hosts that can be reached, but do not run an agent."""
         self.unreached: set[str] = set()
@@ -78,15 +78,15 @@ class Round:
     def take_again(self, direct: Collection[str]) -> list[str]:
         """Return the lost hosts that are to be tried again from here; finish the others.
 
-        `direct` are the hosts whose agents were started from here. One that was linked before may have lost its link
-        since then.
+        `direct` are the hosts whose agents were started from here. No host is tried a third time.
         """
         losses, self._losses = self._losses, {}
-        again = [name for name in losses if name not in direct or name in self.linked_before]
+        first = {name: lost for name, lost in losses.items() if name not in self._again}
+        again = [name for name, lost in first.items() if lost.began or name not in direct]
         for name, lost in losses.items():
             if name not in again:
                 self._finish_lost(name, lost)
-        self.linked_before.difference_update(again)
+        self._again.update(again)
         self._replies.update((name, HostReply()) for name in again)
         return again
 

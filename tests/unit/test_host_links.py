@@ -112,6 +112,12 @@ def test_a_script_carries_a_task_where_no_agent_stays(tmp_path: Path) -> None:
     assert [TaskReply.read(reply).value for reply in replies.values()] == [REPORT] * 2
 
 
+def test_a_host_whose_agent_is_killed_is_tried_once_more(folder: Path, links: HostLinks) -> None:
+    script = f"if mkdir {folder}/killed 2>/dev/null; then kill -9 $PPID; exec sleep 10; fi; echo fine"
+    assert links.run({"h1": script}, 300.0)["h1"] == FinishedProcess(0, "fine", "")
+    assert connections(folder) == ["h1", "h1"]
+
+
 def test_a_host_without_python_runs_scripts_all_the_same(folder: Path, links: HostLinks) -> None:
     missing = "x" * len(sys.executable)
     script = 'while IFS= read -r line; do echo "$line"; [ "$line" != "}" ] || exit 0; done'
@@ -205,7 +211,7 @@ def test_a_lost_link_is_reported_and_opened_again(folder: Path, links: HostLinks
     write_ssh(folder, "trap 'exit 255' CHLD; exec 3<&0; sh -c \"$command\" <&3 3<&- & wait; exit 255")
     assert kill_agent() == FinishedProcess(255, "", "the connection to its agent ended (ssh: exit code 255)")
     assert links.run({"h1": "echo again"}, 300.0)["h1"] == FinishedProcess(0, "again", "")
-    assert connections(folder) == ["h1", "h1"]
+    assert connections(folder) == ["h1", "h1", "h1"]
 
 
 def test_a_link_that_was_lost_between_scripts_is_opened_again(folder: Path, links: HostLinks) -> None:
