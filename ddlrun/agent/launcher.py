@@ -120,11 +120,11 @@ class LauncherErrors:
 def agent_script(tree: AgentTree, *, ship: bool) -> str:
     """Return the sh script that becomes the agent: that of the host's ddlrun, or one that waits for the archive."""
     python, script = _quote(tree.python), _quote(tree.script)
-    installed = "" if ship else f'[ ! -r {script} ] || exec "$python" -I -S {script} --agent\n'
+    installed = "" if ship else f'[ ! -r {script} ] || exec "$python" -I -S -X utf8 {script} --agent\n'
     return (  # the braces make sh parse all of it before it runs any
         f'{{\necho "@ddlrun-agent shell"\npython={python}; [ -x "$python" ] || python=python3\n'
         f"{AGENT_RUN}={_quote(tree.run)}; export {AGENT_RUN}\n"
-        f'{installed}exec "$python" -I -S -c {_quote(BOOTSTRAP)} {script} --agent\n}}\n'
+        f'{installed}exec "$python" -I -S -X utf8 -c {_quote(BOOTSTRAP)} {script} --agent\n}}\n'
     )
 
 

@@ -1,6 +1,6 @@
 """Tasks on hosts (see agent/tasks.py): on this machine in a thread, and in scripts where no agent runs."""
 
-import base64
+import binascii
 import json
 import shlex
 import sys
@@ -69,7 +69,7 @@ def as_scripts(texts: Mapping[str, str], module: str) -> Mapping[str, str]:
     """Return the scripts of hosts for sh, given scripts or, with a module, the JSON of tasks."""
     if not (module and texts):
         return texts
-    archive = base64.b64encode(build_archive((*BASE, *RUNNER, *TASKS[module]))).decode()
+    archive = binascii.b2a_base64(build_archive((*BASE, *RUNNER, *TASKS[module])), newline=False).decode()
     return {host: _render_script(module, text, archive) for host, text in texts.items()}
 
 

@@ -104,6 +104,20 @@ def test_tasks_share_the_links_of_scripts(folder: Path, links: HostLinks) -> Non
     assert connections(folder) == ["h1", "h2"]
 
 
+@pytest.mark.skipif(not os.path.exists("/usr/share/i18n/locales/de_DE"), reason="no sources of locales")
+def test_names_of_files_are_utf_8_in_any_locale(folder: Path, links: HostLinks) -> None:
+    locale = ["localedef", "-i", "de_DE", "-f", "ISO-8859-1", str(folder / "de_DE.ISO-8859-1")]
+    subprocess.run(locale, check=True, stdout=subprocess.DEVNULL)
+    write_ssh(folder, f"export LOCPATH={folder} LC_ALL=de_DE.ISO-8859-1")
+    store = folder / "Läufe"
+    (store / "objects" / "c0de").mkdir(parents=True)
+    store.chmod(0o700)
+    os.utime(store / "objects" / "c0de", (0, 0))
+    task = {"action": "clean", "folder": str(store), "days": 1, "most_bytes": None}
+    reply = links.run({"h1": json.dumps(task)}, 300.0, MODULE)["h1"]
+    assert TaskReply.read(reply).value["removed"] == 1
+
+
 def test_a_script_carries_a_task_where_no_agent_stays(tmp_path: Path) -> None:
     (tmp_path / "agent").write_text('#!/bin/sh\nshift\nexec sh -c "$*" </dev/null\n')
     (tmp_path / "agent").chmod(0o755)
