@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ddlrun.wire.frames import Agreement
 
 PAUSE = 0.05
+# The pauses between attempts begin with this one, and double.
+FIRST_PAUSE = 0.002
 CONNECT_SECONDS = 2.0
 GREETING, ANSWER, RECEIVED = b"g", b"a", b"r"
 # From the end that connects: its port and its name. The answer, which it confirms, is the other name. A greeting needs
@@ -131,6 +133,7 @@ class Peer(AcceptorEvents):
     def _try(self, partner: Partner) -> None:
         """Connect to a partner until it answers, has failed, or time is up."""
         attempt = failures = 0
+        pause = FIRST_PAUSE
         while self._seconds_left() and failures < MOST_FAILURES:
             listens = partner.port is not None
             error = self._connect(partner, partner.port or self._ports[attempt % len(self._ports)], patient=listens)
@@ -141,7 +144,9 @@ class Peer(AcceptorEvents):
             attempt += 1
             if listens:
                 failures += 1
-            time.sleep(PAUSE)
+                pause = PAUSE
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE)
         partner.tried = True
         self._loop.wake()
 
