@@ -1,6 +1,7 @@
 """The process manager's session: its start, and the end of the processes of a job on the launcher's host."""
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -8,7 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from ddlrun.keeper.proc_files import STOPPED, read_stat
+
 POLL_SECONDS = 0.1
+# The interval at which it is checked whether ddlrun was stopped.
+CHECK_SECONDS = 1.0
 OVER = b"x"
 Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
@@ -48,6 +53,7 @@ def copy_stdin() -> int:
 def guard_session(seconds: float, folder: str) -> Iterator[Callable[[int], None]]:
     """Keep a process that ends the process manager's session, and removes its folder, if this process is killed.
 
+    It also ends what is left of a session whose process manager has ended while this process is stopped.
     The keepers end the ranks within their grace then. PR_SET_PDEATHSIG would make the process manager kill the keepers
     at once, and no process would be left to end the ranks' own children.
 
@@ -62,7 +68,7 @@ def guard_session(seconds: float, folder: str) -> Iterator[Callable[[int], None]
     guard = os.fork()
     if guard == 0:
         try:
-            session = _outlive_launcher(watched)
+            session = _outlive_launcher(watched, seconds)
             if session is not None:
                 _end_later(session, seconds)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -84,8 +90,9 @@ def _write_session(alive: int, session: int) -> None:
         os.write(alive, b"%d" % session)
 
 
-def _outlive_launcher(watched: int) -> int | None:
+def _outlive_launcher(watched: int, seconds: float) -> int | None:
     """Wait until the launcher ends; return its session, 0 if it has started none, None if all is over."""
+    launcher = os.getppid()
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -95,12 +102,24 @@ def _outlive_launcher(watched: int) -> int | None:
         os.dup2(null, fd)
     os.dup2(watched, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    session = 0
-    while message := os.read(3, 32):
-        if message.endswith(OVER):
-            return None
-        session = int(message)
-    return session
+    session = checks = 0
+    while True:
+        if select.select([3], [], [], CHECK_SECONDS)[0]:
+            message = os.read(3, 32)
+            if not message:
+                return session
+            if message.endswith(OVER):
+                return None
+            session = int(message)
+        checks = checks + 1 if session and _is_left(session, launcher) else 0
+        if checks * CHECK_SECONDS > seconds:
+            end_session(session)
+
+
+def _is_left(manager: int, launcher: int) -> bool:
+    """Return True if a process manager has ended, and the launcher is stopped."""
+    ended, stopped = read_stat(manager), read_stat(launcher)
+    return (ended is None or ended.exiting) and stopped is not None and stopped.state == STOPPED
 
 
 def _end_later(session: int, seconds: float) -> None:

@@ -1,6 +1,7 @@
 """The process that ends mpirun's daemon when the job is over, without a job: a socket and another program."""
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from ddlrun.wire.authentication import Secret, accept_at
 from ddlrun.wire.connection import run_handshake
 from ddlrun.wire.frames import Decoder, Encoder
 from tests.support.handshakes import welcome_all
+from tests.support.processes import mark, running
+from tests.support.waiting import wait_until
 
 DEADLINE = 300.0
 WATCHER = """
@@ -31,6 +34,30 @@ pid = int(sys.argv[2])
 daemon = Daemon(pid=pid, pidfd=os.pidfd_open(pid), name="orted")
 DaemonWatcher(daemon, connection, over_at=float("inf")).run()
 """
+
+
+STOPPED = """
+import os, signal, sys
+from ddlrun.remote.manager_session import guard_session, start_manager
+command = ["sh", "-c", f"sleep {sys.argv[2]} &"]
+with guard_session(0.0, sys.argv[1]) as guard, start_manager(command, os.environ) as manager:
+    guard(manager.pid)
+    os.waitid(os.P_PID, manager.pid, os.WEXITED | os.WNOWAIT)
+    print("started", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_what_a_process_manager_leaves_is_ended_while_ddlrun_is_stopped(tmp_path: Path) -> None:
+    """Open MPI 4.1 leaves its ssh clients, or ddlrun's relays in their place."""
+    seconds = mark()
+    line = [sys.executable, "-c", STOPPED, str(tmp_path / "session"), seconds]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"started\n"
+        wait_until(lambda: not running(seconds))
+        launcher.send_signal(signal.SIGCONT)
+    assert launcher.returncode == 0
 
 
 class Watched:
