@@ -12,7 +12,7 @@ from ddlrun.keeper.command_line import add_arguments, wrap
 from ddlrun.keeper.forks import PR_SET_PDEATHSIG, become, complain, load_prctl
 from ddlrun.keeper.framework_environment import in_use, set_framework_variables
 from ddlrun.keeper.program_streams import read_request
-from ddlrun.keeper.settings import CONTAINER, MPIRUN, OPEN_MPI, OTHER_MANAGER, SHIPPED, KeeperSettings
+from ddlrun.keeper.settings import CONTAINER, MPIRUN, OPEN_MPI, OTHER_MANAGER, RELAYS, SHIPPED, KeeperSettings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     # This one is for mpirun. Open MPI 4 accepts only one of it and the folder that the daemon has set.
     os.environ.pop("OMPI_MCA_orte_local_tmpdir_base", None)
     # An mpirun that the rank starts is not served by ddlrun (see supervise/ssh_relay.sh).
-    os.environ.pop("DDLRUN_RELAY", None)
-    if "/ssh_relay.sh" in os.environ.get(AGENT, ""):
+    os.environ.pop(RELAYS, None)
+    if RELAYS in os.environ.get(AGENT, ""):
         del os.environ[AGENT]
     if rank == 0 and "DDLRUN_STDIN" in os.environ:
         _replace_stdin(os.environ["DDLRUN_STDIN"])

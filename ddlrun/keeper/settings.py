@@ -20,6 +20,8 @@ OTHER_MANAGER = "the process manager, or its daemon on that host,"
 SHIPPED = "DDLRUN_SHIPPED"
 # The variable with the container of the program: JSON, see ContainerRequest.variable.
 CONTAINER = "DDLRUN_CONTAINER"
+# The variable with the folder of relays: see supervise/relays.py.
+RELAYS = "DDLRUN_RELAYS"
 # The variable with the duties of the start-up hook of Python ranks, all of them by default: see hook/sitecustomize.py.
 HOOK = "DDLRUN_HOOK"
 DUTIES = ("exit", "backend", "stacks", "world")

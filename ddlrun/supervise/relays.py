@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddlrun.agent.protocol import LostHost, ProgramEnd, ProgramOutput
 from ddlrun.errors import EXIT_KILLED
+from ddlrun.keeper.settings import RELAYS
 from ddlrun.managers.end import EndCode, EndFinding
 from ddlrun.remote.links import HostLinks
 from ddlrun.wire.loop import READ, Loop
 
 # The command line of relays, to which the process manager adds the arguments of an ssh client.
-RELAY = ("/bin/sh", os.path.join(os.path.dirname(os.path.abspath(__file__)), "ssh_relay.sh"))
-VARIABLE = "DDLRUN_RELAY"
-"""The variable with the folder of relays."""
+RELAY = ("/bin/sh", os.path.join(os.path.dirname(os.path.abspath(__file__)), "ssh_relay.sh"), RELAYS)
 REQUESTS = ".requests"
 """The FIFO into which each relay writes the name of its host; no host has such a name."""
 EXIT_LOST = 255
@@ -93,7 +92,7 @@ class Relays:
         os.mkdir(self.folder, 0o700)
         self.losses: list[EndFinding] = []
         """The hosts whose links have ended."""
-        self.variables = {**variables, VARIABLE: self.folder}
+        self.variables = {**variables, RELAYS: self.folder}
         """The variables of the process manager."""
         self._requests = _make_fifo(os.path.join(self.folder, REQUESTS))
         self._relays = {name: Relay(name, self) for name in host_names}

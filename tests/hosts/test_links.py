@@ -80,9 +80,11 @@ def test_only_a_broken_link_is_opened_again_for_a_restart(cluster: Cluster, tmp_
     assert connections(cluster) == [count + made for count, made in zip(before, (1, 2, 1), strict=True)]
 
 
-def test_ranks_have_no_variable_of_agents(cluster: Cluster, tmp_path: Path) -> None:
-    argv = launch_line(OWN, tmp_path, "-H", "h1:1,h2:1", "--quiet", "--output", "no-tag")
-    done = cluster.run("h1", [*argv, "sh", "-c", "env | grep DDLRUN_AGENT || echo none"], cwd=tmp_path)
+@pytest.mark.parametrize("major", [OWN_MAJOR, 4, 5], indirect=True, ids=manager_id)
+def test_ranks_have_no_variable_of_agents_and_relays(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    argv = launch_line(mpirun, tmp_path, "-H", "h1:1,h2:1", "--quiet", "--output", "no-tag")
+    find = "env | grep -e ^DDLRUN_AGENT -e ^DDLRUN_RELAYS -e ^[A-Z_]*plm_[a-z]*_agent= || echo none"
+    done = cluster.run("h1", [*argv, "sh", "-c", find], cwd=tmp_path)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["none", "none"], "")
 
 
