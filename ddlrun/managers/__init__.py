@@ -139,6 +139,8 @@ class ProcessManager(ABC):
     """Whether its daemons have the run's name in their environment, so that they are ended like ranks."""
     signals_keepers: ClassVar[bool] = False
     """Whether its daemons signal the keepers only once it ends itself."""
+    hangs_on_early_sigterm: ClassVar[bool] = False
+    """Whether SIGTERM while it starts its daemons leaves it waiting, even once all ranks have ended."""
     most_argument_bytes: ClassVar[int | None] = None
     """The longest command line of a program that ranks can get; the arguments of longer ones travel in variables."""
 

@@ -111,8 +111,11 @@ class Ending:
         self.since = time.monotonic()
         self._ranks_kill_at = self.since + self._grace + SLACK_SECONDS
         self._keepers.send_all(protocol.TERMINATE, str(self._grace))
-        if not any(peer.rank is not None for peer in self._keepers.remaining):
-            self._manager.terminate()  # no rank has started
+        has_ranks = any(peer.rank is not None for peer in self._keepers.remaining)
+        # The ranks that it is about to start will be ended by their keepers.
+        waits = reason.requested and self._ranks.job.manager.hangs_on_early_sigterm
+        if not (has_ranks or waits):
+            self._manager.terminate()
 
     def start_rank(self, peer: KeeperConnection) -> None:
         """End a rank that has started while the job ends."""

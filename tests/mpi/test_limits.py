@@ -67,3 +67,27 @@ def test_signals_that_end_a_job(line: list[str], number: int) -> None:
         errors = job.stderr.read()
     assert job.returncode == 128 + number, errors
     assert errors.startswith(f"ddlrun: ended by {signal.Signals(number).name} after "), errors
+
+
+# An mpirun that waits for the file go before it starts, and records SIGTERM.
+SLOW = """#!/bin/sh
+case "$*" in *hostfile*) ;; *) exec {mpirun} "$@" ;; esac
+trap 'touch {folder}/terminated; exit 1' TERM
+echo starts >&2
+until [ -e {folder}/go ]; do sleep 0.02; done
+{mpirun} "$@"
+"""
+
+
+@pytest.mark.openmpi(5)
+def test_an_mpirun_that_would_hang_starts_its_ranks_before_they_are_ended(mpirun: str, tmp_path: Path) -> None:
+    slow = tmp_path / "mpirun"
+    slow.write_text(SLOW.format(mpirun=mpirun, folder=tmp_path))
+    slow.chmod(0o755)
+    line = [*launch_line(str(slow), tmp_path, "--quiet", "-np", "1"), "sleep", "3600"]
+    with started(line, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stderr.readline() == "starts\n"
+        os.kill(job.pid, signal.SIGINT)
+        (tmp_path / "go").touch()
+        errors = job.stderr.read()
+    assert (job.returncode, (tmp_path / "terminated").exists()) == (130, False), errors

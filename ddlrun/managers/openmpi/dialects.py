@@ -102,6 +102,7 @@ class OpenMpi5(OpenMpi):
         attached={},
     )
     session_folders: ClassVar[tuple[str, ...]] = ("PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
+    hangs_on_early_sigterm = True
     keepalive = "PRTE_MCA_oob_tcp_keepalive"
     networks = "PRTE_MCA_prte_if_"
     takes_networks = False  # mpirun often crashes at a list
