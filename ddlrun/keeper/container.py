@@ -67,7 +67,9 @@ class Container:
             return 0
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
         words = [self.program, "rm", "--force", self.name]
-        environment = {name: value for name, value in os.environ.items() if name != "DDLRUN_RUN"}  # see kill_run
+        environment = {
+            name: value for name, value in os.environ.items() if name != "DDLRUN_RUN"
+        }  # a search for the run spares it
         try:
             return os.posix_spawn(self.program, words, environment, file_actions=null, setsigmask=())
         except OSError:

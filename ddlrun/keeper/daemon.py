@@ -9,7 +9,7 @@ from ddlrun.keeper import protocol, record
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import close_files
 from ddlrun.keeper.proc_files import STOPPED, StopDetector, read_stat
-from ddlrun.keeper.processes import LAUNCHERS, kill_run, list_processes, plain_name, send_signal
+from ddlrun.keeper.processes import LAUNCHERS, list_processes, plain_name, send_signal
 from ddlrun.keeper.task import Task
 from ddlrun.wire.loop import NEVER, READ, Loop
 
@@ -229,8 +229,6 @@ class DaemonWatcher:
         if kind == protocol.OVER:
             self._over_at = min(self._over_at, time.monotonic())
             self._dismissed = self._is_agent
-        elif kind == protocol.SWEEP:
-            kill_run(os.environ.get("DDLRUN_RUN", ""))
 
     def _end_if_due(self, now: float) -> None:
         if now > self._over_at + KILL_SECONDS:

@@ -20,7 +20,7 @@ from ddlrun.keeper.daemon import HostDuties
 from ddlrun.keeper.escalation import Escalation
 from ddlrun.keeper.keeper_state import BEFORE_THE_END, FINAL, UNREPORTED, Event, State, next_state
 from ddlrun.keeper.leftovers import remove_leftovers
-from ddlrun.keeper.processes import has_children, is_exiting, kill_run, list_descendants, signal_program
+from ddlrun.keeper.processes import has_children, is_exiting, list_descendants, signal_program
 from ddlrun.keeper.reports import ProgramReports
 from ddlrun.keeper.signals import WARNINGS, ReceivedWarnings
 
@@ -198,8 +198,6 @@ class Keeper:
             self._go(EVENTS[kind])
         elif kind == protocol.TERMINATE:
             self._order_end(float(text))
-        elif kind == protocol.SWEEP:
-            kill_run(os.environ.get("DDLRUN_RUN", ""))
         elif kind == protocol.INPUT and stdin is not None:
             stdin.add(text)
         elif kind == protocol.RESIZE and stdin is not None:

@@ -24,7 +24,6 @@ MARK_LIMIT = "Max realtime timeout"
 """The name of the limit in /proc/PID/limits."""
 # The files with the number of these kills, in cgroup v2 and v1.
 OOM_FILES = ("memory.events", "memory.oom_control")
-START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 
 
 def plain_name(name: str) -> str:
@@ -140,16 +139,6 @@ def mark_process(run: str) -> None:
             resource.setrlimit(resource.RLIMIT_RTTIME, (mark_of(run), resource.RLIM_INFINITY))
     except (OSError, ValueError):  # a system without this limit
         return
-
-
-def kill_run(run_id: str) -> None:
-    """Kill every process on this host with the run's id or its mark, except keepers, the manager and its daemons."""
-    variable, mark = f"DDLRUN_RUN={run_id}", str(mark_of(run_id))
-    for pid, stat in list_processes().items():
-        runs = [word for word in read_text(f"/proc/{pid}/environ").split("\0") if word.startswith("DDLRUN_RUN=")]
-        belongs = variable in runs if runs else mark in find_line(f"/proc/{pid}/limits", MARK_LIMIT).split()
-        if belongs and run_id and plain_name(stat.name) not in LAUNCHERS and START not in read_command(pid):
-            send_signal(pid, signal.SIGKILL)
 
 
 def read_command(pid: int) -> list[str]:

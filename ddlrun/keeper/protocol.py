@@ -7,7 +7,7 @@ from ddlrun import __version__
 from ddlrun.keeper import record
 from ddlrun.wire.frames import FrameError
 
-REVISION = 14
+REVISION = 15
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""
@@ -68,8 +68,6 @@ TAKE_SNAPSHOT = b"Q"
 """Report the rank's processes, with their stacks."""
 MEASURE = b"M"
 """Report the use of resources at an interval in seconds (text)."""
-SWEEP = b"C"
-"""Kill every other process of the run on this host."""
 HANDED_OVER = b"H"
 """Everything before HANDOVER has been read."""
 OVER = b"O"
@@ -88,7 +86,7 @@ FROM_KEEPER = {
 """Kind -> the bytes of the longest text, from a keeper to ddlrun."""
 TO_KEEPER = {
     SIGNAL: NUMBER, TERMINATE: NUMBER, INPUT: LONG, RESIZE: NUMBER, LEAVE: 0, TAKE_SNAPSHOT: 0, MEASURE: NUMBER,
-    SWEEP: 0, HANDED_OVER: 0, OVER: 0, HEARTBEAT: 0,
+    HANDED_OVER: 0, OVER: 0, HEARTBEAT: 0,
 }  # fmt: skip
 """The same, from ddlrun to a keeper."""
 

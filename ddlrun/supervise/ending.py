@@ -242,7 +242,6 @@ class Ending:
                 if now > self._ranks_kill_at:
                     self._manager.kill()
                 return
-            self._order_sweeps()
             self._keepers.send_all(protocol.LEAVE)
             self._enter(Phase.LEAVING, now)
         if self.phase in (Phase.IDLE, Phase.LEAVING):
@@ -269,10 +268,3 @@ class Ending:
             self._over_at = now
             for peer in self._keepers.watchers:
                 peer.send(protocol.OVER)
-
-    def _order_sweeps(self) -> None:
-        """On hosts where a keeper was killed, order another one to kill the children of its program."""
-        for peer in self._keepers.peers.values():
-            if peer.host in self._ranks.unswept and peer.rank is not None:
-                peer.send(protocol.SWEEP)
-                self._ranks.unswept.remove(peer.host)

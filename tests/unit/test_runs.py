@@ -26,7 +26,7 @@ from ddlrun.cli.options.arguments import merge_arguments, parse_changes, strip_s
 from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.errors import InputError
 from ddlrun.keeper import leftovers
-from ddlrun.keeper.processes import kill_run, mark_of
+from ddlrun.keeper.processes import mark_of
 from ddlrun.keeper.protocol import AGENT_RUN
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Retention, parse_retention
@@ -384,10 +384,9 @@ def test_a_run_that_another_run_has_started_is_not_ended_with_it() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         wait_until(lambda: command_line(process.pid).startswith("sleep"))
-        kill_run(outer)
         ended = end_runs({"localhost": [outer]}, 0, reach(HostLinks(AgentLauncher())))
         running = process.poll() is None
-        kill_run(inner)
+        end_runs({"localhost": [inner]}, 0, reach(HostLinks(AgentLauncher())))
         assert (ended, running, process.wait()) == (({"localhost": 0}, {}), True, -signal.SIGKILL)
 
 
