@@ -133,8 +133,10 @@ def main(
 
             _exit(complete_line(group, COMPLETION))
         _exit(run_command(sys.argv[1:] if args is None else args, fail, reporter))
-    except KeyboardInterrupt:  # just before the command, or after it
+    except KeyboardInterrupt:  # just before the command, or after it, as while its error is printed
         os._exit(EXIT_INTERRUPTED)
+    except EndedError as error:  # the same
+        os._exit(error.exit_code)
 
 
 def run_command(

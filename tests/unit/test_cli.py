@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from ddlrun.cli import group
 from ddlrun.plan.planner import nested_launcher
 from tests.support import needs
+from tests.support.waiting import wait_until
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]
 
@@ -598,3 +600,21 @@ def test_the_path_of_a_key_with_a_blank(tmp_path: Path) -> None:
     done = ddlrun("launch", "--dry-run", "--machine", "dgx1", "-i", f"{tmp_path}/a key", "-H", "h1,h2", "true")
     assert done.returncode == 5
     assert f"argument of ssh '{tmp_path}/a key': Open MPI splits it at its blanks" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_an_error_is_printed_is_no_bug(number: int, code: int) -> None:
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    line = [sys.executable, "-m", "ddlrun", "launch", "--no-such-option"]
+    with subprocess.Popen(line, stderr=writer) as process:
+        os.close(writer)
+        wait_until(lambda: "pipe_write" in Path(f"/proc/{process.pid}/wchan").read_text())
+        process.send_signal(number)
+        os.set_blocking(reader, True)
+        with open(reader, "rb") as errors:
+            printed = errors.read()
+    assert (process.returncode, b"Traceback" in printed) == (code, False), printed
