@@ -1,8 +1,14 @@
-"""The module json without its regular expressions, which take 5 ms to import."""
+"""The module json without its regular expressions, which take 5 ms to import.
+
+It calls the C code that json calls. Where a Python has none, or one with other arguments, json itself is imported.
+"""
 
 from __future__ import annotations
 
-import _json
+try:
+    import _json
+except ImportError:  # not CPython
+    _json = None  # type: ignore[assignment]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +29,13 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - whatever it is
     {'a': [1, 2.5, 'x', None]}
     """
     try:
-        value, end = _json.make_scanner(_Reader())(text, 0)  # type: ignore[arg-type]
+        scan = _json.make_scanner(_Reader())  # type: ignore[arg-type]
+    except (AttributeError, TypeError):
+        import json  # noqa: PLC0415 - for such Pythons alone
+
+        return json.loads(text)
+    try:
+        value, end = scan(text, 0)
     except (StopIteration, SystemError) as error:  # the latter stands for the one of json.decoder, which is not loaded
         raise ValueError(f"{text[:100]!r} is no JSON") from error
     if end != len(text):
@@ -37,7 +49,12 @@ def render_json(value: object) -> str:
     >>> render_json({"a": [1, 2.5, "é", None]})
     '{"a": [1, 2.5, "\\u00e9", null]}'
     """
-    encode = _json.make_encoder({}, _refuse, _json.encode_basestring_ascii, None, ": ", ", ", False, False, True)
+    try:
+        encode = _json.make_encoder({}, _refuse, _json.encode_basestring_ascii, None, ": ", ", ", False, False, True)
+    except (AttributeError, TypeError):
+        import json  # noqa: PLC0415 - for such Pythons alone
+
+        return json.dumps(value)
     return "".join(encode(value, 0))
 
 

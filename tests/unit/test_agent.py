@@ -604,3 +604,14 @@ def test_programs_that_lead_to_hosts_end_with_a_process_manager_that_was_killed(
 def test_the_archive_has_the_modules_that_agents_and_keepers_import() -> None:
     names = zipfile.ZipFile(io.BytesIO(build_archive())).namelist()
     assert {"ddlrun/__init__.py", "ddlrun/errors.py", "ddlrun/agent/node.py", "ddlrun/keeper/keeper.py"} <= set(names)
+
+
+@pytest.mark.parametrize("absent", ["None", "type('C', (), {'make_scanner': None, 'make_encoder': None})()"])
+def test_json_itself_serves_where_its_c_code_differs(absent: str) -> None:
+    program = (
+        f"import sys; sys.modules['_json'] = {absent}\n"
+        "from ddlrun.agent.bare_json import parse_json, render_json\n"
+        "assert parse_json(render_json({'a': [1, None, 'é']})) == {'a': [1, None, 'é']}\n"
+        "print('json' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "True\n"

@@ -263,8 +263,8 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
     modules = [path for path in on_hosts if path.parent.name != "hook" and path not in ENCRYPTION]
     every_time = {name for path in modules for name in at_the_top(path)}
     assert {name for name in every_time if not name.startswith((*own, "ddlrun"))} == {
-        "__future__", "_ctypes", "_json", "_operator", "_socket", "binascii", "errno", "gc", "itertools", "os",
-        "select", "struct", "sys", "time",
+        "__future__", "_ctypes", "_operator", "_socket", "binascii", "errno", "gc", "itertools", "os", "select",
+        "struct", "sys", "time",
     }  # fmt: skip
 
 
