@@ -7,6 +7,13 @@ import sys
 from ddlrun.agent.bare_json import parse_json, render_json
 
 TASKS = {
+    "ddlrun.preflight.host_facts": (
+        "preflight/__init__.py",
+        "preflight/host_addresses.py",
+        "preflight/host_facts.py",
+        "preflight/host_files.py",
+        "preflight/host_python.py",
+    ),
     "ddlrun.preflight.peer": ("preflight/__init__.py", "preflight/peer.py"),
     "ddlrun.ship.host.main": ("ship/__init__.py", "ship/host"),
 }

@@ -10,15 +10,10 @@ from ddlrun.errors import PreflightError
 # Below the ports that Linux gives to clients (net.ipv4.ip_local_port_range, from 32768 on), and apart from the ports of
 # the TCP check, which stay busy for a minute (preflight/tcp.py).
 FIRST, LAST = 20000, 27999
-# POSIX sh that prints `@ports` and the local TCP ports in use from 0x4000 to 0x7FFF, in hexadecimal.
-SCRIPT = r"""
-echo "@ports" $(
-  sed -n 's/^ *[0-9]*: [0-9A-F]*:\([4-7][0-9A-F]\{3\}\) .*/\1/p' /proc/net/tcp /proc/net/tcp6 2>/dev/null | sort -u)
-"""
 
 
 def parse_ports(text: str) -> frozenset[int]:
-    """Parse the words after `@ports` in the output of SCRIPT.
+    """Parse ports in hexadecimal.
 
     >>> sorted(parse_ports("4E20 752f"))
     [20000, 29999]

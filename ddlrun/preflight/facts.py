@@ -3,21 +3,22 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from ddlrun.environment.rendezvous_ports import parse_ports
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine
+from ddlrun.machine.announced_cpus import SCRIPT as MACHINE
 from ddlrun.machine.announced_cpus import parse_announced_cpus
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.network.addresses import Address, parse_addresses
 from ddlrun.plan.container import ContainerRequest
 
-START, END = "@facts begin", "@facts end"
+# The task that finds the facts of a host.
+TASK = "ddlrun.preflight.host_facts"
 # Parts of the command line of every keeper; those of ddlrun's own agents are forks of them.
 KEEPERS = ("/ddlrun/keeper/start.py", "/ddlrun/agent/start.py")
-# The MPI libraries for which mpi4py may be built: Open MPI's, MPICH's and Intel's, Cray's.
-MPI_LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi_cray.so.12")
 # The number of a host's namespaces in its facts. That of mounts is not one of them: a login may have its own.
 NAMESPACES = 4
 
@@ -49,7 +50,7 @@ class FactsRequest:
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """A file's size in bytes and its checksum (cksum)."""
+    """A file's size in bytes and its checksum (CRC-32)."""
 
     size: int
     checksum: int
@@ -83,7 +84,7 @@ class HostFacts:
     """The facts of a host; None: it could not find out."""
 
     noise: tuple[str, ...]
-    """The lines that its shell printed before the script's first one."""
+    """The lines that its shell printed before the facts."""
     clock: float | None
     hostname: str
     addresses: tuple[Address, ...]
@@ -125,29 +126,46 @@ class HostFacts:
     """The version of the Python that would run ddlrun's agent; empty if there is none."""
 
 
-def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None) -> HostFacts:
-    r"""Parse the output of `facts_script` on `host`. Raises HostError if its end is missing.
+def render_task(request: FactsRequest, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the argument of TASK on a host, given the variables that choose its GPUs."""
+    container = request.container
+    return {
+        **asdict(replace(request, container=None)),
+        "runtime": container.program if container else "",
+        "image": container.test if container else "",
+        "machine": MACHINE,
+        "variables": dict(variables),
+    }
+
+
+def parse_facts(
+    value: object, host: str, machines: dict[str, Machine] | None = None, *, printed: str = ""
+) -> HostFacts:
+    r"""Parse the result of TASK on `host`, whose shell printed something before. Raises HostError if it is none.
 
     `machines` collects the machines of several hosts, so that equal hosts share one object.
 
-    >>> parse_facts("hello\n@facts begin\n@hostname h1\n@facts end", "h1").noise
+    >>> parse_facts({"machine": "", "own": "@hostname h1"}, "h1", printed="hello\n").noise
     ('hello',)
     """
-    before, machine_text, own_text = _split_output(text, host)
-    records = _records(own_text)
+    match value:
+        case {"machine": str(machine_text), "own": str(own_text)}:
+            records = _records(own_text)
+        case _:
+            raise HostError(host, f"its answer {str(value)[:60]!r} is no facts; try again")
     first = {key: values[0] for key, values in records.items()}
     rooms = {words[0]: words[1:] for words in map(str.split, records.get("room", ())) if len(words) > 2}
     limits = dict(value.partition(" ")[::2] for value in records.get("limit", ()))
     return HostFacts(
-        noise=tuple(line for line in before.splitlines() if line.strip()),
+        noise=tuple(line for line in printed.splitlines() if line.strip()),
         clock=_float(first.get("clock", "")),
         hostname=first.get("hostname", ""),
-        addresses=parse_addresses(own_text),
+        addresses=parse_addresses(records.get("net", ())),
         names={words[0]: tuple(sorted({*words[1:]})) for words in map(str.split, records.get("name", ())) if words},
         manager=first.get("manager"),
         daemon="daemon" in records,
         python=first.get("python"),
-        agent_python=first.get("agent", first.get("python", "")),
+        agent_python=first.get("agent", ""),
         packages={value.split(" ", 1)[0]: value.partition(" ")[2] for value in records.get("package", ())},
         folder="folder" in records,
         program=_program(first),
@@ -169,16 +187,6 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
     )
 
 
-def _split_output(text: str, host: str) -> tuple[str, str, str]:
-    """Return the text before the facts, the text about the machine, and the other facts."""
-    before, start, body = text.rpartition(f"{START}\n")
-    body, end, _ = body.partition(f"\n{END}")
-    if not start or not end:
-        raise HostError(host, f"its answer stops after {len(text)} characters ({text[-60:]!r}); try again")
-    machine_text, _, own_text = body.removeprefix("@machine\n").rpartition("@own\n")
-    return before, machine_text, own_text
-
-
 def _records(text: str) -> dict[str, list[str]]:
     """Return the values of the lines `@KEY VALUE` by key."""
     records: dict[str, list[str]] = {}
@@ -191,7 +199,7 @@ def _records(text: str) -> dict[str, list[str]]:
 
 def _float(text: str) -> float | None:
     try:
-        number = float(text.replace(".N", ".0").replace(".%N", ".0"))  # a date without nanoseconds
+        number = float(text)
     except ValueError:
         return None
     return number if math.isfinite(number) else None

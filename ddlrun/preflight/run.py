@@ -14,15 +14,14 @@ from ddlrun.managers import ProcessManager
 from ddlrun.network.addresses import is_on
 from ddlrun.network.subnet_selection import Network, choose_network
 from ddlrun.plan.container import ContainerRequest
-from ddlrun.preflight.facts import FactsRequest, HostFacts, parse_facts
-from ddlrun.preflight.facts_script import facts_script
+from ddlrun.preflight.facts import TASK, FactsRequest, HostFacts, parse_facts, render_task
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, render_lines
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
 from ddlrun.preflight.ssh import explain_failure, missing_client
 from ddlrun.preflight.tcp import MODULE, batches, judge_tcp, peer_tasks
-from ddlrun.remote.probe import ProbeTarget, is_local, run_scripts, run_tasks
-from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.probe import ProbeTarget, is_local, run_tasks
 from ddlrun.remote.system_limits import allow_files
+from ddlrun.remote.tasks import TaskReply
 
 MOST_NAMES = 8
 # The time limit of connections: at least this long, and in proportion to the time that the facts have taken. A busy
@@ -144,14 +143,14 @@ class _Replies:
     """The facts of all hosts, and the replies of those that have none."""
 
     facts: PreflightFacts
-    failed: Mapping[str, FinishedProcess]
+    failed: Mapping[str, TaskReply]
 
 
 def check_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget) -> PreflightReport:
     """Probe every host's facts in one round trip, and judge them."""
     replies = _probe_facts(hosts, request, target)
     facts = replies.facts
-    findings = [_ssh_finding(host, replies.failed.get(host), request) for host in hosts.names]
+    findings = [finding for host in hosts.names for finding in reach_findings(host, replies.failed.get(host), request)]
     findings += judge(facts, request.only)
     if "mpi" in request.only:
         findings += misnamed_hosts(hosts.names, facts.hosts, request.manager)
@@ -169,11 +168,10 @@ def check_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget)
 def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget) -> _Replies:
     manager = request.manager
     base = FactsRequest(
-        manager=manager.path,
+        manager=manager.path if "mpi" in request.only else "",
         python=sys.executable,
         folder=os.getcwd(),
         program=request.program,
-        logs=request.logs,
         path=request.path,
         encryption=request.encryption,
         agents="agent" in request.only,
@@ -182,40 +180,57 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
         library=manager.mpi_library,
     )
     own_name = os.uname().nodename
+    here_name = next(filter(is_local, hosts.names), own_name)
     names = names_to_resolve(hosts.names, own_name)
-    scripts = {host: facts_script(replace(base, names=names[host], logs=None)) for host in hosts.names}
+    own_names = tuple(dict.fromkeys((*names.get(here_name, ()), *hosts.names[: 4 * MOST_NAMES])))
+    own_request = replace(base, names=own_names, logs=request.logs)
+    others = [host for host in hosts.names if not is_local(host)]
+    tasks = {host: render_task(replace(base, names=names[host]), target.variables(host)) for host in others}
     begin = time.time()
-    read_here = target.here(facts_script(replace(base, names=hosts.names[: 4 * MOST_NAMES])))
-    replies = run_scripts(scripts, target)
+    read_here = target.task_here(TASK, render_task(own_request, target.variables(here_name)))
+    replies = target.tasks_there(TASK, tasks) if tasks else {}
     end = time.time()
     machines: dict[str, Machine] = {}
-    here = parse_facts(read_here().out, "this machine", machines)
+    here_reply = read_here()
+    here = parse_facts(here_reply.value or here_reply.process.err, "this machine", machines)
     facts: dict[str, HostFacts] = {}
-    failed: dict[str, FinishedProcess] = {}
+    failed: dict[str, TaskReply] = {}
     for host in hosts.names:
         try:
-            facts[host] = parse_facts(replies[host].out, host, machines)
+            facts[host] = (
+                parse_facts(replies[host].value, host, machines, printed=replies[host].printed)
+                if host in replies
+                else replace(here, names={name: here.names[name] for name in {*names[host], here.hostname}})
+            )
         except HostError:
             failed[host] = replies[host]
     all_names = tuple(dict.fromkeys(name for host in facts for name in names[host]))
     everything = PreflightFacts(
         hosts=facts,
         here=here,
-        here_name=next(filter(is_local, hosts.names), own_name),
-        request=replace(base, names=all_names),
+        here_name=here_name,
+        request=replace(own_request, names=all_names),
         interval=(begin, end),
     )
     return _Replies(everything, failed)
 
 
-def _ssh_finding(host: str, failed: FinishedProcess | None, request: PreflightRequest) -> PreflightFinding:
-    if failed is None:
-        return PreflightFinding(host, "ssh", FindingCode.PASSED)
-    failure = explain_failure(host, failed, request.ssh, request.seconds)
-    if shutil.which(request.ssh[0]) is None:
-        failure = missing_client(request.ssh[0])
-    values = {"message": failure.message, "remedy": failure.remedy}
-    return PreflightFinding(host, "ssh", FindingCode.UNREACHABLE, values)
+def reach_findings(host: str, failed: TaskReply | None, request: PreflightRequest) -> Iterator[PreflightFinding]:
+    """Yield whether a host can be reached, and whether it has a Python for the checks."""
+    if failed is not None and failed.other_python is None:
+        failure = explain_failure(host, failed.process, request.ssh, request.seconds)
+        if shutil.which(request.ssh[0]) is None:
+            failure = missing_client(request.ssh[0])
+        values = {"message": failure.message, "remedy": failure.remedy}
+        yield PreflightFinding(host, "ssh", FindingCode.UNREACHABLE, values)
+        return
+    yield PreflightFinding(host, "ssh", FindingCode.PASSED)
+    if failed is not None:
+        needs_agents = "agent" in request.only or "python" not in request.only
+        code = FindingCode.NO_AGENT_PYTHON if needs_agents else FindingCode.NO_PYTHON
+        code = FindingCode.OLD_AGENT_PYTHON if failed.other_python else code
+        values = {"python": sys.executable, "version": failed.other_python or ""}
+        yield PreflightFinding(host, "agent" if needs_agents else "python", code, values)
 
 
 def misnamed_hosts(

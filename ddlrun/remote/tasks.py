@@ -2,6 +2,7 @@
 
 import binascii
 import json
+import re
 import shlex
 import sys
 import threading
@@ -16,6 +17,8 @@ from ddlrun.remote.processes import FinishedProcess
 RUNNER = ("agent/__init__.py", "agent/tasks.py", "agent/bare_json.py")
 BOOTSTRAP = """
 import base64, os, sys
+if sys.version_info < (3, 8):
+    sys.exit(print("@python", sys.version.split()[0]))
 task, archive = sys.stdin.read().split("\\n")[:2]
 file = os.memfd_create("ddlrun")
 os.write(file, base64.b64decode(archive))
@@ -34,6 +37,17 @@ class TaskReply(NamedTuple):
     """Its result; None: there is none."""
     process: FinishedProcess
     """The end of its process."""
+
+    @property
+    def printed(self) -> str:
+        """The text that the host's shell printed before the result."""
+        return self.process.out.partition(MARK)[0]
+
+    @property
+    def other_python(self) -> str | None:
+        """The version of the host's Python that cannot run a task; empty: it has none; None: that is no problem."""
+        line = re.search(r"(?m)^@python ?(.*)$", self.process.out)
+        return line[1] if line and self.value is None else None
 
     @classmethod
     def read(cls, process: FinishedProcess) -> "TaskReply":
@@ -78,6 +92,7 @@ def _render_script(module: str, text: str, archive: str) -> str:
     return (
         f"python={shlex.quote(sys.executable)}\n"
         '[ -x "$python" ] || python=python3\n'
+        'command -v "$python" >/dev/null || echo @python\n'
         f'exec "$python" -I -S -X utf8 -c {shlex.quote(BOOTSTRAP)} {module}'
         f" <<'@ddlrun'\n{text}\n{archive}\n@ddlrun\n"
     )

@@ -30,6 +30,7 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.system_limits import OTHER_FILES, allow_files
+from ddlrun.remote.tasks import TaskReply
 from ddlrun.supervise.listener import FEWEST_FILES, MANAGER_FILES
 from ddlrun.wire.listening import MOST_UNAUTHENTICATED
 from tests.conftest import MPIRUNS, OWN, launch_line
@@ -91,14 +92,16 @@ def planned(hosts: HostList, _: Path) -> None:
 def looked(hosts: HostList, _: Path) -> PreflightReport:
     """Check hosts of which every third has another version of mpi4py, and the last resolves all names wrongly."""
 
-    def there(_: object) -> Iterator[tuple[str, FinishedProcess]]:
-        for number, (name, text) in enumerate(simulate_replies(hosts.names, time.time())):
-            reply = text if number % 3 else text.replace("mpi4py 4.1.2", "mpi4py 4.0.0")
-            yield name, FinishedProcess(0, reply if name != hosts.names[-1] else reply.replace(" 10.", " 11."), "")
+    def there() -> Iterator[tuple[str, TaskReply]]:
+        for number, (name, value) in enumerate(simulate_replies(hosts.names, time.time())):
+            own = value["own"] if number % 3 else value["own"].replace("mpi4py 4.1.2", "mpi4py 4.0.0")
+            own = own if name != hosts.names[-1] else own.replace(" 10.", " 11.")
+            yield name, TaskReply({**value, "own": own}, done)
 
-    own = dict(simulate_replies([os.uname().nodename], time.time()))[os.uname().nodename]
+    done = FinishedProcess(0, "", "")
+    here = TaskReply(dict(simulate_replies([os.uname().nodename], time.time()))[os.uname().nodename], done)
     target = reach(HostLinks(AgentLauncher()))._replace(
-        here=lambda _: lambda: FinishedProcess(0, own, ""), there=lambda scripts: dict(there(scripts))
+        task_here=lambda *_: lambda: here, tasks_there=lambda *_: dict(there())
     )
     return check_facts(hosts, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), target)
 

@@ -4,20 +4,18 @@ address, memory and UUIDs.
 
 from collections.abc import Iterator, Sequence
 
-from ddlrun.preflight.facts import END, START
-
 PACKAGES, CORES, NODES, GPUS = 2, 128, 8, 8
 
 
-def simulate_replies(names: Sequence[str], clock: float) -> Iterator[tuple[str, str]]:
-    """Yield the name and the reply of each host."""
+def simulate_replies(names: Sequence[str], clock: float) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the name and the facts of each host."""
     machine = _machine()
     for number, name in enumerate(names):
         near = dict.fromkeys([0, *((number + step) % len(names) for step in range(-1, 6))])
         resolved = "\n".join(f"@name {names[other]} {_ip(other)} " for other in near)
         own = _OWN.format(name=name, clock=clock, ip=_ip(number), resolved=resolved)
         alike = machine.replace("KIB", str(1_056_000_000 + 4 * number)).replace("UUID", f"GPU-{number:08x}")
-        yield name, f"{START}\n@machine\n{alike}\n@own\n{own}{END}\n"
+        yield name, {"machine": alike, "own": own}
 
 
 def _ip(number: int) -> str:

@@ -205,7 +205,8 @@ def test_a_reply_with_one_wrong_word_is_read_or_an_error_of_its_host() -> None:
         except HostError:
             failed += 1
         try:
-            assert isinstance(parse_facts(spoil(reply, draw), "h"), HostFacts)
+            part = draw.choice(list(reply))
+            assert isinstance(parse_facts({**reply, part: spoil(reply[part], draw)}, "h"), HostFacts)
         except HostError:
             failed += 1
     assert read

@@ -93,8 +93,8 @@ ENCRYPTION = {PACKAGE / "wire/authentication.py"}
 
 # The folders that may read the environment of the process.
 ENVIRONS = {"cli", "application", "keeper", "agent", "ddl", "measure", "api"}
-# A module that passes it on to commands, as posix_spawn does not do so by itself.
-SPAWN = PACKAGE / "remote/processes.py"
+# A module that passes it on to commands, as posix_spawn does not do so by itself, and those that describe it on hosts.
+OTHER_ENVIRONS = {PACKAGE / "remote/processes.py", *PACKAGE.glob("preflight/host_*.py")}
 
 # What -> the folders that may import or name it.
 ALONE = {
@@ -181,7 +181,7 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     for what, where in ALONE.items():
         used = {name for name in imports(path) if name == what or name.startswith(f"{what}.")}
         assert not used or part(path) in where
-    assert "environ" not in names(path) or part(path) in ENVIRONS or path == SPAWN
+    assert "environ" not in names(path) or part(path) in ENVIRONS or path in OTHER_ENVIRONS
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) in {"keeper", "agent"}
 
 
@@ -271,7 +271,7 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
 def test_what_runs_on_hosts_needs_no_newer_python_than_3_8() -> None:
     newer = {"removeprefix", "removesuffix", "bit_count", "randbytes", "is_relative_to"}
     paths = [path for folder in ("wire", "keeper", "agent", "ship/host") for path in (PACKAGE / folder).rglob("*.py")]
-    for path in (*paths, PACKAGE / "ranges.py", PACKAGE / "preflight/peer.py"):
+    for path in (*paths, PACKAGE / "ranges.py", PACKAGE / "preflight/peer.py", *PACKAGE.glob("preflight/host_*.py")):
         nodes = ast.walk(ast.parse(path.read_text(), feature_version=(3, 8)))
         assert not newer & {node.attr for node in nodes if isinstance(node, ast.Attribute)}, path
 

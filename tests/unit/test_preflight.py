@@ -1,11 +1,15 @@
 """Facts of hosts give findings with their remedies; no host is needed."""
 
+import binascii
 import json
+import os
 import string
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -13,42 +17,44 @@ from ddlrun.application.check import parse_checks
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
 from ddlrun.managers.openmpi.dialects import parse_program
+from ddlrun.managers.own import own_manager
 from ddlrun.network.addresses import Address
 from ddlrun.network.subnet_selection import Network, RejectedSubnet, choose_network
+from ddlrun.plan.container import ContainerRequest
+from ddlrun.preflight import host_facts
 from ddlrun.preflight.facts import (
-    END,
-    START,
+    TASK,
     FactsRequest,
     FileDigest,
     HostFacts,
     KernelInstance,
     LeftoverProcess,
     parse_facts,
+    render_task,
 )
-from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings, render_lines
+from ddlrun.preflight.host_python import find_libraries, find_packages
 from ddlrun.preflight.identity import find_aliases
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
-from ddlrun.preflight.run import PreflightReport, ambiguous_interfaces, misnamed_hosts
+from ddlrun.preflight.run import PreflightReport, PreflightRequest, ambiguous_interfaces, misnamed_hosts, reach_findings
 from ddlrun.preflight.ssh import SshFailure, SshProblem, explain_failure
 from ddlrun.preflight.table import check_record, render_report
 from ddlrun.preflight.tcp import judge_tcp, pairs
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.remote.tasks import TaskReply
+from ddlrun.remote.tasks import TaskReply, as_scripts
 from ddlrun.supervise.listener import find_cryptography
 from tests.support.json_schemas import validate
+from tests.support.processes import mark
 
-TEXT = f"""\
-Welcome!
-{START}
-@machine
+MACHINE = """\
 cpu/online:0-1
 cpu/cpu0/topology/core_siblings_list:0-1
 cpu/cpu1/topology/core_siblings_list:0-1
 cpu/cpu0/topology/thread_siblings_list:0
 cpu/cpu1/topology/thread_siblings_list:1
 ddlrun:end
-@own
+"""
+OWN = """\
 @clock 1700000000.25
 @hostname h1
 @kernel f3797931 net:[1] pid:[2] uts:[3] ipc:[4]
@@ -68,15 +74,18 @@ ddlrun:end
 @limit files 1048576
 @left 77 run-1 python train.py --lr 1
 @net eth0 10.0.0.1/16 up 10000 device
-{END}
 """
 WANTED = FactsRequest(
     "/opt/mpi/bin/mpirun", "/opt/py/bin/python", "/work", ("h1", "h2", "h3"), daemon="orted", library="libmpi.so.40"
 )
 
 
+def parse(own: str = OWN, host: str = "h1", machines: dict[str, Machine] | None = None, printed: str = "") -> HostFacts:
+    return parse_facts({"machine": MACHINE, "own": own}, host, machines, printed=printed)
+
+
 def facts(number: int = 1, **changes: object) -> HostFacts:
-    good = replace(parse_facts(TEXT, "h1"), noise=(), leftovers=(), program=None, hostname=f"h{number}")
+    good = replace(parse(), leftovers=(), program=None, hostname=f"h{number}")
     good = replace(
         good, names={f"h{n}": (f"10.0.0.{n}",) for n in (1, 2, 3)}, addresses=(Address("eth0", f"10.0.0.{number}", 16),)
     )
@@ -96,7 +105,7 @@ def bad_among(hosts: dict[str, HostFacts], here: HostFacts, wanted: FactsRequest
 
 
 def test_every_line_is_read() -> None:
-    parsed = parse_facts(TEXT, "h1")
+    parsed = parse(printed="Welcome!\n\n")
     assert parsed.noise == ("Welcome!",)
     assert (parsed.clock, parsed.hostname) == (1700000000.25, "h1")
     assert parsed.names == {"h1": ("10.0.0.1",), "h2": ("10.0.0.2", "fd00::2"), "h9": ()}
@@ -105,7 +114,7 @@ def test_every_line_is_read() -> None:
     assert (parsed.folder, parsed.program, parsed.driver) == (True, FileDigest(75, 4038471504), "535.129.03")
     assert (parsed.shm, parsed.temporary) == (8000000, ("/tmp/a b", 900000))  # noqa: S108 - a name in a text
     assert parsed.unwritable is None
-    assert parse_facts(TEXT.replace("@limit files", "@unwritable /no tmp\n@limit files"), "h1").unwritable == "/no tmp"
+    assert parse(OWN + "@unwritable /no tmp\n").unwritable == "/no tmp"
     assert (parsed.memlock, parsed.files) == ("unlimited", "1048576")
     assert parsed.leftovers == (LeftoverProcess(77, "run-1", "python train.py --lr 1"),)
     assert parsed.kernel == KernelInstance("f3797931", ("net:[1]", "pid:[2]", "uts:[3]", "ipc:[4]"))
@@ -116,28 +125,33 @@ def test_every_line_is_read() -> None:
 
 def test_equal_hosts_share_a_machine() -> None:
     alike: dict[str, Machine] = {}
-    first, second = (parse_facts(TEXT, name, alike).machine for name in ("h1", "h2"))
+    first, second = (parse(OWN, name, alike).machine for name in ("h1", "h2"))
     assert first is second
 
 
-@pytest.mark.parametrize("text", ["", "hello", TEXT[:-30], TEXT.replace(START, "")])
-def test_an_output_without_its_end_is_an_error(text: str) -> None:
-    with pytest.raises(UnreachableError, match="host h1: its answer stops"):
-        parse_facts(text, "h1")
+@pytest.mark.parametrize("value", [None, "", [], {}, {"machine": MACHINE}, {"machine": 1, "own": OWN}])
+def test_an_answer_that_is_no_facts_is_an_error(value: object) -> None:
+    with pytest.raises(UnreachableError, match=r"host h1: its answer .* is no facts"):
+        parse_facts(value, "h1")
 
 
 @pytest.mark.parametrize(
-    "line", ["@left x", "@room shm", "@content a b", "@clock soon", "@name", "@package", "@limit", "@kernel a"]
+    "line",
+    [
+        "@left x",
+        "@room shm",
+        "@content a b",
+        "@clock soon",
+        "@name",
+        "@package",
+        "@limit",
+        "@kernel a",
+        "@net",
+        "noise",
+    ],
 )
 def test_malformed_lines_are_ignored(line: str) -> None:
-    assert parse_facts(f"{START}\n{line}\n{END}", "h1").hostname == ""
-
-
-def test_no_value_reaches_the_shell_unquoted() -> None:
-    word = "$(touch x); 'a' \"b\"\n`c`"
-    script = facts_script(FactsRequest(word, word, word, (), word, word, word, word, daemon="orted"))
-    quoted = "'$(touch x); '\"'\"'a'\"'\"' \"b\"\n`c`'"
-    assert script.count(quoted) == script.count("touch x") == 7
+    assert parse(line).hostname == ""
 
 
 def test_equal_hosts_pass_all_checks() -> None:
@@ -160,7 +174,7 @@ def test_hosts_without_cryptography_fail_where_it_is_needed() -> None:
     ]
     without_python = [finding.code for finding in bad(wanted=wanted, python=None) if finding.host == "h2"]
     assert without_python == [FindingCode.NO_PYTHON]
-    assert parse_facts(f"{START}\n@encryption\n{END}", "h1").encryption
+    assert parse("@encryption").encryption
 
 
 @pytest.mark.parametrize(
@@ -176,15 +190,90 @@ def test_hosts_without_a_python_for_agents_fail_where_they_are_used(version: str
     findings = [finding for finding in bad(wanted=wanted, agent_python=version) if finding.host == "h2"]
     assert [finding.message for finding in findings] == messages
     assert bad(agent_python=version) == []
-    assert parse_facts(f"{START}\n@agent 3.9.2\n{END}", "h1").agent_python == "3.9.2"
+    assert parse("@agent 3.9.2").agent_python == "3.9.2"
+
+
+def run_task(request: FactsRequest, folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> HostFacts:
+    """Return the facts of this machine that the task finds in a new Python, as on a host without ddlrun."""
+    texts = as_scripts({"h1": json.dumps(render_task(request, {}))}, TASK)
+    environ = {**os.environ, **variables}
+    done = subprocess.run(
+        ["sh"], input=texts["h1"], env=environ, cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    reply = TaskReply.read(FinishedProcess(0, done.stdout, ""))
+    return parse_facts(reply.value, "h1", printed=reply.printed)
+
+
+REQUEST = FactsRequest("/no/mpirun", sys.executable, "/", daemon="orted")
+
+
+@pytest.mark.parametrize(
+    ("out", "only", "codes"),
+    [
+        ("hello\n@python\n", {"python"}, [FindingCode.PASSED, FindingCode.NO_PYTHON]),
+        ("@python\n", {"python", "agent"}, [FindingCode.PASSED, FindingCode.NO_AGENT_PYTHON]),
+        ("@python 3.6.8\n", {"mpi"}, [FindingCode.PASSED, FindingCode.OLD_AGENT_PYTHON]),
+        ("hello\n", {"python"}, [FindingCode.UNREACHABLE]),
+    ],
+)
+def test_a_host_without_a_python_for_tasks_is_reached(out: str, only: set[str], codes: list[FindingCode]) -> None:
+    request = PreflightRequest(own_manager(""), only=frozenset(only))
+    findings = list(reach_findings("h1", TaskReply.read(FinishedProcess(127, out, "")), request))
+    assert [finding.code for finding in findings] == codes
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_the_script_imports_cryptography_from_the_folder(tmp_path: Path, *, exists: bool) -> None:
+def test_the_task_imports_cryptography_from_the_folder(tmp_path: Path, *, exists: bool) -> None:
     folder = find_cryptography() if exists else str(tmp_path)
-    script = facts_script(FactsRequest("mpirun", sys.executable, "/", encryption=folder, daemon="orted"))
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert parse_facts(done.stdout, "h1").encryption == exists
+    assert run_task(replace(REQUEST, encryption=folder), tmp_path).encryption == exists
+
+
+def test_no_value_reaches_a_shell(tmp_path: Path) -> None:
+    word = "$(touch x); 'a' \"b\"\n`touch x`"
+    request = FactsRequest(word, word, word, (word,), word, word, word, word, daemon=word, library=word)
+    assert run_task(request, tmp_path).hostname == os.uname().nodename
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_task_finds_what_is_installed(tmp_path: Path) -> None:
+    manager, runtime = tmp_path / "bin" / "manager", tmp_path / "bin" / "docker"
+    manager.parent.mkdir()
+    for program in (manager, runtime, manager.with_name("daemon")):
+        program.write_text(f"#!/bin/sh\necho {program.name} 1.2; echo more\n")
+        program.chmod(0o755)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    request = replace(
+        REQUEST,
+        manager=str(manager),
+        daemon="daemon",
+        folder=str(tmp_path),
+        program="train.py",
+        logs=str(tmp_path / "no" / "logs"),
+        names=("localhost", "no-such-host.invalid"),
+        container=ContainerRequest("docker", "image"),
+    )
+    found = run_task(request, tmp_path, {"PATH": f"{manager.parent}:{os.environ['PATH']}", "TMPDIR": "/no"})
+    assert (found.manager, found.daemon, found.container) == ("manager 1.2", True, "image")
+    assert (found.folder, found.program) == (True, FileDigest(9, binascii.crc32(b"print(1)\n")))
+    assert (found.names["localhost"] != (), found.names["no-such-host.invalid"]) == (True, ())
+    assert (found.unwritable, found.logs is not None, found.shm is not None) == ("/no", True, True)
+    assert found.python == found.agent_python == sys.version.split()[0]
+    assert found.packages.keys() >= {"mpi4py"}
+    assert {"lo"} <= {address.interface for address in found.addresses}
+    assert found.machine is not None
+    assert found.clock is not None
+    assert found.kernel is not None
+    other = run_task(replace(request, program="no.py", folder="/no", python="/no/python", container=None), tmp_path)
+    assert (other.folder, other.program, other.python, other.packages, other.container) == (False, None, None, {}, "")
+
+
+def test_a_process_of_another_run_is_found() -> None:
+    seconds = mark()
+    with subprocess.Popen(["sleep", seconds], env={**os.environ, "DDLRUN_RUN": "other"}) as process:
+        left = parse_facts(host_facts.main(render_task(REQUEST, {})), "h1").leftovers
+        process.kill()
+    assert LeftoverProcess(process.pid, "other", f"sleep {seconds}") in left
 
 
 def test_an_mpi4py_that_is_not_built_for_open_mpi() -> None:
@@ -194,18 +283,12 @@ def test_an_mpi4py_that_is_not_built_for_open_mpi() -> None:
     assert "is built for libmpi.so.12, and mpirun is Open MPI's: each rank would be alone" in finding.message
 
 
-def test_the_script_finds_the_libraries_of_mpi4py(tmp_path: Path) -> None:
+def test_the_libraries_of_mpi4py_are_found(tmp_path: Path) -> None:
     (tmp_path / "mpi4py-4.1.dist-info").mkdir()
-    (tmp_path / "mpi4py-4.1.dist-info" / "METADATA").write_text("Name: mpi4py\nVersion: 4.1\n")
     (tmp_path / "mpi4py").mkdir()
-    (tmp_path / "mpi4py" / "MPI.cpython.so").write_bytes(b"\0libmpi.so.12\0libc.so.6\0")
-    python = tmp_path / "python"  # it starts before the isolated Python, whose path has the package
-    code = f"import sys; del sys.argv[1]; sys.path.insert(0, {str(tmp_path)!r}); exec(sys.argv.pop(1))"
-    python.write_text(f'#!/bin/sh\nshift 2; exec {sys.executable} -I -c "{code}" -c "$@"\n')
-    python.chmod(0o755)
-    script = facts_script(FactsRequest("mpirun", str(python), "/", daemon="orted"))
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert parse_facts(done.stdout, "h1").mpi_libraries == ("libmpi.so.12",), done.stdout
+    (tmp_path / "mpi4py" / "MPI.cpython.so").write_bytes(b"\0libmpi.so.400\0libmpi.so.12\0libc.so.6\0")
+    assert dict(find_packages(["/no", str(tmp_path)])) == {"mpi4py": ("4.1", str(tmp_path))}
+    assert find_libraries(str(tmp_path)) == ["libmpi.so.12"]
 
 
 def test_versions_are_compared() -> None:
@@ -533,9 +616,9 @@ def test_names_that_lead_back_share_a_row() -> None:
 
 def test_memory_limits_of_equal_hosts_make_equal_machines() -> None:
     # MemTotal differs by some KiB between equal hosts. The variable keeps parse_facts from treating the texts as equal.
-    text = TEXT.replace("@own", "proc/meminfo:MemTotal: {} kB\n@memory 17179869184\n@env CUDA_VISIBLE_DEVICES 0\n@own")
+    text = MACHINE + "/proc/meminfo:MemTotal: {} kB\n@memory 17179869184\n@env CUDA_VISIBLE_DEVICES 0\n"
     hosts = {
-        host: parse_facts(text.format(kib).replace("ddlrun:end\n", "").replace("@own", "ddlrun:end\n@own"), host)
+        host: parse_facts({"machine": text.format(kib), "own": OWN}, host)
         for host, kib in (("h1", 528000000), ("h2", 528000004))
     }
     first, second = (own.machine for own in hosts.values())

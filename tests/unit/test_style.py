@@ -27,6 +27,7 @@ ON_HOSTS = (
     "ddl/tcp/",
     "errors.py",
     "keeper/",
+    "preflight/host_",
     "preflight/peer.py",
     "ranges.py",
     "ship/host/",

@@ -28,6 +28,7 @@ from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.system_limits import allow_files
+from ddlrun.remote.tasks import TaskReply
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener, check_files
@@ -63,20 +64,22 @@ def words(path: str) -> list[object]:
 
 
 def preflight(hosts: str) -> dict[str, float]:
-    """Return the cost of writing all scripts and of checking the replies, without that of simulating these."""
+    """Return the cost of writing all tasks and of checking the replies, without that of simulating these."""
     listed = parse_hosts(f"n[00001-{int(hosts):05}]")
     first = listed.names[0]
     own = dict(simulate_replies([os.uname().nodename], time.time()))[os.uname().nodename]
     costs: dict[str, float] = {}
 
-    def there(scripts: Mapping[str, str]) -> dict[str, FinishedProcess]:
+    def there(_: str, tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, TaskReply]:
+        written = [json.dumps(task) for task in tasks.values()]
         begin = cpu()
-        texts = dict(simulate_replies(listed.names, time.time()))
-        costs.update(script=len(scripts[first]), reply=len(texts[first]), simulated=cpu() - begin)
-        return {name: FinishedProcess(0, text, "") for name, text in texts.items()}
+        values = dict(simulate_replies(listed.names, time.time()))
+        costs.update(task=len(written[0]), reply=len(json.dumps(values[first])), simulated=cpu() - begin)
+        return {name: TaskReply(value, FinishedProcess(0, "", "")) for name, value in values.items()}
 
     begin = cpu()
-    target = reach(HostLinks(AgentLauncher()))._replace(here=lambda _: lambda: FinishedProcess(0, own, ""), there=there)
+    here = TaskReply(own, FinishedProcess(0, "", ""))
+    target = reach(HostLinks(AgentLauncher()))._replace(task_here=lambda *_: lambda: here, tasks_there=there)
     report = check_facts(
         listed, PreflightRequest(OpenMpi4("/usr/bin/mpirun", "4.1.4", ""), only=frozenset(NAMES)), target
     )
@@ -87,7 +90,7 @@ def preflight(hosts: str) -> dict[str, float]:
 def fanout(hosts: str) -> dict[str, float]:
     """Return the CPU seconds of this process alone while it starts one program per host and reads its output."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "reply").write_text(dict(simulate_replies(["n00001"], 0.0))["n00001"])
+        Path(folder, "reply").write_text("".join(dict(simulate_replies(["n00001"], 0.0))["n00001"].values()))
         Path(folder, "ssh").write_text(f"#!/bin/sh\ncat >/dev/null\nexec sed s/n00001/$$/ {folder}/reply\n")
         Path(folder, "ssh").chmod(0o755)
         os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
