@@ -378,7 +378,7 @@ def is_mpirun(words: list[str]) -> bool:
 
 def is_agent(pid: int) -> bool:
     """Return True for an agent of ddlrun's."""
-    return cmdline(pid)[3:5] == [OWN_START, "--agent"] and not is_keeper(pid)
+    return cmdline(pid)[-2:] == [OWN_START, "--agent"] and not is_keeper(pid)
 
 
 def is_mpi_daemon(pid: int) -> bool:

@@ -208,7 +208,7 @@ def is_keeper(pid: int) -> bool:
 
 def runs(pid: int, script: str) -> bool:
     """Return True for a process that runs a script of ddlrun's; an agent's forks run its script, too."""
-    words = cmdline(pid)[:5]
+    words = cmdline(pid)[:7]
     return any(word.endswith(f"/ddlrun/{script}") for word in words) and "python" in words[0]
 
 
@@ -385,7 +385,7 @@ STARTING = ("--checks", "none", "--start-timeout", "5")
 
 def agent_of(job: Job) -> int:
     """Return the agent of h3, 0 if there is none yet."""
-    found = (pid for pid in pids(job.cluster, "h3") if cmdline(pid)[3:5] == [OWN_START, "--agent"])
+    found = (pid for pid in pids(job.cluster, "h3") if cmdline(pid)[-2:] == [OWN_START, "--agent"])
     return next((pid for pid in found if not is_keeper(pid)), 0)
 
 
