@@ -2,24 +2,14 @@
 
 import os
 from contextlib import closing
-from typing import TYPE_CHECKING
 
+from ddlrun.application.attempt import Attempt, start_probe
 from ddlrun.application.page import LaunchPage
-from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job, start_probe, survey_hosts
 from ddlrun.environment.frameworks import NAMES
 from ddlrun.environment.open_mpi import SINGLETON
 from ddlrun.errors import DdlrunError
 from ddlrun.plan.outcome import Outcome
 from ddlrun.supervise.signals import Signals
-
-if TYPE_CHECKING:
-    from ddlrun.application.running import Finished
-
-
-def plan_attempt(attempt: Attempt) -> Planned:
-    """Take an attempt through the stages up to its plan. Raises DdlrunError."""
-    with closing(attempt.links):
-        return plan_job(place_ranks(survey_hosts(start_probe(attempt))))
 
 
 def run_until_done(attempt: Attempt) -> Outcome:
@@ -27,13 +17,17 @@ def run_until_done(attempt: Attempt) -> Outcome:
     finished, surveyed, request = None, None, None
     with closing(attempt.links), LaunchPage(attempt.settings.run.web, attempt.reporter) as page:
         attempt = start_probe(attempt)
-        from ddlrun.application import running  # noqa: PLC0415 - 30 ms, while hosts are probed
+        from ddlrun.application import planning, running  # noqa: PLC0415 - 30 ms, while hosts are probed
 
         while True:
             try:
                 attempt = attempt if finished is None else running.next_attempt(finished, request)
                 attempt = running.choose_run_folder(attempt)
-                surveyed = survey_again(attempt, surveyed, finished)
+                if finished is None or surveyed is None:
+                    surveyed = planning.survey_hosts(attempt)
+                else:
+                    lost, port = finished.outcome.lost_hosts, finished.taken_port
+                    surveyed = planning.survey_again(attempt, surveyed, lost, port)
                 planned = running.prepare_run(surveyed, page.show)
             except DdlrunError as error:
                 if finished is None:
@@ -49,18 +43,6 @@ def run_until_done(attempt: Attempt) -> Outcome:
             if running.is_final(finished):
                 attempt.links.close(at_once=signals.urgent)
                 return finished.outcome
-
-
-def survey_again(attempt: Attempt, surveyed: Surveyed | None, finished: "Finished | None") -> Surveyed:
-    """Survey the hosts of an attempt, unless the attempt before ran on the same ones and none was lost."""
-    if surveyed is None or finished is None or finished.outcome.lost_hosts:
-        return survey_hosts(attempt)
-    if attempt.settings.hosts.hosts.names != surveyed.attempt.settings.hosts.hosts.names:
-        return survey_hosts(attempt)
-    survey = surveyed.survey
-    if survey.busy_ports is not None and finished.taken_port is not None:
-        survey = survey._replace(busy_ports=survey.busy_ports | {finished.taken_port})
-    return surveyed._replace(attempt=attempt, survey=survey)
 
 
 def forget_outer_job() -> None:

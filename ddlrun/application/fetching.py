@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ddlrun.application.attempt import Attempt
 from ddlrun.application.inputs import reach
-from ddlrun.application.planning import Attempt
 from ddlrun.application.reporter import try_line
 from ddlrun.application.shipping import LONGEST_SECONDS
 from ddlrun.errors import UnreachableError

@@ -1,60 +1,34 @@
 """The stages of a launch up to its Plan: each takes one value and returns the next."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddlrun.application.attempt import Attempt, has_new_pods, start_probe
 from ddlrun.application.chosen_gpus import check_named_gpus
-from ddlrun.application.inputs import open_links, reach, read_machines
-from ddlrun.application.options.container import check_container
-from ddlrun.application.reporter import Reporter
+from ddlrun.application.inputs import read_machines
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
 from ddlrun.machine.hwloc_2_0 import count_cores
 from ddlrun.managers import ProcessManager
-from ddlrun.managers.choice import ManagerRequest, PendingManager
-from ddlrun.managers.installation import Installation, allows_root, probe_horovod
+from ddlrun.managers.choice import PendingManager
+from ddlrun.managers.installation import Installation, probe_horovod
 from ddlrun.managers.openmpi.installation import read_mca_files
 from ddlrun.managers.program_mpi import mpi4py_variables
-from ddlrun.mapping.rankfile import check_names, name_problem
-from ddlrun.mapping.spare_hosts import replace_hosts
-from ddlrun.mapping.topology_request import check_request
 from ddlrun.plan.job_placement import JobPlacement
 from ddlrun.plan.plan import Plan
 from ddlrun.plan.planner import make_plan, place_surveyed
-from ddlrun.plan.settings import Settings, reassign_hosts
+from ddlrun.plan.settings import Settings
 from ddlrun.plan.survey import Survey
-from ddlrun.remote.links import HostLinks
-from ddlrun.remote.probe import PendingProbe, await_names, check_distinct, is_local
+from ddlrun.remote.probe import PendingProbe, await_names
 from ddlrun.runs.registry import find_in_use
 from ddlrun.runs.store import state_folder
 
 if TYPE_CHECKING:
     from ddlrun.preflight.run import PreflightReport
-
-
-class Attempt(NamedTuple):
-    """One attempt at the job: checked settings, and the process manager that is being chosen."""
-
-    settings: Settings
-    manager: PendingManager
-    links: HostLinks
-    """The links to the hosts of all attempts."""
-    reporter: Reporter
-    restarts: int
-    """Number of restarts that are allowed in all."""
-    probe: PendingProbe | None = None
-    """The probe of this machine, if it has begun."""
-
-    def without_hosts(self, reasons: Mapping[str, str]) -> "Attempt":
-        """Return the attempt with other hosts in place of some (name -> reason), or with fewer; show which."""
-        hosts = self.settings.hosts
-        assignment = replace_hosts(hosts.assignment, reasons, hosts.min_topology)
-        for line in assignment.notes:
-            self.reporter.line(line)
-        return self._replace(settings=reassign_hosts(self.settings, assignment), probe=None)
 
 
 class Surveyed(NamedTuple):
@@ -79,42 +53,6 @@ class Planned(NamedTuple):
     attempt: Attempt
     plan: Plan
     report: "PreflightReport | None"
-
-
-def check_settings(settings: Settings, reporter: Reporter) -> Attempt:
-    """Check everything that can be checked before any host is queried, while a manager is asked for its version.
-
-    Raises InputError, PlacementError or PreflightError.
-    """
-    manager = PendingManager(_manager_request(settings), os.environ)
-    hosts = settings.hosts.hosts
-    if any(map(name_problem, hosts.names)):
-        dialect = manager.result().rankfile_dialect
-        check_names(hosts.names, () if dialect is None else (dialect,))
-    check_distinct(hosts)
-    check_request(settings.job.topology, hosts)
-    checks = settings.check.checks
-    if settings.container is not None and settings.hosts.all_local and (checks is None or "container" in checks):
-        check_container(settings.container)
-    links = open_links(settings.hosts.launcher, settings.run.run_id, settings.supervision.heartbeat)
-    return Attempt(settings, manager, links, reporter, settings.run.restarts)
-
-
-def _manager_request(settings: Settings) -> ManagerRequest:
-    """Return the facts on which the choice of the process manager depends."""
-    mpi, hosts = settings.mpi, settings.hosts
-    options = {"`--mpi-args`": mpi.args, "`--spawn-slots`": mpi.spawn_slots}
-    return ManagerRequest(
-        manager=mpi.process_manager,
-        mpirun=mpi.mpirun,
-        program=settings.job.program,
-        openmpi_options=tuple(name for name, value in options.items() if value),
-        foreign_launcher=not hosts.all_local and not hosts.launcher.passes_stdin,
-        variables=settings.environment.variables,
-        in_container=settings.container is not None,
-        dry_run=settings.run.dry_run,
-        unallowed_root=os.geteuid() == 0 and not (mpi.allow_root or allows_root(os.environ)),
-    )
 
 
 def survey_hosts(attempt: Attempt) -> Surveyed:
@@ -144,15 +82,17 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
     return Surveyed(attempt, survey, report)
 
 
-def start_probe(attempt: Attempt) -> Attempt:
-    """Start the probe of a job on this machine alone, else the agents on its hosts, while modules are imported."""
-    settings, hosts = attempt.settings, attempt.settings.hosts
-    if hosts.all_local and not settings.machine:
-        target = reach(attempt.links, variables=settings.environment.variables)
-        return attempt._replace(probe=PendingProbe(hosts.hosts, target))
-    if not (hosts.all_local or (settings.machine and settings.run.dry_run) or _has_new_pods(settings)):
-        attempt.links.open([name for name in hosts.hosts.names if not is_local(name)], settings.check.seconds)
-    return attempt
+def survey_again(attempt: Attempt, surveyed: Surveyed, lost_hosts: Collection[str], taken_port: int | None) -> Surveyed:
+    """Survey the hosts of an attempt, unless the attempt before ran on the same ones and none was lost.
+
+    `taken_port` is one that another process had taken from that, if any.
+    """
+    if lost_hosts or attempt.settings.hosts.hosts.names != surveyed.attempt.settings.hosts.hosts.names:
+        return survey_hosts(attempt)
+    survey = surveyed.survey
+    if survey.busy_ports is not None and taken_port is not None:
+        survey = survey._replace(busy_ports=survey.busy_ports | {taken_port})
+    return surveyed._replace(attempt=attempt, survey=survey)
 
 
 def survey_machines(settings: Settings, manager: PendingManager, probe: PendingProbe | None = None) -> Survey:
@@ -203,15 +143,9 @@ def _check_hosts(attempt: Attempt) -> "PreflightReport":
     from ddlrun.application.check import check_first  # noqa: PLC0415 - 4 ms, for jobs over several hosts alone
 
     settings = attempt.settings
-    if _has_new_pods(settings):
+    if has_new_pods(settings):
         await_names(settings.hosts.hosts.names, settings.check.seconds)
     return check_first(settings, attempt.manager.result(), attempt.links, attempt.reporter)
-
-
-def _has_new_pods(settings: Settings) -> bool:
-    """Return True if the names of hosts may not resolve yet."""
-    allocation, launcher = settings.hosts.allocation, settings.hosts.launcher
-    return allocation is not None and allocation.scheduler == "kubernetes" and launcher.launcher == "ssh"
 
 
 def _busy_ports(report: "PreflightReport") -> frozenset[int]:
@@ -249,3 +183,9 @@ def plan_job(placed: Placed) -> Planned:
     is_free = is_free_here if busy is None else lambda port: port not in busy
     ports = choose_ports(attempt.settings.run.run_id, count, is_free)
     return Planned(attempt, make_plan(attempt.settings, survey, placed.placement, ports), report)
+
+
+def plan_attempt(attempt: Attempt) -> Planned:
+    """Take an attempt through the stages up to its plan. Raises DdlrunError."""
+    with closing(attempt.links):
+        return plan_job(place_ranks(survey_hosts(start_probe(attempt))))

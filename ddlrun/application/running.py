@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from ddlrun.application.attempt import Attempt
 from ddlrun.application.events import LaunchEvents
 from ddlrun.application.inputs import reach, scheduler_context
-from ddlrun.application.planning import Attempt, Planned, Surveyed, place_ranks, plan_job
+from ddlrun.application.planning import Planned, Surveyed, place_ranks, plan_job
 from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
 from ddlrun.hosts import fold
 from ddlrun.plan.outcome import Outcome

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddlrun.application.attempt import Attempt
 from ddlrun.application.inputs import reach
 from ddlrun.application.options.ship import read_folder, read_ship, use_locked_environment
-from ddlrun.application.planning import Attempt
 from ddlrun.application.reporter import Reporter
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold

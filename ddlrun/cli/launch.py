@@ -1,14 +1,13 @@
 """ddlrun launch: place every rank, and run the job."""
 
-import json
 from typing import Any
 
 import click
 
-from ddlrun.application.attempts import forget_outer_job, plan_attempt, run_until_done
+from ddlrun.application.attempt import check_settings
+from ddlrun.application.attempts import forget_outer_job, run_until_done
 from ddlrun.application.options.programs import read_programs, split_programs
 from ddlrun.application.options.settings import read_settings
-from ddlrun.application.planning import Planned, check_settings
 from ddlrun.cli.console import ConsoleReporter
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.arguments import launch_options, strip_secrets
@@ -21,14 +20,12 @@ from ddlrun.cli.options.launching import (
     container_args_option,
     container_options,
 )
-from ddlrun.cli.options.notes import note_excluded, note_misplaced, note_on_descriptions, note_secrets
+from ddlrun.cli.options.notes import note_excluded, note_misplaced, note_secrets
 from ddlrun.cli.options.translation import TranslatedArgv, translate
 from ddlrun.cli.options.types import PORT, WholeNumber
 from ddlrun.cli.options.usual import format_usual_help, help_all_option
 from ddlrun.errors import InputError
-from ddlrun.plan.plan import shown_command
 from ddlrun.plan.settings import KEPT
-from ddlrun.runs.store import check_rank_file, write_run_dir
 
 
 class Launch(Sections):
@@ -139,22 +136,8 @@ def command(
         note_secrets(options, "the command line, which all users of this computer can read")
     attempt = check_settings(settings, reporter)
     if settings.run.dry_run:
-        with note_on_descriptions():
-            _print_plan(plan_attempt(attempt))
+        from ddlrun.cli.dry_run import print_plan  # noqa: PLC0415 - 10 ms, not before agents start
+
+        print_plan(attempt)
         return 0
     return run_until_done(attempt).exit_code
-
-
-def _print_plan(planned: Planned) -> None:
-    """Print the plan of a dry run; write its files where --run-dir names their folder."""
-    from ddlrun.report.plan import render_plan  # noqa: PLC0415 - 5 ms: a run imports it while this machine is probed
-
-    plan, run = planned.plan, planned.attempt.settings.run
-    if run.keep_dry_run:
-        write_run_dir(plan)
-    else:
-        check_rank_file(plan)
-    if run.as_json:
-        click.echo(json.dumps(plan.as_dict(), indent=2))
-    else:
-        click.echo(render_plan(plan, shown_command(plan), full=True), nl=False)

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
+from ddlrun.application.attempt import check_settings
 from ddlrun.application.inputs import read_text
 from ddlrun.application.options.programs import Programs, read_programs, split_programs
 from ddlrun.application.options.settings import read_settings
 from ddlrun.application.output_files import write_atomically
 from ddlrun.application.planning import (
     Surveyed,
-    check_settings,
     place_ranks,
     plan_job,
     read_machine_source,

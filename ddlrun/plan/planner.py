@@ -16,7 +16,7 @@ from ddlrun.plan.placed_job import PlacedJob
 from ddlrun.plan.plan import START, Plan, pack_word
 from ddlrun.plan.rank_environment import plan_environment
 from ddlrun.plan.settings import Settings
-from ddlrun.plan.supervision import InputMode
+from ddlrun.plan.supervision import InputMode, reads_script
 from ddlrun.plan.survey import Survey
 from ddlrun.plan.wrappers import highest_rank
 from ddlrun.wording import counted
@@ -29,9 +29,6 @@ LAUNCHERS = frozenset(
     "torch.distributed.launch accelerate.commands.launch horovod.runner.launch".split()
 )
 LAUNCHER_COMMANDS = frozenset((("accelerate", "launch"), ("ddlrun", "launch"), ("flux", "run")))
-# Interpreters, and those of their options with which they read a script, or what a person types, from standard input.
-INTERPRETERS = r"i?python[0-9.]*|ipdb3?|bash|dash|fish|ksh|sh|zsh|julia|R"
-INPUT_OPTIONS = frozenset(("-", "-s", "-u", "-i", "-l", "-x", "-e", "-q"))
 
 
 def place_surveyed(settings: Settings, survey: Survey) -> JobPlacement:
@@ -154,15 +151,6 @@ def _terminal_note(settings: Settings) -> tuple[str, ...]:
     if stdin is None or not stdin.terminal:
         return ()
     return (f"rank {stdin.rank} has this terminal; Ctrl-C is its own, Ctrl-\\ ends the job",)
-
-
-def reads_script(program: Sequence[str]) -> bool:
-    """Return True for an interpreter that reads its script, or what a person types, from standard input.
-
-    >>> reads_script(("bash", "-s")), reads_script(("python3", "-V")), reads_script(("python3", "a.py"))
-    (True, False, False)
-    """
-    return bool(re.fullmatch(INTERPRETERS, os.path.basename(program[0]))) and INPUT_OPTIONS.issuperset(program[1:])
 
 
 def _script_of_one_rank(settings: Settings, placement: Placement) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """Supervision of a running job: its limits, its signals and its output."""
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
@@ -14,6 +16,9 @@ if TYPE_CHECKING:  # for the annotation alone
     from ddlrun.hangs.examination import HangVerdictRecord
 
 LOOPBACK = ("127.0.0.1",)
+# Interpreters, and those of their options with which they read a script, or what a person types, from standard input.
+INTERPRETERS = r"i?python[0-9.]*|ipdb3?|bash|dash|fish|ksh|sh|zsh|julia|R"
+INPUT_OPTIONS = frozenset(("-", "-s", "-u", "-i", "-l", "-x", "-e", "-q"))
 
 
 class OutputStyle(NamedTuple):
@@ -94,6 +99,15 @@ class SupervisionOptions(NamedTuple):
     colour: bool = False
     on_stall: "Callable[[HangVerdictRecord], None] | None" = None
     """Gets the verdict on ranks that printed nothing."""
+
+
+def reads_script(program: Sequence[str]) -> bool:
+    """Return True for an interpreter that reads its script, or what a person types, from standard input.
+
+    >>> reads_script(("bash", "-s")), reads_script(("python3", "-V")), reads_script(("python3", "a.py"))
+    (True, False, False)
+    """
+    return bool(re.fullmatch(INTERPRETERS, os.path.basename(program[0]))) and INPUT_OPTIONS.issuperset(program[1:])
 
 
 class SupervisedJob(NamedTuple):

@@ -9,7 +9,6 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.machine.announced_cpus import SCRIPT, parse_announced_cpus
-from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.tasks import TaskReply
 
@@ -101,6 +100,8 @@ class PendingProbe:
 
 
 def _parse_machines(texts: Mapping[str, str]) -> dict[str, Machine]:
+    from ddlrun.machine.sysfs import machine_kind, parse_sysfs  # noqa: PLC0415 - 2 ms, not before agents start
+
     kinds: dict[str, Machine] = {}
     machines: dict[str, Machine] = {}
     for name, text in texts.items():

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddlrun.errors import InputError
-from ddlrun.plan.planner import reads_script
-from ddlrun.plan.supervision import InputMode, OutputStyle, RankInput, StallAction, SupervisionOptions
+from ddlrun.plan.supervision import InputMode, OutputStyle, RankInput, StallAction, SupervisionOptions, reads_script
 from ddlrun.plan.wrappers import Wrapper, make_debugger
 from ddlrun.ranges import parse_ranges
 from ddlrun.schedulers import Allocation
-from ddlrun.supervise.listener import find_cryptography
 from ddlrun.wording import did_you_mean
 
 OUTPUT_WORDS = ("tag", "no-tag", "timestamp", "fold", "dir=DIR")
@@ -41,7 +39,7 @@ def read_supervision(
         sample_interval=options["sample_interval"],
         stall_action=StallAction(options["stall_action"]),
         forward=parse_signals(options["forward_signals"]),
-        encryption=find_cryptography() if options.get("encrypt") else None,
+        encryption=_find_cryptography() if options.get("encrypt") else None,
         style=OutputStyle(
             tag={"tag": True, "no-tag": False}.get(output.get("tag", "")),
             timestamp="timestamp" in output,
@@ -56,6 +54,12 @@ def read_supervision(
         status_line=os.isatty(2) and options.get("verbose") is not False and smart and not at_terminal,
         colour="NO_COLOR" not in os.environ and smart,
     )
+
+
+def _find_cryptography() -> str:
+    from ddlrun.supervise.listener import find_cryptography  # noqa: PLC0415 - 1 ms, for --encrypt alone
+
+    return find_cryptography()
 
 
 def parse_output(text: str | None) -> dict[str, str]:
