@@ -3,8 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddlrun.application.attempt import Attempt
@@ -14,6 +14,7 @@ from ddlrun.application.reporter import Reporter
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.listening import own_addresses
+from ddlrun.mapping.placement import Placement
 from ddlrun.plan.plan import Plan
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import ProbeTarget, is_local, render_failures
@@ -26,7 +27,7 @@ from ddlrun.ship.host.unpack import FILE, FOLDER
 from ddlrun.ship.host_server import run_ship_tasks
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
 from ddlrun.ship.server import TransferServer, transfer
-from ddlrun.ship.transfer import ShippedRun, TransferPlan
+from ddlrun.ship.transfer import TransferPlan
 from ddlrun.topology import Topology
 from ddlrun.units import parse_bytes, render_memory
 from ddlrun.wording import counted
@@ -45,15 +46,35 @@ def ship(request: ShipRequest, attempt: Attempt, plan: Plan) -> None:
             f"`--ship`: {settings.hosts.launcher.reason} does not pass standard input on; use another `--launcher`"
         )
     begin = time.monotonic()
-    archives = make_archives(request)
     target = reach(attempt.links, LONGEST_SECONDS)
-    run = shipped_run(request, settings.run.run_id, settings.check.seconds)
-    result = transfer(_transfer_plan(plan, archives), run, target)
+    hosts = plan.placement.hosts.names
+    transfer_plan = replace(
+        plan_transfer(request, hosts, plan.local_hosts, plan.own_address, settings.check.seconds),
+        run_id=settings.run.run_id,
+        racks=_racks(plan.placement),
+        first=next(filter(is_local, hosts), None),
+    )
+    result = transfer(transfer_plan, target)
     if result.unread:
-        archives = make_archives(request, whole=True)
-        result = transfer(_transfer_plan(plan, archives), run, target)
+        transfer_plan = replace(transfer_plan, archives=make_archives(request, whole=True))
+        result = transfer(transfer_plan, target)
     if not settings.run.quiet:
-        _report(archives, result, time.monotonic() - begin, attempt.reporter)
+        _report(transfer_plan.archives, result, time.monotonic() - begin, attempt.reporter)
+
+
+def plan_transfer(
+    request: ShipRequest, hosts: Sequence[str], local: Container[str], own_address: str | None, seconds: float
+) -> TransferPlan:
+    """Return the plan of a transfer to hosts, which must answer within some seconds, at the least LEAST_SECONDS."""
+    environment = request.environment
+    return TransferPlan(
+        request=request,
+        archives=make_archives(request),
+        hosts=hosts,
+        addresses=own_addresses([name for name in hosts if name not in local], own_address),
+        seconds=max(seconds, LEAST_SECONDS),
+        interpreter=None if environment is None else find_interpreter(environment),
+    )
 
 
 def make_archives(request: ShipRequest, *, whole: bool = False) -> list[Archive]:
@@ -91,31 +112,14 @@ def read_source(source: ShipSource, sources: Iterable[ShipSource]) -> list[Entry
     return read_entries(paths, source.path, keep_times=False, read_only=FILE + FOLDER if source.whole else FILE)
 
 
-def _transfer_plan(plan: Plan, archives: list[Archive]) -> TransferPlan:
-    hosts, topology = plan.placement.hosts, plan.placement.topology
+def _racks(placement: Placement) -> dict[str, int | str]:
+    """Return the rack of each host; without any, those of the topology."""
+    hosts, topology = placement.hosts, placement.topology
     per_rack = topology.dims[1] if isinstance(topology, Topology) and len(topology.dims) > 2 else len(hosts)
-    racks = {host.name: host.rack or index // per_rack for index, host in enumerate(hosts)}
-    return TransferPlan(
-        archives=archives,
-        hosts=hosts.names,
-        racks=racks,
-        first=next((name for name in hosts.names if is_local(name)), None),
-        addresses=own_addresses([name for name in hosts.names if name not in plan.local_hosts], plan.own_address),
-    )
+    return {host.name: host.rack or index // per_rack for index, host in enumerate(hosts)}
 
 
-def shipped_run(request: ShipRequest, run_id: str, seconds: float) -> ShippedRun:
-    """Return the run whose files travel; hosts must answer within some seconds, at the least LEAST_SECONDS."""
-    environment = request.environment
-    return ShippedRun(
-        request=request,
-        run_id=run_id,
-        interpreter=None if environment is None else find_interpreter(environment),
-        seconds=max(seconds, LEAST_SECONDS),
-    )
-
-
-def _report(archives: list[Archive], result: TransferServer, seconds: float, reporter: Reporter) -> None:
+def _report(archives: Sequence[Archive], result: TransferServer, seconds: float, reporter: Reporter) -> None:
     """Show which files have travelled."""
     moved = [archive for archive in archives if result.moved.get(archive.digest)]
     for archive in moved:
@@ -142,21 +146,16 @@ def check_ship(
     request = read_ship(options, program)
     if request is None:
         return ShipCheck()
-    archives = make_archives(request)
-    others = [name for name in hosts.names if not is_local(name)]
-    plan = TransferPlan(
-        archives=archives, hosts=hosts.names, racks={}, first=None, addresses=own_addresses(others, own_address),
-        only_check=True,
-    )  # fmt: skip
-    run = shipped_run(request, "", options["start_timeout"])
+    local = {name for name in hosts.names if is_local(name)}
+    plan = plan_transfer(request, hosts.names, local, own_address, options["start_timeout"])
     try:
-        result = transfer(plan, run, reach(links, LONGEST_SECONDS))
+        result = transfer(replace(plan, only_check=True), reach(links, LONGEST_SECONDS))
     except DdlrunError as error:
         return ShipCheck(tuple(str(error).splitlines()), error.exit_code)
-    return ShipCheck(tuple(_render(hosts, archives, result)))
+    return ShipCheck(tuple(_render(hosts, plan.archives, result)))
 
 
-def _render(hosts: HostList, archives: list[Archive], result: TransferServer) -> Iterator[str]:
+def _render(hosts: HostList, archives: Sequence[Archive], result: TransferServer) -> Iterator[str]:
     """Yield a line for each host."""
     for name in hosts.names:
         lacking = [archive for archive in archives if name in result.moved[archive.digest]]

@@ -12,7 +12,7 @@ from ddlrun.ship.host.link import HostLink
 from ddlrun.ship.host.protocol import ARCHIVE, NO_ARCHIVE, STATE, TRANSFERS, HostState, Transfer, Transfers
 from ddlrun.ship.host.relay import has_zstd
 from ddlrun.ship.host_server import HostServer, receive
-from ddlrun.ship.transfer import ShippedRun, TransferPlan, chain_order, judge
+from ddlrun.ship.transfer import TransferPlan, chain_order, judge
 
 LEAST_COMPRESSED = 1 << 20
 # The fastest level: 946 MB of an environment with PyTorch become 265 MB, at 365 MB/s per thread.
@@ -22,10 +22,10 @@ COMPRESS = ("zstd", "-q", "-c", "-1", "-T4")
 class TransferServer(HostServer):
     """The connections of the hosts of one transfer, and what they are told."""
 
-    def __init__(self, plan: TransferPlan, run: ShippedRun) -> None:
+    def __init__(self, plan: TransferPlan) -> None:
         """Listen."""
         super().__init__(plan.addresses, plan.hosts)
-        self._plan, self._shipped = plan, run
+        self._plan = plan
         self._archives = {archive.digest: archive for archive in plan.archives}
         self.states: dict[str, HostState] = {}
         """Host -> its state before the transfer."""
@@ -38,7 +38,7 @@ class TransferServer(HostServer):
         """The hosts that get each archive, or would get it, by its hash, in the order of the chain."""
         self._address_of: dict[str, str] = {}
         self._decided = False
-        self._report_until = time.monotonic() + run.seconds
+        self._report_until = time.monotonic() + plan.seconds
 
     def serve(self, link: HostLink, claim: bytes) -> None:
         """Give a host its part of the transfer, once all have reported their states, or send it an archive."""
@@ -73,7 +73,7 @@ class TransferServer(HostServer):
 
     def _decide(self) -> None:
         """Choose the chains, and let the hosts that wait have their parts."""
-        self.problems = judge(self.states, self._plan, self._shipped)
+        self.problems = judge(self.states, self._plan)
         for archive in self._plan.archives:
             wanted = [host for host in self._plan.hosts if archive.digest in self.states[host].missing]
             self.moved[archive.digest] = chain_order(wanted, self._plan.racks, self._plan.first)
@@ -118,7 +118,7 @@ def _compress(blocks: Iterable[bytes], link: HostLink) -> None:
             process.stdin.write(block)  # type: ignore[union-attr]
 
 
-def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> TransferServer:
+def transfer(plan: TransferPlan, reach: ProbeTarget) -> TransferServer:
     """Put the archives on all hosts that do not have them, and make the folder of the run there; return the server.
 
     Raises:
@@ -134,16 +134,16 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
     ]  # fmt: skip
     task = {
         "action": "receive",
-        "folder": run.request.folder,
-        "run": run.run_id,
-        "working_folder": run.request.working_folder,
-        "fetched": run.request.fetched,
-        "seconds": run.seconds,
+        "folder": plan.request.folder,
+        "run": plan.run_id,
+        "working_folder": plan.request.working_folder,
+        "fetched": plan.request.fetched,
+        "seconds": plan.seconds,
         "only_check": plan.only_check,
-        "interpreter": "" if run.interpreter is None else run.interpreter.path,
+        "interpreter": "" if plan.interpreter is None else plan.interpreter.path,
         "sources": sources,
     }
-    server = TransferServer(plan, run)
+    server = TransferServer(plan)
     reports = server.run(task, reach)
     if server.problems:
         raise PreflightError(*server.problems)

@@ -1,7 +1,7 @@
 """The plan of a transfer to all hosts of a job, the checks that must pass before, and the order of the hosts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddlrun.ship.archive import Archive
 from ddlrun.ship.environment import Interpreter
@@ -13,33 +13,27 @@ from ddlrun.wording import printable
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedRun:
-    """The run whose files travel."""
+class TransferPlan:
+    """The archives of a run, and the hosts in the order in which they pass them on."""
 
     request: ShipRequest
-    run_id: str
-    interpreter: Interpreter | None
-    """The interpreter that an environment needs on each host; None: it needs none, or no environment travels."""
-    seconds: float
-    """The time in which hosts have to report their states."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransferPlan:
-    """The archives of a transfer, and the hosts in the order in which they pass them on."""
-
     archives: Sequence[Archive]
     hosts: Sequence[str]
-    racks: Mapping[str, object]
-    first: str | None
-    """The host on which ddlrun runs, if it is one of them."""
     addresses: Sequence[str]
     """ddlrun's own addresses."""
+    seconds: float
+    """The time in which hosts have to report their states."""
+    run_id: str = ""
+    interpreter: Interpreter | None = None
+    """The interpreter that an environment needs on each host; None: it needs none, or no environment travels."""
+    racks: Mapping[str, object] = field(default_factory=dict)
+    first: str | None = None
+    """The host on which ddlrun runs, if it is one of them."""
     only_check: bool = False
     """Whether nothing is transferred."""
 
 
-def judge(states: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) -> list[str]:
+def judge(states: Mapping[str, HostState], plan: TransferPlan) -> list[str]:
     """Return the problems of hosts for which nothing is transferred: too little space, or no suitable interpreter."""
     problems: list[str] = []
     for host, state in states.items():
@@ -49,12 +43,12 @@ def judge(states: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) 
         needed = sum(archive.space for archive in plan.archives if archive.digest in state.missing)
         if needed > state.free:
             problems.append(
-                f"host {host}: {run.request.folder} has {render_memory(state.free)} free, and the files need "
+                f"host {host}: {plan.request.folder} has {render_memory(state.free)} free, and the files need "
                 f"{render_memory(needed)}; name another folder: `--ship-dir`, or remove files: ddlrun clean "
                 "--shipped-days"
             )
-        if run.request.environment is not None:
-            problems += _judge_python(host, state, run.interpreter)
+        if plan.request.environment is not None:
+            problems += _judge_python(host, state, plan.interpreter)
     return problems
 
 

@@ -42,13 +42,13 @@ from ddlrun.ship.host_server import MODULE
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.results import FetchTask, receive_results
 from ddlrun.ship.server import COMPRESS, TransferServer, transfer
-from ddlrun.ship.transfer import ShippedRun, TransferPlan, chain_order, judge
+from ddlrun.ship.transfer import TransferPlan, chain_order, judge
 from ddlrun.wire.authentication import CODE_BYTES, HandshakeError
 from tests.support.altering_proxy import Place, altering
 from tests.support.waiting import wait_until
 
 SECRET = "sha256:" + "5e" * 32
-RUN = ShippedRun(ShipRequest((), "/cache", "/work"), "run", None, 20.0)
+REQUEST = ShipRequest((), "/cache", "/work")
 
 
 @contextmanager
@@ -249,8 +249,7 @@ def test_an_altered_archive_is_refused(tmp_path: Path, byte: int) -> None:
 )
 def test_a_message_of_a_host_that_a_proxy_alters_is_repeated(tmp_path: Path, byte: int, *, to_server: bool) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    plan = TransferPlan([archive], ["h1"], {}, None, ["127.0.0.1"])
-    server = TransferServer(plan, RUN)
+    server = TransferServer(TransferPlan(REQUEST, [archive], ["h1"], ["127.0.0.1"], 20.0))
     source = {"digest": archive.digest, "path": archive.source.path, "whole": True, "space": archive.space}
     task = {
         "host": "h1", "folder": str(tmp_path / "cache"), "run": "run", "working_folder": "/work", "fetched": [],
@@ -288,7 +287,7 @@ def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compress
     (tree / "zeros").write_bytes(bytes(8 << 20))
     archive = archive_of(tree, tmp_path)
     (tree / "a.txt").write_text("")
-    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), RUN)
+    server = TransferServer(TransferPlan(REQUEST, [archive], ["h1"], [], 20.0))
     server.start()
     launcher = RemoteEnd(["127.0.0.1"], server.port, server.secret.text)
     launcher.ask(TRANSFERS, STATE, HostState("h1", missing=(archive.digest,), free=1 << 30, zstd=compressed))[0].close()
@@ -301,7 +300,7 @@ def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compress
 
 def test_a_host_with_another_secret_is_not_served(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    server = TransferServer(TransferPlan([archive], ["h1"], {}, None, []), RUN)
+    server = TransferServer(TransferPlan(REQUEST, [archive], ["h1"], [], 20.0))
     server.start()
     stranger = RemoteEnd(["127.0.0.1"], server.port, "sha256:" + "00" * 32)
     for claim in (NO_ARCHIVE, bytes.fromhex(archive.digest)):
@@ -338,8 +337,9 @@ PYTHONS = [Path(sys.executable), *sorted(Path.home().glob(".pyenv/versions/3.[89
 def test_files_travel_and_results_come_back_under_an_old_python(tmp_path: Path, python: Path) -> None:
     (write_tree(tmp_path / "tree") / "large").write_bytes(os.urandom(3 << 20))
     archive = archive_of(tmp_path / "tree", tmp_path)
-    plan = TransferPlan([archive], ["localhost"], {}, None, ["127.0.0.1"])  # as another host, so that it is compressed
     request = ShipRequest((archive.source,), str(tmp_path / "cache"), "/work", fetched=(".",))
+    # As another host, so that it is compressed.
+    plan = TransferPlan(request, [archive], ["localhost"], ["127.0.0.1"], 60.0, run_id="run")
 
     def run_here(module: str, task: Mapping[str, object]) -> Callable[[], TaskReply]:
         script = as_scripts({"localhost": json.dumps(task)}, module)["localhost"]
@@ -353,7 +353,7 @@ def test_files_travel_and_results_come_back_under_an_old_python(tmp_path: Path, 
         return finish
 
     target = reach(HostLinks(AgentLauncher()))._replace(task_here=run_here)
-    result = transfer(plan, ShippedRun(request, "run", None, 60.0), target)
+    result = transfer(plan, target)
     folder = Path(f"{request.run_folder('run')}/work")
     (folder / "result").write_bytes(os.urandom(700_000))
     (tmp_path / "incoming").mkdir()
@@ -530,7 +530,7 @@ def test_a_host_listens_where_others_see_it(address: str) -> None:
 
 
 def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
-    server = TransferServer(TransferPlan([], ["h1"], {}, None, ["127.0.0.3"]), RUN)
+    server = TransferServer(TransferPlan(REQUEST, [], ["h1"], ["127.0.0.3"], 20.0))
     server.start()
     for address in ("127.0.0.1", "127.0.0.3"):
         socket.create_connection((address, server.port)).close()
@@ -703,9 +703,9 @@ def test_hosts_that_cannot_take_the_files_are_named(
     (tmp_path / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
     interpreter = find_interpreter(str(tmp_path / "venv"))
     environment = ShipSource(SourceKind.ENVIRONMENT, str(tmp_path / "venv"))
-    run = ShippedRun(ShipRequest((environment,), "/cache", "/"), "run", interpreter, 1.0)
-    plan = TransferPlan([archive], ["h1"], {}, None, [])
-    problems = judge({"h1": state(**values)}, plan, run)
+    request = ShipRequest((environment,), "/cache", "/")
+    plan = TransferPlan(request, [archive], ["h1"], [], 1.0, interpreter=interpreter)
+    problems = judge({"h1": state(**values)}, plan)
     assert bool(problems) == (problem is not None)
     assert problem is None or problem in problems[0]
 

@@ -29,7 +29,7 @@ from ddlrun.ship.host.results import send_results
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultServer
 from ddlrun.ship.server import TransferServer
-from ddlrun.ship.transfer import ShippedRun, TransferPlan
+from ddlrun.ship.transfer import TransferPlan
 from ddlrun.wire.authentication import Secret, connect_as
 from ddlrun.wire.connection import run_handshake
 from ddlrun.wire.frames import Decoder, Encoder
@@ -99,8 +99,8 @@ def results(folder: Path) -> Iterator[Guarded]:
 
 @contextmanager
 def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
-    run = ShippedRun(ShipRequest((), "/cache", "/work"), "run", None, PATIENCE)
-    server = TransferServer(TransferPlan([], ["h1"], {}, None, []), run)
+    request = ShipRequest((), "/cache", "/work")
+    server = TransferServer(TransferPlan(request, [], ["h1"], [], PATIENCE))
 
     def meet() -> None:
         link, reply = RemoteEnd(["127.0.0.1"], server.port, server.secret.text).ask(
