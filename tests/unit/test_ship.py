@@ -551,10 +551,10 @@ def test_the_script_of_a_task_fits_into_an_argument() -> None:
 def test_a_host_that_is_cut_off_is_given_up_after_the_heartbeat(
     heartbeat: float | None, interval: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@" >&2\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    words = reach(HostLinks(AgentLauncher(), heartbeat=heartbeat)).there({"h9": "true"})["h9"].out
+    words = reach(HostLinks(AgentLauncher(), heartbeat=heartbeat)).there({"h9": "true"})["h9"].err
     if interval is None:
         assert "ServerAlive" not in words
     else:
