@@ -175,7 +175,7 @@ def _pairs(text: str, host: str) -> list[tuple[str, str]]:
         return [(str(item["field"]).rstrip(":"), str(item["data"])) for item in _flat(items)]
     except json.JSONDecodeError as error:
         _fail(host, error.lineno, error.msg, error.doc[error.pos : error.pos + 20], "lscpu -J")
-    except (KeyError, TypeError, RecursionError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, RecursionError, ValueError) as error:
         _fail(host, 1, "it is not a list of fields", repr(error)[:40], "lscpu -J")
 
 

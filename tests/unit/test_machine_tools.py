@@ -101,6 +101,7 @@ def test_a_core_number_may_be_repeated_in_another_socket() -> None:
         (LIST[:-1], "it is cut off"),
         ("{", "line 1"),
         ('{"lscpu": 3}', "it is not a list of fields"),
+        ('{"lscpu": [0]}', "it is not a list of fields"),
         ('{"lscpu": [{"field": "CPU(s):", "data": "2"}]}', "does not list the online CPUs"),
     ],
 )
