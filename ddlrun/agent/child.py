@@ -27,7 +27,6 @@ WANTED = b"archive"
 """The greeting of a host without ddlrun, which waits for the archive of the agent's modules."""
 SHELL = b"shell"
 """The greeting of the shell that becomes the agent."""
-STARTERS = ("env", "sh")
 EXIT_NOT_FOUND = 127
 # The bytes of what a login has printed that are reported, and those that it may print.
 MOST_NOISE, MOST_PRINTED = 4096, 16 << 20
@@ -91,7 +90,7 @@ class Child:
     @property
     def via(self) -> str:
         """The name of the program that leads to the host, which env or sh may start."""
-        words = (word for word in self._tree.launcher if word not in STARTERS and word[0] != "-")
+        words = (word for word in self._tree.launcher if word not in ("env", "sh") and word[0] != "-")
         return os.path.basename(next(words))
 
     # -- its process ------------------------------------------------------------------------------
@@ -239,12 +238,11 @@ class Child:
             self.give_up()
             return b""
         greeting = take_greeting(self._printed, self._noise)
-        if greeting == SHELL:
-            self._has_shell = True
-            return self._greet(b"")
         if greeting == WANTED:
             archive = build_archive()
             self.connection.send_raw([b"%d\n" % len(archive), archive])
+        if greeting in (SHELL, WANTED):
+            self._has_shell = True
             return self._greet(b"")
         if greeting == self._version:
             self.ready = True
