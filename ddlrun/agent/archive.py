@@ -67,4 +67,4 @@ def _list_modules(parts: Sequence[str]) -> list[str]:
             paths.append(path)
         for folder, _, names in os.walk(path):
             paths += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return paths
+    return [*dict.fromkeys(paths)]  # tasks may need modules of agents

@@ -8,6 +8,8 @@ from ddlrun.agent.bare_json import parse_json, render_json
 
 TASKS = {
     "ddlrun.preflight.host_facts": (
+        "keeper/__init__.py",
+        "keeper/tcp_connections.py",
         "preflight/__init__.py",
         "preflight/host_addresses.py",
         "preflight/host_facts.py",

@@ -1,4 +1,4 @@
-"""The established TCP connections of this host, by sock_diag(7): for the layouts see inet_diag.h and tcp.h of Linux."""
+"""The TCP sockets and connections of this host, by sock_diag(7): for the layouts see inet_diag.h and tcp.h of Linux."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, DUMP, ERROR, DONE = 4, 20, 0x301, 2, 3
-TCP, ESTABLISHED, INFO, TIMER = 6, 1 << 1, 2, 1
-"""The protocol, the set of states, the attribute tcp_info, and the timer of data that is sent again."""
+FAMILIES = (_socket.AF_INET, _socket.AF_INET6)
+TCP, ESTABLISHED, ANY_STATE, INFO, TIMER = 6, 1 << 1, 0xFFFF, 2, 1
+"""The protocol, two sets of states, the attribute tcp_info, and the timer of data that is sent again."""
 HEADER, ATTRIBUTE, REQUEST = Struct("=IH10x"), Struct("=HH"), Struct("=IHHIIBBBxI48x")
 # An inet_diag_msg: timer, retransmissions, identifier, unacknowledged bytes, inode.
 MESSAGE = Struct("=xxBB48s8xI4xI")
+ERROR_NUMBER, LOCAL_PORT = Struct("=i"), Struct("!4xH")
 # A tcp_info: acknowledged bytes; us of busy time, without room at the receiver, and without data to send.
 TCP_INFO = Struct("=120xQ40xQQQ")
 
@@ -46,19 +48,42 @@ def _find_info(attributes: bytes) -> bytes:
 
 
 def read_connections() -> Iterator[TcpConnection]:
-    """Yield the connections. Raises OSError where the kernel does not answer, as in a sandbox."""
-    for family in (_socket.AF_INET, _socket.AF_INET6):
-        kernel = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, NETLINK_SOCK_DIAG)
+    """Yield the established connections. Raises OSError where the kernel does not answer, as in a sandbox."""
+    for family in FAMILIES:
         try:
-            kernel.settimeout(1)
-            fields = SOCK_DIAG_BY_FAMILY, DUMP, 1, 0, family, TCP, 1 << (INFO - 1), ESTABLISHED
-            kernel.send(REQUEST.pack(REQUEST.size, *fields))
-            data, kind = b"", 0
-            while kind not in (DONE, ERROR):
-                data = data or kernel.recv(1 << 17)
-                length, kind = HEADER.unpack_from(data)
-                if kind == SOCK_DIAG_BY_FAMILY:
-                    yield TcpConnection(family, data[HEADER.size : length])
-                data = data[length + 3 & ~3 :]
-        finally:
-            kernel.close()
+            for message in _dump(family, ESTABLISHED, 1 << (INFO - 1)):
+                yield TcpConnection(family, message)
+        except UnknownFamilyError:
+            continue
+
+
+def list_ports() -> set[int]:
+    """Return the local ports of all sockets. Raises OSError where the kernel does not answer.
+
+    /proc/net/tcp takes 5 ms, as the kernel walks through a table for all namespaces; this takes 0.3.
+    """
+    return {LOCAL_PORT.unpack_from(message)[0] for family in FAMILIES for message in _dump(family, ANY_STATE)}
+
+
+class UnknownFamilyError(OSError):
+    """The kernel does not list the sockets of a family."""
+
+
+def _dump(family: int, states: int, attributes: int = 0) -> Iterator[bytes]:
+    """Yield an inet_diag_msg and its attributes for each socket in one of some states. Raises OSError."""
+    kernel = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, NETLINK_SOCK_DIAG)
+    try:
+        kernel.settimeout(1)
+        fields = SOCK_DIAG_BY_FAMILY, DUMP, 1, 0, family, TCP, attributes, states
+        kernel.send(REQUEST.pack(REQUEST.size, *fields))
+        data, kind = b"", 0
+        while kind != DONE:
+            data = data or kernel.recv(1 << 17)
+            length, kind = HEADER.unpack_from(data)
+            if kind == ERROR:
+                raise UnknownFamilyError(-ERROR_NUMBER.unpack_from(data, HEADER.size)[0], "the kernel lists no sockets")
+            if kind == SOCK_DIAG_BY_FAMILY:
+                yield data[HEADER.size : length]
+            data = data[length + 3 & ~3 :]
+    finally:
+        kernel.close()

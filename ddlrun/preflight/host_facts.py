@@ -13,6 +13,7 @@ import os
 import resource
 import time
 
+from ddlrun.keeper import tcp_connections
 from ddlrun.preflight.host_addresses import list_addresses
 from ddlrun.preflight.host_files import find_program, is_program, read_bytes, read_line
 from ddlrun.preflight.host_python import describe_python
@@ -107,14 +108,20 @@ def _rooms(logs: str | None) -> Iterator[str]:
 
 def list_ports() -> list[str]:
     """Return the local TCP ports in use from 0x4000 to 0x7FFF, in hexadecimal."""
-    ports: set[str] = set()
+    try:
+        ports = tcp_connections.list_ports()
+    except OSError:  # a sandbox
+        ports = set(_read_ports())
+    return [f"{port:04X}" for port in sorted(ports) if 0x4000 <= port < 0x8000]
+
+
+def _read_ports() -> Iterator[int]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = read_bytes(table).decode().splitlines()[1:]
         except OSError:  # no IPv6
             continue
-        ports.update(line.split(":", 3)[2][:4] for line in lines)
-    return sorted(port for port in ports if "4000" <= port < "8000")
+        yield from (int(line.split(":", 3)[2][:4], 16) for line in lines)
 
 
 def _leftovers() -> Iterator[str]:

@@ -53,8 +53,8 @@ ALLOWED = {
         "units", "wording",
     },
     "preflight": {
-        "environment", "errors", "hosts", "machine", "managers", "network", "plan", "remote", "report", "units", "wire",
-        "wording",
+        "environment", "errors", "hosts", "keeper", "machine", "managers", "network", "plan", "remote", "report",
+        "units", "wire", "wording",
     },
     "runs": {
         "hangs", "environment", "errors", "hosts", "managers", "mapping", "plan", "ranges", "keeper", "remote",
