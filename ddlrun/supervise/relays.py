@@ -37,8 +37,10 @@ class Relay:
 
     def start(self) -> None:
         """Start the daemon that a relay has requested."""
-        with open(os.path.join(self._relays.folder, f".{self._host}"), "rb") as file:
+        path = os.path.join(self._relays.folder, f".{self._host}")
+        with open(path, "rb") as file:
             words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+        os.unlink(path)  # nothing else would, if ddlrun and its guard were killed
         command = " ".join(words[words.index(self._host, self._relays.skipped) + 1 :])
         script = SCRIPT.format(command=shlex.quote(command))
         self._relays.links.agents.start(script, [self._host], self, linger=self._relays.linger)
