@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -43,7 +42,7 @@ def run_checks(
     if request.network is not None:
         parse_cidr(request.network)
     only = request.only if links.launcher.needs_names else request.only - {"names"}
-    request = replace(request, only=only, ssh=links.launcher.shown)
+    request = request._replace(only=only, ssh=links.launcher.shown)
     return preflight(hosts, request, lambda seconds_left: reach(links, seconds_left, variables=variables))
 
 

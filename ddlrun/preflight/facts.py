@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlrun.environment.rendezvous_ports import parse_ports
 from ddlrun.errors import HostError
@@ -23,8 +22,7 @@ KEEPERS = ("/ddlrun/keeper/start.py", "/ddlrun/agent/start.py")
 NAMESPACES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class FactsRequest:
+class FactsRequest(NamedTuple):
     """The subjects of a host's facts: paths as on this host, the names that it must resolve, and the program.
 
     `folder` is the working folder. `path` is the PATH on which ranks look for the program; None: the host's own.
@@ -48,16 +46,14 @@ class FactsRequest:
     library: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FileDigest:
+class FileDigest(NamedTuple):
     """A file's size in bytes and its checksum (CRC-32)."""
 
     size: int
     checksum: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeftoverProcess:
+class LeftoverProcess(NamedTuple):
     """A process of a run that may be over."""
 
     pid: int
@@ -70,8 +66,7 @@ class LeftoverProcess:
         return any(part in self.command for part in KEEPERS)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelInstance:
+class KernelInstance(NamedTuple):
     """The running kernel of a host, and the part of it that the host is: more containers than one may share it."""
 
     boot_id: str
@@ -79,8 +74,7 @@ class KernelInstance:
     """Those of the network, process ids, the host name and IPC, as in net:[4026531833]."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(NamedTuple):
     """The facts of a host; None: it could not find out."""
 
     noise: tuple[str, ...]
@@ -130,7 +124,7 @@ def render_task(request: FactsRequest, variables: Mapping[str, str]) -> dict[str
     """Return the argument of TASK on a host, given the variables that choose its GPUs."""
     container = request.container
     return {
-        **asdict(replace(request, container=None)),
+        **request._replace(container=None)._asdict(),
         "runtime": container.program if container else "",
         "image": container.test if container else "",
         "machine": MACHINE,

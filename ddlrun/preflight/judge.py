@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ddlrun.hosts import fold
 from ddlrun.preflight.facts import FactsRequest, FileDigest, HostFacts, LeftoverProcess
@@ -26,8 +25,7 @@ MOST_SHOWN = 60
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightFacts:
+class PreflightFacts(NamedTuple):
     """The facts of all hosts and of this machine, the request, and the time of the probe.
 
     `here_name` is this machine's name, `interval` the times at which the hosts were queried and the last one had
@@ -42,7 +40,7 @@ class PreflightFacts:
 
     def without(self, names: Container[str]) -> "PreflightFacts":
         """Return the facts without some hosts."""
-        return replace(self, hosts={host: own for host, own in self.hosts.items() if host not in names})
+        return self._replace(hosts={host: own for host, own in self.hosts.items() if host not in names})
 
 
 Check = Callable[[PreflightFacts], Iterator[PreflightFinding]]

@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ddlrun.errors import HostError, PreflightError, UnreachableError
 from ddlrun.hosts import HostList, fold
@@ -31,8 +31,7 @@ TCP_SECONDS, TCP_PER_FACTS = 8.0, 4.0
 FILES_PER_PARTNER = 2
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightRequest:
+class PreflightRequest(NamedTuple):
     """The settings of the checks, beyond the hosts.
 
     `only` are the checks to run, `ssh` is the command line without the host, `seconds` the time limit of all, `path`
@@ -52,8 +51,7 @@ class PreflightRequest:
     container: ContainerRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightReport:
+class PreflightReport(NamedTuple):
     """The findings of all checks, each host's facts, and the network that the hosts share.
 
     `here` is this machine's name among the hosts, or its own, and its address on the network, None if it has
@@ -123,7 +121,7 @@ def preflight(hosts: HostList, request: PreflightRequest, target_in: Callable[[f
     findings = [
         finding for part in batches(reached) for finding in _connect(part, network, target_in, end=end, seconds=seconds)
     ]
-    return replace(report, findings=(*report.findings, *findings))
+    return report._replace(findings=(*report.findings, *findings))
 
 
 def _connect(
@@ -138,8 +136,7 @@ def _connect(
     return judge_tcp(hosts, replies, network)
 
 
-@dataclass(frozen=True, slots=True)
-class _Replies:
+class _Replies(NamedTuple):
     """The facts of all hosts, and the replies of those that have none."""
 
     facts: PreflightFacts
@@ -183,9 +180,9 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
     here_name = next(filter(is_local, hosts.names), own_name)
     names = names_to_resolve(hosts.names, own_name)
     own_names = tuple(dict.fromkeys((*names.get(here_name, ()), *hosts.names[: 4 * MOST_NAMES])))
-    own_request = replace(base, names=own_names, logs=request.logs)
+    own_request = base._replace(names=own_names, logs=request.logs)
     others = [host for host in hosts.names if not is_local(host)]
-    tasks = {host: render_task(replace(base, names=names[host]), target.variables(host)) for host in others}
+    tasks = {host: render_task(base._replace(names=names[host]), target.variables(host)) for host in others}
     begin = time.time()
     read_here = target.task_here(TASK, render_task(own_request, target.variables(here_name)))
     replies = target.tasks_there(TASK, tasks) if tasks else {}
@@ -200,7 +197,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
             facts[host] = (
                 parse_facts(replies[host].value, host, machines, printed=replies[host].printed)
                 if host in replies
-                else replace(here, names={name: here.names[name] for name in {*names[host], here.hostname}})
+                else here._replace(names={name: here.names[name] for name in {*names[host], here.hostname}})
             )
         except HostError:
             failed[host] = replies[host]
@@ -209,7 +206,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
         hosts=facts,
         here=here,
         here_name=here_name,
-        request=replace(own_request, names=all_names),
+        request=own_request._replace(names=all_names),
         interval=(begin, end),
     )
     return _Replies(everything, failed)

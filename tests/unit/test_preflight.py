@@ -7,7 +7,6 @@ import string
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -85,11 +84,11 @@ def parse(own: str = OWN, host: str = "h1", machines: dict[str, Machine] | None 
 
 
 def facts(number: int = 1, **changes: object) -> HostFacts:
-    good = replace(parse(), leftovers=(), program=None, hostname=f"h{number}")
-    good = replace(
-        good, names={f"h{n}": (f"10.0.0.{n}",) for n in (1, 2, 3)}, addresses=(Address("eth0", f"10.0.0.{number}", 16),)
+    good = parse()._replace(leftovers=(), program=None, hostname=f"h{number}")
+    good = good._replace(
+        names={f"h{n}": (f"10.0.0.{n}",) for n in (1, 2, 3)}, addresses=(Address("eth0", f"10.0.0.{number}", 16),)
     )
-    return replace(good, **changes)  # type: ignore[arg-type]
+    return good._replace(**changes)  # type: ignore[arg-type]
 
 
 def bad(here: HostFacts | None = None, wanted: FactsRequest = WANTED, **changes: object) -> list[PreflightFinding]:
@@ -166,7 +165,7 @@ def test_a_clock_may_differ_by_the_round_trip() -> None:
 
 
 def test_hosts_without_cryptography_fail_where_it_is_needed() -> None:
-    wanted = replace(WANTED, encryption="/opt/py/lib")
+    wanted = WANTED._replace(encryption="/opt/py/lib")
     assert bad(encryption=False) == []
     findings = [finding for finding in bad(wanted=wanted, encryption=False) if finding.host == "h2"]
     assert [finding.message for finding in findings] == [
@@ -186,7 +185,7 @@ def test_hosts_without_cryptography_fail_where_it_is_needed() -> None:
     ],
 )
 def test_hosts_without_a_python_for_agents_fail_where_they_are_used(version: str, messages: list[str]) -> None:
-    wanted = replace(WANTED, agents=True)
+    wanted = WANTED._replace(agents=True)
     findings = [finding for finding in bad(wanted=wanted, agent_python=version) if finding.host == "h2"]
     assert [finding.message for finding in findings] == messages
     assert bad(agent_python=version) == []
@@ -226,7 +225,7 @@ def test_a_host_without_a_python_for_tasks_is_reached(out: str, only: set[str], 
 @pytest.mark.parametrize("exists", [False, True])
 def test_the_task_imports_cryptography_from_the_folder(tmp_path: Path, *, exists: bool) -> None:
     folder = find_cryptography() if exists else str(tmp_path)
-    assert run_task(replace(REQUEST, encryption=folder), tmp_path).encryption == exists
+    assert run_task(REQUEST._replace(encryption=folder), tmp_path).encryption == exists
 
 
 def test_no_value_reaches_a_shell(tmp_path: Path) -> None:
@@ -243,8 +242,7 @@ def test_the_task_finds_what_is_installed(tmp_path: Path) -> None:
         program.write_text(f"#!/bin/sh\necho {program.name} 1.2; echo more\n")
         program.chmod(0o755)
     (tmp_path / "train.py").write_text("print(1)\n")
-    request = replace(
-        REQUEST,
+    request = REQUEST._replace(
         manager=str(manager),
         daemon="daemon",
         folder=str(tmp_path),
@@ -264,7 +262,7 @@ def test_the_task_finds_what_is_installed(tmp_path: Path) -> None:
     assert found.machine is not None
     assert found.clock is not None
     assert found.kernel is not None
-    other = run_task(replace(request, program="no.py", folder="/no", python="/no/python", container=None), tmp_path)
+    other = run_task(request._replace(program="no.py", folder="/no", python="/no/python", container=None), tmp_path)
     assert (other.folder, other.program, other.python, other.packages, other.container) == (False, None, None, {}, "")
 
 
@@ -305,14 +303,14 @@ def test_versions_are_compared() -> None:
 
 
 def test_a_script_is_compared_with_the_one_on_this_machine() -> None:
-    wanted = replace(WANTED, program="train.py")
+    wanted = WANTED._replace(program="train.py")
     here = facts(program=FileDigest(9, 1))
     hosts = {name: facts(number, program=FileDigest(9, 1)) for number, name in enumerate(("h1", "h2"), 1)}
     facts_of_all = PreflightFacts(hosts, here, "h1", wanted, (1700000000.0, 1700000000.5))
     assert {finding.level for finding in judge(facts_of_all)} == {Level.OK}
-    lost = replace(facts_of_all, hosts={**hosts, "h2": replace(hosts["h2"], program=None)})
+    lost = facts_of_all._replace(hosts={**hosts, "h2": hosts["h2"]._replace(program=None)})
     assert [finding.code for finding in judge(lost) if finding.level is not Level.OK] == [FindingCode.NO_PROGRAM]
-    program = replace(facts_of_all, here=facts(program="/bin/x"), hosts={"h1": facts(program="/bin/x"), "h2": facts(2)})
+    program = facts_of_all._replace(here=facts(program="/bin/x"), hosts={"h1": facts(program="/bin/x"), "h2": facts(2)})
     assert [finding.host for finding in judge(program) if finding.level is not Level.OK] == ["h2"]
 
 
@@ -336,7 +334,7 @@ def test_other_cores_are_a_warning() -> None:
 
 
 def test_space_for_logs_is_checked_on_this_machine() -> None:
-    (finding,) = bad(facts(logs=10), replace(WANTED, logs="/logs"))
+    (finding,) = bad(facts(logs=10), WANTED._replace(logs="/logs"))
     assert (finding.host, finding.message) == ("h1", "this machine has 10 KiB free for the run folder /logs")
     (finding,) = bad(unwritable="/scratch")
     assert (finding.host, finding.code, "/scratch" in finding.message) == ("h2", FindingCode.NO_TEMPORARY_FILES, True)
@@ -346,10 +344,10 @@ def test_a_name_that_ssh_alone_knows_is_a_warning() -> None:
     """Host gpu in ~/.ssh/config: nothing else resolves it, and the ranks get addresses."""
     here = facts(1, names={"h1": ("10.0.0.1",), "gpu": ()})
     hosts = {"h1": here, "gpu": facts(2, names={"h1": ("10.0.0.1",), "h2": ("10.0.0.2",)})}
-    (finding,) = bad_among(hosts, here, replace(WANTED, names=("h1", "gpu")))
+    (finding,) = bad_among(hosts, here, WANTED._replace(names=("h1", "gpu")))
     assert (finding.host, finding.code) == ("h1", FindingCode.NAME_OF_SSH)
     known = {**hosts, "gpu": facts(2, names={"h1": ("10.0.0.1",), "gpu": ("10.0.0.2",), "h2": ("10.0.0.2",)})}
-    assert [finding.code for finding in bad_among(known, here, replace(WANTED, names=("h1", "gpu")))] == [
+    assert [finding.code for finding in bad_among(known, here, WANTED._replace(names=("h1", "gpu")))] == [
         FindingCode.NAME_UNKNOWN
     ]
 
@@ -413,8 +411,8 @@ def test_a_new_interface_makes_no_other_host() -> None:
 def test_hosts_that_only_look_the_same() -> None:
     kernel = facts().kernel
     assert kernel
-    container = facts(1, kernel=replace(kernel, namespaces=("net:[9]", *kernel.namespaces[1:])))
-    clone = facts(1, kernel=replace(kernel, boot_id="another"))
+    container = facts(1, kernel=kernel._replace(namespaces=("net:[9]", *kernel.namespaces[1:])))
+    clone = facts(1, kernel=kernel._replace(boot_id="another"))
     of_snapshot = facts(1, addresses=facts(2).addresses)
     unknown = facts(1, kernel=None)
     hosts = {"a": facts(1), "b": container, "c": clone, "d": of_snapshot, "e": unknown, "f": unknown}
@@ -535,8 +533,7 @@ def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
     assert render_lines(wrong) == ["hosts h[2-3]: a; b"]
     with pytest.raises(PreflightError):
         report.raise_failures()
-    lost = replace(
-        report,
+    lost = report._replace(
         findings=(
             *report.findings,
             PreflightFinding("h4", "ssh", FindingCode.UNREACHABLE, {"message": "refused", "remedy": "c"}),
@@ -547,10 +544,10 @@ def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
         lost.raise_failures()
     rejected = (RejectedSubnet("172.17.0.0/16", "a bridge"),)
     network = Network(("10.0.0.0/16",), {"h1": ("eth0",)}, {"h1": "10.0.0.1"}, "the fastest", rejected)
-    for some_report in (lost, replace(report, network=network)):
+    for some_report in (lost, report._replace(network=network)):
         validate(json.loads(json.dumps(check_record(some_report))), "check")
     assert (
-        render_report(replace(report, findings=tuple(well)), everything=True)
+        render_report(report._replace(findings=tuple(well)), everything=True)
         == "ssh  h[1-3]  ok\nh[1-3]: no problems\n"
     )
 
@@ -591,8 +588,8 @@ def test_equal_lines_share_a_row_whatever_was_measured() -> None:
     # Clocks that differ by less than the second that is shown, and scripts of one size with different contents.
     clocks = {"h1": facts(1), "h2": facts(2, clock=1700000005.6), "h3": facts(3, clock=1700000005.7)}
     digests = {"h1": FileDigest(9, 1), "h2": FileDigest(8, 2), "h3": FileDigest(8, 3)}
-    hosts = {host: replace(own, program=digests[host]) for host, own in clocks.items()}
-    request = replace(WANTED, program="train.py")
+    hosts = {host: own._replace(program=digests[host]) for host, own in clocks.items()}
+    request = WANTED._replace(program="train.py")
     interval = (1700000000.0, 1700000000.5)
     findings = judge(PreflightFacts(hosts, hosts["h1"], "h1", request, interval), frozenset({"clock", "files"}))
     problems = [finding for finding in findings if finding.level is Level.FAILURE]
@@ -606,8 +603,8 @@ def test_names_that_lead_back_share_a_row() -> None:
     # The loopback address belongs to each host, the first of which is its owner.
     loopback = (Address("lo", "127.0.0.1", 8),)
     names = {"h1": ("10.0.0.1",), "h2": ("10.0.0.2",), "h3": ("127.0.0.1",)}
-    hosts = {host: replace(facts(number), names=names) for number, host in enumerate(("h1", "h2", "h3"), 1)}
-    hosts = {host: replace(own, addresses=(*own.addresses, *loopback)) for host, own in hosts.items()}
+    hosts = {host: facts(number)._replace(names=names) for number, host in enumerate(("h1", "h2", "h3"), 1)}
+    hosts = {host: own._replace(addresses=(*own.addresses, *loopback)) for host, own in hosts.items()}
     known = facts(1, addresses=hosts["h1"].addresses)
     findings = judge(PreflightFacts(hosts, known, "h1", WANTED, (0.0, 0.0)), frozenset({"names"}))
     problems = [finding for finding in findings if finding.code is FindingCode.NAME_OF_ITSELF]
