@@ -130,14 +130,14 @@ def _leftovers() -> Iterator[str]:
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         process = f"/proc/{pid}"
         try:
-            if os.stat(process).st_uid != user:
-                continue
             _, marked, after = (b"\0" + read_bytes(f"{process}/environ")).partition(mark)
             run = after.partition(b"\0")[0].decode(errors="replace")
-            if not marked or run in ("", own) or not os.path.samefile(f"{process}/{network}", f"/proc/self/{network}"):
+            if not marked or run in ("", own) or os.stat(process).st_uid != user:
+                continue
+            if not os.path.samefile(f"{process}/{network}", f"/proc/self/{network}"):
                 continue
             words = read_bytes(f"{process}/cmdline").decode(errors="replace").split("\0")
-        except OSError:  # it has ended
+        except OSError:  # it has ended, or is another user's
             continue
         yield " ".join(["left", pid, run, *words])
 
