@@ -542,17 +542,21 @@ def test_a_stopped_process_when_all_ranks_end(
 @pytest.mark.extra
 @pytest.mark.own
 def test_a_daemon_and_what_watches_it_are_stopped(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    with Job(cluster, mpirun, tmp_path, "sh", "-c", f"echo started; until test -e {go}; do sleep 0.1; done") as job:
+    with Job(
+        cluster, mpirun, tmp_path, "sh", "-c", "echo started; until test -e $(hostname); do sleep 0.1; done"
+    ) as job:
         job.wait_for_output("started", RANKS)
         keeper, _ = job.started("h3")
         words = cmdline(keeper)
         os.kill(parent(keeper), signal.SIGSTOP)
-        go.touch()
-        watchers = list[int]()
-        while not watchers:  # a fork of the keeper in a session of its own
-            watchers = [pid for pid in cluster.processes("h3") if cmdline(pid) == words and is_leader(pid)]
-        os.kill(watchers[0], signal.SIGSTOP)
+        (tmp_path / "h3").touch()
+
+        def watcher() -> int:  # a fork of the keeper in a session of its own
+            return next((pid for pid in cluster.processes("h3") if cmdline(pid) == words and is_leader(pid)), 0)
+
+        os.kill(wait_until(watcher, job.show), signal.SIGSTOP)
+        for host in ("h1", "h2", "h4"):
+            (tmp_path / host).touch()
         code, _, err = job.end()
     assert code == 0, err
 
