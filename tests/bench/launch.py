@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     hosts: tuple[int, ...]
 
 
-FULL = Sizes(rounds=7, restarts=3, hosts=(1, 4, 16))
+FULL = Sizes(rounds=7, restarts=3, hosts=(1, 4, 16, 64))
 SMOKE = Sizes(rounds=1, restarts=1, hosts=(2,))
 
 
