@@ -3,7 +3,7 @@
     launch      plans of ddlrun launch --dry-run: CPU, memory, files, words on the command line
     tree        daemons that mpirun and its daemons start, level by level: computed
     preflight   simulated replies of all hosts, checked by ddlrun
-    fanout      a stand-in for ssh, started once per host: the cost of querying hosts
+    hosts       whole launches of a rank per host; a stand-in for ssh starts all agents on this machine
     keepers     connections and heartbeats of all ranks at ddlrun's port
     allreduce   predicted, as ddlrun network plan does; nothing is measured
     oracle:4:8x16384   a rank file of that size read by a real mpirun, named by MPIRUN4 or MPIRUN5
@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +31,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class Sizes(NamedTuple):
-    """The topologies, the hosts that are queried, the ranks with a keeper, and the topologies of allreduces."""
+    """The topologies, the hosts of launches, the ranks with a keeper, and the topologies of allreduces."""
 
     shapes: tuple[str, ...]
-    queried: tuple[int, ...]
+    launched: tuple[int, ...]
     ranks: tuple[int, ...]
     allreduces: tuple[str, ...]
 
@@ -41,11 +42,11 @@ class Sizes(NamedTuple):
 # 1,000, 10,000 and 100,000 learners, and 16,384 hosts.
 FULL = Sizes(
     shapes=("8x25x5", "8x25x50", "8x25x500", "8x32x512"),
-    queried=(125, 500, 1000),
+    launched=(64, 250, 1000),
     ranks=(1000, 4000, 16000),
     allreduces=("8x25x5", "8x25x50", "8x25x10x5", "8x25x500", "8x125x100", "8x25x25x20"),
 )
-SMOKE = Sizes(shapes=("8x2x1",), queried=(2,), ranks=(2,), allreduces=("8x25x2",))
+SMOKE = Sizes(shapes=("8x2x1",), launched=(2,), ranks=(2,), allreduces=("8x25x2",))
 # Most bytes of one word (MAX_ARG_STRLEN in Linux's binfmts.h), and of all words with the environment.
 WORD, ALL = 128 << 10, os.sysconf("SC_ARG_MAX")
 RADIX = 64
@@ -125,13 +126,30 @@ def preflight(sizes: Sizes) -> None:
     )
 
 
-def fanout(sizes: Sizes) -> None:
-    """Query hosts through a stand-in for ssh that prints a simulated reply."""
-    results = [(hosts, case("fanout", hosts)) for hosts in sizes.queried]
-    table(
-        "hosts|CPU ms per host, ddlrun only|MiB",
-        [[f"{hosts:,}", f"{cost['own'] * 1000 / hosts:.1f}", f"{cost['mib']:.0f}"] for hosts, cost in results],
-    )
+def hosts(sizes: Sizes) -> None:
+    """Launch a rank on each of hosts that are this machine: a stand-in for ssh starts their agents here."""
+    table("hosts|CPU s, ddlrun only|MiB, ddlrun only|s on this machine", map(_launch_on_hosts, sizes.launched))
+
+
+def _launch_on_hosts(count: int) -> list[object]:
+    with tempfile.TemporaryDirectory() as folder:
+        ssh = Path(folder, "ssh")
+        ssh.write_text('#!/bin/sh\nfor word; do :; done\neval "$word"\n')
+        ssh.chmod(0o755)
+        environ = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "XDG_STATE_HOME": folder}
+        argv = [
+            sys.executable, "-m", "ddlrun", "launch", "--allow-run-as-root", "--process-manager", "ddlrun", "--checks",
+            "agent,python", "--start-timeout", "600", "--bind-to", "none", "-H", f"n[1-{count}]:1", "true",
+        ]  # fmt: skip
+        begin = time.monotonic()
+        process = subprocess.Popen(argv, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{argv} ended with status {status}")
+    own = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return [f"{count:,}", f"{own:.2f}", usage.ru_maxrss // 1024, f"{time.monotonic() - begin:.0f}"]
 
 
 def keepers(sizes: Sizes) -> None:
@@ -165,7 +183,7 @@ def oracle(major: str, shape: str) -> None:
         raise SystemExit(f"Open MPI {major} placed ranks of {shape} elsewhere")
 
 
-PARTS = {part.__name__: part for part in (launch, tree, preflight, fanout, keepers, allreduce)}
+PARTS = {part.__name__: part for part in (launch, tree, preflight, hosts, keepers, allreduce)}
 
 
 def installed_oracles() -> list[str]:

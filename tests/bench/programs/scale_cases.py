@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +23,6 @@ from ddlrun.preflight.findings import Level
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest, check_facts
 from ddlrun.remote.agent import AgentLauncher
-from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.system_limits import allow_files
@@ -85,19 +83,6 @@ def preflight(hosts: str) -> dict[str, float]:
     )
     assert all(finding.level is Level.OK for finding in report.findings)
     return {**costs, "check": cpu() - begin - costs["simulated"], "mib": mib()}
-
-
-def fanout(hosts: str) -> dict[str, float]:
-    """Return the CPU seconds of this process alone while it starts one program per host and reads its output."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "reply").write_text("".join(dict(simulate_replies(["n00001"], 0.0))["n00001"].values()))
-        Path(folder, "ssh").write_text(f"#!/bin/sh\ncat >/dev/null\nexec sed s/n00001/$$/ {folder}/reply\n")
-        Path(folder, "ssh").chmod(0o755)
-        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
-        begin = cpu()
-        replies = run_on_hosts({f"n{host:05}": f"true {host}\n" for host in range(int(hosts))}, AgentLauncher(), 500.0)
-    assert all(reply.code == 0 for reply in replies.values())
-    return {"own": cpu() - begin, "mib": mib()}
 
 
 def keepers(ranks: str) -> dict[str, float]:
@@ -207,7 +192,7 @@ def oracle(major: str, shape: str) -> list[object]:
 
 
 CASES: dict[str, Callable[..., Any]] = {
-    case.__name__: case for case in (words, preflight, fanout, keepers, allreduce, oracle)
+    case.__name__: case for case in (words, preflight, keepers, allreduce, oracle)
 }  # fmt: skip
 
 if __name__ == "__main__":
