@@ -167,7 +167,8 @@ class Keeper:
             self._warnings.add(number, time.monotonic())
             self.send(protocol.SIGNALLED, str(number))
             return
-        if os.getppid() != self._settings.parent:
+        # The kernel sends this signal when the thread ends that has forked this process. Others may take a moment more.
+        if os.getppid() != self._settings.parent or is_exiting(self._settings.parent):
             self._reason = self._reason or f"{self._settings.manager} is gone"
         self._order_end(self._settings.grace)
 

@@ -151,3 +151,28 @@ def test_a_keeper_that_connects_after_the_job_has_failed_may_leave(mpirun: str, 
     done = run(launch_line(program, tmp_path), "-np", "2", "true")
     assert done.returncode == 3, done.stderr
     assert [path.name for path in sorted(tmp_path.glob("*.left"))] == ["0.left", "1.left"]
+
+
+# An mpirun whose first thread, which has started the keeper, ends once the program runs; another one stays.
+DYING_THREAD = """
+import ctypes, os, subprocess, sys, threading, time
+at = next(at for at, word in enumerate(sys.argv) if word.endswith("keeper/start.py"))
+rank = {{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}}
+subprocess.Popen([sys.executable, "-I", "-S", *sys.argv[at:]], env={{**os.environ, **rank}})
+threading.Thread(target=time.sleep, args=(600,)).start()
+while not os.path.exists("{folder}/started"):
+    time.sleep(0.02)
+ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+"""
+
+
+@pytest.mark.openmpi(4)
+def test_a_keeper_notices_the_end_of_its_parent_from_the_first_thread_on(mpirun: str, tmp_path: Path) -> None:
+    script, program = tmp_path / "dying.py", tmp_path / "mpirun"
+    script.write_text(DYING_THREAD.format(folder=tmp_path))
+    start = f'exec {sys.executable} {script} "$@"'
+    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {mpirun} --version\n{start}\n')
+    program.chmod(0o755)
+    done = run(launch_line(str(program), tmp_path), "-np", "1", "sh", "-c", f"touch {tmp_path}/started; sleep 600")
+    assert done.returncode == EXIT_UNREACHABLE, done.stderr
+    assert "had to end: mpirun, or its daemon on that host, is gone" in done.stderr
