@@ -82,6 +82,7 @@ class ResultServer(HostServer):
         super().__init__(task.addresses, task.hosts)
         self._task = task
         self._waiting = set(task.hosts)
+        self._receiving: set[str] = set()
         self._free = shutil.disk_usage(task.folder).free
         self.files: dict[str, list[ResultFile]] = {}
         self.unreadable: dict[str, list[str]] = {}
@@ -89,21 +90,34 @@ class ResultServer(HostServer):
         self.failures: dict[str, str] = {}
 
     def serve(self, link: HostLink, claim: bytes) -> None:  # noqa: ARG002 - see HostServer
-        """Receive the files of a host, once."""
+        """Receive the files of a host, once; again if its connection breaks."""
         offer = receive(link, OFFER, Offer)
+        host = offer.host
         with self.changed:
-            if offer.host not in self._waiting:
+            self.changed.wait_for(lambda: host not in self._receiving or self.closing)
+            if host not in self._waiting:
                 return
-            self._waiting.remove(offer.host)
-            folder = f"{self._task.folder}/{len(self._waiting)}"
-        self.unreadable[offer.host], self.left[offer.host] = map(_render_reasons, (offer.unreadable, offer.left))
-        link.send(READY)
+            self._waiting.remove(host)
+            self._receiving.add(host)
         try:
-            self.files[offer.host] = self._receive(link, offer.host, folder)
-        except ConnectionError:
-            return  # the host reports what went wrong
+            self._take(link, offer)
+        finally:
+            with self.changed:
+                self._receiving.remove(host)
+                self.changed.notify_all()
+
+    def _take(self, link: HostLink, offer: Offer) -> None:
+        host, folder = offer.host, f"{self._task.folder}/{self._task.hosts.index(offer.host)}"
+        self.unreadable[host], self.left[host] = map(_render_reasons, (offer.unreadable, offer.left))
+        try:
+            link.send(READY)
+            self.files[host] = self._receive(link, host, folder)
+        except ConnectionError:  # the host reports what went wrong, or is tried again
+            shutil.rmtree(folder, ignore_errors=True)
+            self._waiting.add(host)
+            return
         except (OSError, FrameError) as error:
-            self.failures[offer.host] = str(error)
+            self.failures[host] = str(error)
             return
         link.send(RECEIVED)
 

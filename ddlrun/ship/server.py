@@ -49,13 +49,15 @@ class TransferServer(HostServer):
         if state.host not in self._plan.hosts:
             return
         with self.changed:
-            self.states[state.host] = state
-            self._address_of[state.host] = str(link.socket.getpeername()[0]).removeprefix("::ffff:")
+            again = self._decided
+            if not again:
+                self.states[state.host] = state
+                self._address_of[state.host] = str(link.socket.getpeername()[0]).removeprefix("::ffff:")
             if not self._decided and len(self.states) == len(self._plan.hosts):
                 self._decide()
             self.changed.wait_for(lambda: self._decided or self.closing, self._report_until - time.monotonic())
         if self._decided:
-            link.send(TRANSFERS, self._transfers(state.host))
+            link.send(TRANSFERS, self._transfers(state, again=again))
 
     def _send(self, link: HostLink, digest: str) -> None:
         archive = self._archives.get(digest)
@@ -81,15 +83,15 @@ class TransferServer(HostServer):
         self._decided = True
         self.changed.notify_all()
 
-    def _transfers(self, host: str) -> Transfers:
-        """Return a host's part of the transfer."""
+    def _transfers(self, state: HostState, *, again: bool) -> Transfers:
+        """Return a host's part of the transfer. A host that reports its state again has lost its place in the chain."""
         stop = bool(self.problems) or self.unread or self._plan.only_check
-        missing = [] if stop else [archive for archive in self._plan.archives if host in self.moved[archive.digest]]
-        return Transfers(tuple(self._transfer(host, archive) for archive in missing), stop)
+        missing = [] if stop else [archive for archive in self._plan.archives if archive.digest in state.missing]
+        return Transfers(tuple(self._transfer(state.host, archive, again=again) for archive in missing), stop)
 
-    def _transfer(self, host: str, archive: Archive) -> Transfer:
+    def _transfer(self, host: str, archive: Archive, *, again: bool) -> Transfer:
         """Return a host's part in the transfer of an archive."""
-        chain = self.moved[archive.digest]
+        chain = [host] if again else self.moved[archive.digest]
         place = chain.index(host)
         before = chain[place - 1] if place else None
         return Transfer(
