@@ -4,17 +4,28 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from ddlrun.preflight.tcp import HIGHEST, LOWEST, TRIES
 from tests.cluster import links
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import SWITCH
-from tests.hosts.test_faults import RANKS, Job, children, cmdline, parent, pids
+from tests.hosts.test_faults import (
+    HIDDEN,
+    RANKS,
+    Job,
+    agent_of,
+    children,
+    cmdline,
+    is_process_manager,
+    parent,
+    pids,
+)
 
 RANK_2 = "echo started; test $OMPI_COMM_WORLD_RANK = 2 || exec sleep 3600; "
 GO = "echo started; until test -e go; do sleep 0.1; done"
@@ -47,6 +58,7 @@ SLEEP = "time.sleep(3600)"
 # Under ddlrun's own process manager with an MPI, ranks are in MPI when a fault happens.
 IN_MPI = 'if "MPI4PY_LIBMPI" in os.environ: meet()'
 NO_LINE = "^$"
+LISTENING = "0A"
 
 
 class Scene(NamedTuple):
@@ -83,6 +95,11 @@ class Scene(NamedTuple):
         return [self.job.started(f"h{number}")[place] for number in range(1, RANKS + 1)]
 
 
+def unchanged(_cluster: Cluster, _folder: Path) -> AbstractContextManager[object]:
+    """Return a context in which nothing is changed."""
+    return nullcontext()
+
+
 class Fault(NamedTuple):
     """A row of the table of faults."""
 
@@ -92,11 +109,14 @@ class Fault(NamedTuple):
     """A pattern of the first line."""
     words: tuple[str, ...] = WAIT
     options: tuple[str, ...] = ()
+    """FOLDER is the job's folder."""
     prefix: tuple[str, ...] = ()
     """Words before the command line of ddlrun."""
-    before: Callable[[Cluster, Path], AbstractContextManager[object]] = lambda _cluster, _folder: nullcontext()
+    before: Callable[[Cluster, Path], AbstractContextManager[object]] = unchanged
     after: Callable[[Scene], object] | None = None
     """What happens once all ranks have started."""
+    during: Callable[[Scene], object] | None = None
+    """What happens from the start of ddlrun on."""
     own: tuple[int, str] | None = None
     """Exit code and pattern under ddlrun's own process manager, where they are others."""
     only_own: bool = False
@@ -290,7 +310,99 @@ def remove_run_folder(scene: Scene) -> None:
     (scene.folder / "go").touch()
 
 
+# -- what fails on the way to a host ------------------------------------------------------------
+
+
+def find_link(scene: Scene) -> int:
+    """Return the ssh client that leads to h3; 0 if there is none."""
+    found = (pid for pid in pids(scene.cluster, "h1") if cmdline(pid)[:1] == ["ssh"] and "h3" in cmdline(pid))
+    return next(found, 0)
+
+
+def works(scene: Scene, but: Container[int] = ()) -> bool:
+    """Return True while the agent on h3 has a child process, other than some."""
+    return any(pid not in but for pid in children(agent_of(scene.job)))
+
+
+def listens(scene: Scene) -> bool:
+    """Return True while h3 takes part in the check of TCP connections."""
+    rows = Path(f"/proc/{scene.cluster.namespaces.pid('h3')}/net/tcp").read_text().splitlines()[1:]
+    ports = [int(row.split()[1].rpartition(":")[2], 16) for row in rows if row.split()[3] == LISTENING]
+    return any(LOWEST <= port <= HIGHEST + TRIES for port in ports)
+
+
+def starts(scene: Scene) -> bool:
+    """Return True once the process manager runs, and what it has started on h3."""
+    lines = (cmdline(pid) for pid in pids(scene.cluster, "h1"))
+    managers = (line for line in lines if is_process_manager(line, scene.job.mpirun) and "--version" not in line)
+    return any(managers) and works(scene)
+
+
+def exists(pattern: str, host: str = "h1") -> Callable[[Scene], bool]:
+    """Return a function that returns True once a host has a file in the job's folder whose name matches a pattern."""
+    return lambda scene: any(Path(f"/proc/{scene.cluster.namespaces.pid(host)}/root{scene.folder}").glob(pattern))
+
+
+@contextmanager
+def apart(cluster: Cluster, folder: Path) -> Iterator[None]:
+    """Give h3 an own disk for shipped files, of which some are large."""
+    (folder / "cache").mkdir(mode=0o700)
+    (folder / "large").write_bytes(os.urandom(30 << 20))
+    with mounted("h3", "-t", "tmpfs", "-o", "mode=700", "tmpfs", str(folder / "cache"))(cluster, folder):
+        yield
+
+
+def kill(find: Callable[[Scene], int], moment: Callable[[Scene], object]) -> Callable[[Scene], None]:
+    """Return a function that kills a process at a moment, which it awaits without a pause."""
+
+    def act(scene: Scene) -> None:
+        while not (moment(scene) and (pid := find(scene))):
+            assert scene.job.process.poll() is None, scene.job.show()
+        os.kill(pid, signal.SIGKILL)
+
+    return act
+
+
+def kill_in_check(find: Callable[[Scene], int]) -> Callable[[Scene], None]:
+    """Return a function that kills a process while h3 cannot connect to other hosts in the check."""
+
+    def act(scene: Scene) -> None:
+        with scene.cluster.blocked("h3", f"{LOWEST}-{HIGHEST + TRIES}"):
+            kill(find, listens)(scene)
+
+    return act
+
+
+def break_search(find: Callable[[Scene], int]) -> Callable[[Scene], None]:
+    """Return a function that kills the keeper and the guard of h3, and a process while that host is searched."""
+
+    def act(scene: Scene) -> None:
+        keeper, _ = scene.job.started("h3")
+        victims = (keeper, *children(keeper))
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in victims:
+                os.kill(pid, number)
+        before = {keeper, *children(agent_of(scene.job))}
+        kill(find, lambda scene: works(scene, before))(scene)
+
+    return act
+
+
 QUICK = ("--heartbeat", "4")
+SHIP = ("--quiet", "-H", "h1,h2,h4,h3", "--ship", "code", "--ship-dir", "FOLDER/cache")
+ECHO = ("echo", "started")
+RESTART = (
+    "trap 'touch told; exit' TERM; echo started; test $DDLRUN_RESTART = 0 || exit 0; "
+    "test $OMPI_COMM_WORLD_RANK != 0 || exit 7; while :; do sleep 0.1; done"
+)
+RESTARTED = ("sh", "-c", RESTART)
+LARGE_RESULT = ("sh", "-c", "head -c 50000000 /dev/zero >result.$OMPI_COMM_WORLD_RANK; echo started")
+FETCH = (*SHIP, "--fetch", "result.*")
+LOST = "host h3 was lost: the connection to its agent ended|rank 2 on h3 had to end: ddlrun's agent on that host is"
+CLIENT, AGENT = (
+    ("ssh", find_link),
+    ("agent", lambda scene: agent_of(scene.job)),
+)
 TREE = ("env", "DDLRUN_FAN_OUT=1")
 S = signal.Signals
 # fmt: off
@@ -368,6 +480,32 @@ FAULTS = (
         options=QUICK, after=set_link("h3", "eth0", "addr flush dev {link}", "addr add 10.77.1.1/16 dev {link}"),
     ),
     Fault("sshd ends on all other hosts, then all ranks exit with 0", 0, NO_LINE, after=stop_sshd),
+    # the way to a host
+    *(
+        Fault(f"{name} killed {moment}", code, line, words, options, during=kill(find, has_come), before=before)
+        for moment, code, line, words, options, before, has_come in (
+            ("reading facts", 0, NO_LINE, ECHO, (), unchanged, works),
+            ("in `--ship`", 0, NO_LINE, ECHO, SHIP, apart, exists("cache/*", "h3")),
+            ("starting ranks", 3, LOST, WAIT, (), unchanged, starts),
+            ("before a restart", 0, "failed: rank 0 on h1", RESTARTED, ("--restarts", "1"), unchanged, exists("told")),
+            ("in `--fetch`", 0, NO_LINE, LARGE_RESULT, FETCH, apart, exists(".ddlrun-fetch-*/*")),
+        )
+        for name, find in (CLIENT, AGENT)
+    ),
+    *(
+        Fault(
+            f"{name} killed in TCP check", 0, NO_LINE,
+            words=ECHO, during=kill_in_check(find),
+        )
+        for name, find in (CLIENT, AGENT)
+    ),
+    *(
+        Fault(
+            f"{name} killed in sweep", 137,
+            "rank 2 on h3 was killed by another process", words=HIDDEN, after=break_search(find),
+        )
+        for name, find in (CLIENT, AGENT)
+    ),
     # standard streams
     Fault("standard output of ddlrun is closed", 0, NO_LINE, words=("echo", "started"), prefix=redirected(">&-")),
     Fault("standard error of ddlrun is closed", 0, NO_LINE, words=("echo", "started"), prefix=redirected("2>&-")),

@@ -30,20 +30,13 @@ CASES = [*ALL, *ALL_OWN] if "FAULT_RESULTS" in os.environ else [*FEW, *((OWN_MAJ
 def test_fault(cluster: Cluster, mpirun: str, tmp_path: Path, fault: Fault) -> None:
     with ExitStack() as stack:
         stack.enter_context(fault.before(cluster, tmp_path))
-        options = (
-            *fault.options,
-            *(
-                ()
-                if fault.after is None
-                else (
-                    "--checks",
-                    "none",
-                )
-            ),
-        )
+        options = (*fault.options, *(() if fault.after is None else ("--checks", "none")))
+        options = tuple(option.replace("FOLDER", str(tmp_path)) for option in options)
         with Job(cluster, mpirun, tmp_path, *fault.words, options=options, prefix=fault.prefix) as job:
+            scene = Scene(cluster, tmp_path, job, stack)
+            if fault.during is not None:
+                fault.during(scene)
             if fault.after is not None:
-                scene = Scene(cluster, tmp_path, job, stack)
                 scene.all(0)
                 job.wait_for_output("started", RANKS)
                 fault.after(scene)

@@ -70,7 +70,7 @@ class Job:
         prefix: tuple[str, ...] = (),
     ) -> None:
         """Start ddlrun on h1, by ssh from another host if one is given, with words before its command line."""
-        self.cluster = cluster
+        self.cluster, self.mpirun = cluster, mpirun
         self.output, self.errors = folder / "output", folder / "errors"
         self.before = cluster.processes()
         self._folders_before = session_folders(cluster)
@@ -235,6 +235,7 @@ def parent(pid: int) -> int:
 
 
 STAY = ("sh", "-c", "setsid sleep 3600 & echo started; sleep 3600")
+HIDDEN = ("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & echo started; sleep 3600")
 
 
 @pytest.mark.parametrize(
@@ -295,8 +296,7 @@ def test_a_keeper_that_is_killed_before_it_has_read_everything(cluster: Cluster,
 @pytest.mark.openmpi(5)
 def test_a_killed_keeper_with_hidden_processes(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     """Neither the environment nor the session of what its program has started is that of the run."""
-    hidden = ("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & echo started; sleep 3600")
-    with Job(cluster, mpirun, tmp_path, *hidden) as job:
+    with Job(cluster, mpirun, tmp_path, *HIDDEN) as job:
         job.wait_for_output("started", RANKS)
         keeper, _ = job.started("h3")
         os.kill(parent(keeper), signal.SIGSTOP)
@@ -311,8 +311,7 @@ def test_a_killed_keeper_with_hidden_processes(cluster: Cluster, mpirun: str, tm
 def test_a_keeper_and_a_guard_that_are_killed_with_hidden_processes(
     cluster: Cluster, mpirun: str, tmp_path: Path
 ) -> None:
-    hidden = ("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & echo started; sleep 3600")
-    with Job(cluster, mpirun, tmp_path, *hidden) as job:
+    with Job(cluster, mpirun, tmp_path, *HIDDEN) as job:
         job.wait_for_output("started", RANKS)
         keeper, _ = job.started("h3")
         victims = (keeper, *children(keeper))
