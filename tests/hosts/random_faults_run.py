@@ -319,12 +319,15 @@ class Run:
         """Return a violation if files are left, and remove them.
 
         The folders of Open MPI's library are empty: a rank makes them in MPI_Init if mpirun was killed at that moment.
+        If ddlrun and its guard were killed, the folder of the session stays.
         """
         new = sorted(self._files() - before)
-        empty = {path for path in new if path.name.startswith("ompi.") and is_empty(path)}
+        may_stay = {path for path in new if path.name.startswith("ompi.") and is_empty(path)}
+        if {Kind.KILL_GUARD, Kind.KILL_DDLRUN} <= self._scenario.kinds:
+            may_stay.update(path for path in new if path.name.startswith("ddlrun-"))
         for path in new:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        names = [f"{path.parent.parent.name}/{path.parent.name}/{path.name}" for path in new if path not in empty]
+        names = [f"{path.parent.parent.name}/{path.parent.name}/{path.name}" for path in new if path not in may_stay]
         return [Violation("left", f"files: {names}")] if names else []
 
     def _check_result(self, code: int | None, shown: str, injected: list[Fault]) -> list[Violation]:
