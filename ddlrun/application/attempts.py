@@ -1,7 +1,7 @@
 """The attempts at a job: through the stages of a launch, and again after a failure."""
 
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 
 from ddlrun.application.attempt import Attempt, start_probe
 from ddlrun.application.page import LaunchPage
@@ -41,8 +41,16 @@ def run_until_done(attempt: Attempt) -> Outcome:
             finished = running.fetch_files(finished)
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):
-                attempt.links.close(at_once=signals.urgent)
+                _leave_hosts(attempt, at_once=signals.urgent)
                 return finished.outcome
+
+
+def _leave_hosts(attempt: Attempt, *, at_once: bool) -> None:
+    """Close the links after a job: a signal shortens the wait for that, but no longer changes the outcome."""
+    with Signals() as signals, suppress(KeyboardInterrupt):
+        signals.queue()
+        with signals.interruptible():
+            attempt.links.close(at_once=at_once)
 
 
 def forget_outer_job() -> None:

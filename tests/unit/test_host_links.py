@@ -256,3 +256,15 @@ def test_an_end_of_this_process_ends_all_scripts(number: signal.Signals) -> None
         process.communicate()
     assert process.returncode == -number
     wait_until(lambda: not running(seconds))
+
+
+def test_a_signal_after_a_job_does_not_change_its_exit_code(folder: Path) -> None:
+    write_ssh(folder, f'exec 3<&0; sh -c "$command" <&3 3<&-; touch {folder}/over; exec sleep 60')
+    argv = [sys.executable, "-m", "ddlrun", "launch", "--allow-run-as-root", "--process-manager", "ddlrun", "--quiet"]
+    argv += ["--checks", "none", "--bind-to", "none", "-H", "h1:1,h2:1", "true"]
+    environ = {**os.environ, "XDG_STATE_HOME": str(folder)}
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE) as job:
+        wait_until((folder / "over").exists)
+        job.send_signal(signal.SIGHUP)
+        _, errors = job.communicate()
+    assert (job.returncode, errors) == (0, b"")
