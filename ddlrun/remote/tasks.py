@@ -92,7 +92,7 @@ def _render_script(module: str, text: str, archive: str) -> str:
     return (
         f"python={shlex.quote(sys.executable)}\n"
         '[ -x "$python" ] || python=python3\n'
-        'command -v "$python" >/dev/null || echo @python\n'
+        '"$python" -I -S -c "" 2>/dev/null || echo @python\n'
         f'exec "$python" -I -S -X utf8 -c {shlex.quote(BOOTSTRAP)} {module}'
         f" <<'@ddlrun'\n{text}\n{archive}\n@ddlrun\n"
     )
