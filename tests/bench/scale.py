@@ -118,9 +118,9 @@ def preflight(sizes: Sizes) -> None:
     """Check simulated replies."""
     results = [(hosts_of(shape), case("preflight", hosts_of(shape))) for shape in sizes.shapes]
     table(
-        "hosts|script, bytes|reply, bytes|CPU s|MiB",
+        "hosts|task, bytes|reply, bytes|CPU s|MiB",
         [
-            [f"{hosts:,}", f"{cost['script']:,}", f"{cost['reply']:,}", f"{cost['check']:.1f}", f"{cost['mib']:,.0f}"]
+            [f"{hosts:,}", f"{cost['task']:,}", f"{cost['reply']:,}", f"{cost['check']:.1f}", f"{cost['mib']:,.0f}"]
             for hosts, cost in results
         ],
     )
