@@ -52,11 +52,14 @@ class AlteringProxy:
         self._listener.shutdown(socket.SHUT_RDWR)
 
     def _connect(self, client: socket.socket, wanted: bool) -> None:  # noqa: FBT001 - of a thread
-        """Pass on what both ends of a connection send, until both have closed it or one has reset it."""
+        """Pass on what both ends of a connection send, until both have closed it or one has reset it.
+
+        A client that comes when the server has gone (a keeper's next try, after the job's end) finds a closed connection.
+        """
         with (
+            contextlib.suppress(OSError),
             client,
             socket.create_connection(("127.0.0.1", self._find_server())) as server,
-            contextlib.suppress(OSError),
         ):
             others, counts = {client: server, server: client}, {client: 0, server: 0}
             while others:
