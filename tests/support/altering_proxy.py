@@ -54,7 +54,7 @@ class AlteringProxy:
     def _connect(self, client: socket.socket, wanted: bool) -> None:  # noqa: FBT001 - of a thread
         """Pass on what both ends of a connection send, until both have closed it or one has reset it.
 
-        A client that comes when the server has gone (a keeper's next try, after the job's end) finds a closed connection.
+        A client that comes when the server has gone (a keeper's next try, after the job) finds a closed connection.
         """
         with (
             contextlib.suppress(OSError),
