@@ -90,12 +90,7 @@ def describe_tensor(tensor: Tensor) -> str:
 
 
 def make_buckets(parameters: Iterable[Tensor], limit: int) -> list[Bucket]:
-    """Divide parameters into buckets; see `divide`."""
-    return [Bucket(group) for group in divide(parameters, limit)]
-
-
-def divide(parameters: Iterable[Tensor], limit: int) -> list[list[Tensor]]:
-    """Divide parameters into lists of one dtype and device, and of at most `limit` bytes or one parameter."""
+    """Divide parameters into buckets of one dtype and device, and of at most `limit` bytes or one parameter."""
     groups, open_groups = list[list[Any]](), dict[Any, list[Any]]()
     for parameter in parameters:
         key = parameter.dtype, parameter.device
@@ -104,7 +99,7 @@ def divide(parameters: Iterable[Tensor], limit: int) -> list[list[Tensor]]:
             group = open_groups[key] = []
             groups.append(group)
         group.append(parameter)
-    return groups
+    return [Bucket(group) for group in groups]
 
 
 def _nbytes(parameters: Iterable[Tensor]) -> int:

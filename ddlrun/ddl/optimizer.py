@@ -15,31 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class OptimizerWrapper(torch.optim.Optimizer):
-    """An optimizer that wraps another one: groups, state and other attributes are those of the other.
-
-    Subclasses set `optimizer`, and do not call Optimizer.__init__.
-    """
-
-    optimizer: torch.optim.Optimizer
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of the wrapped optimizer
-        if name == "optimizer":  # not yet set
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The wrapped optimizer's groups."""
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]  # noqa: ANN401
-        """The wrapped optimizer's state."""
-        return self.optimizer.state
-
-
-class DistributedOptimizer(OptimizerWrapper):
+class DistributedOptimizer(torch.optim.Optimizer):
     """An optimizer whose `step` uses the averages of the gradients over all learners.
 
     All learners create it and call `step` together. The rest is the wrapped optimizer's: state_dict, param_groups, ...
@@ -82,6 +58,21 @@ class DistributedOptimizer(OptimizerWrapper):
             passes=backward_passes_per_step, bucket_bytes=bucket_bytes, overlap=overlap, axes=axes, wire=wire
         )
         self._averager = GradientAverager(optimizer, options)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of the wrapped optimizer
+        if name == "optimizer":  # not yet set
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's groups."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]  # noqa: ANN401
+        """The wrapped optimizer's state."""
+        return self.optimizer.state
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -12,8 +12,6 @@ from ddlrun.ddl.buckets import describe_tensor
 from ddlrun.ddl.consistency import average_metrics, check_agreement, describe_rank
 from ddlrun.ddl.hook import Averaging, comm_hook
 from ddlrun.ddl.optimizer import DistributedOptimizer
-from ddlrun.ddl.sharded_optimizer import ShardedOptimizer
-from ddlrun.ddl.top_k_hook import TopK, top_k_hook
 from ddlrun.ddl.torch_backend import register
 from ddlrun.errors import InputError
 
@@ -28,15 +26,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Averaging",
     "DistributedOptimizer",
-    "ShardedOptimizer",
-    "TopK",
     "average_metrics",
     "broadcast_parameters",
     "comm_hook",
     "device_mesh",
     "init_process_group",
     "process_group",
-    "top_k_hook",
 ]
 
 register()

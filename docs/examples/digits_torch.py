@@ -34,9 +34,7 @@ def parallel(net: torch.nn.Module, hook: str) -> DistributedDataParallel:
     else:
         torch.distributed.init_process_group("ddl")
     model = DistributedDataParallel(net)
-    if hook == "top-k":
-        model.register_comm_hook(ddl_torch.TopK(share=0.05), ddl_torch.top_k_hook)
-    elif hook == "power-sgd":
+    if hook == "power-sgd":
         model.register_comm_hook(PowerSGDState(None, 2, start_powerSGD_iter=WARM_UP), powerSGD_hook)
     else:
         model.register_comm_hook(ddl_torch.Averaging(), ddl_torch.comm_hook)
@@ -48,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
     parser.add_argument(
-        "--hook", nargs="?", const="average", choices=["average", "top-k", "power-sgd"],
+        "--hook", nargs="?", const="average", choices=["average", "power-sgd"],
         help="DistributedDataParallel with this hook (average)",
     )  # fmt: skip
     options = parser.parse_args()

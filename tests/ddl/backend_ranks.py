@@ -17,9 +17,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from ddlrun.ddl.torch import TopK, top_k_hook
+import ddlrun.ddl.torch  # noqa: F401 - it registers the backend
 
 # The limit of groups whose rank 2 is late. Busy cores delay no other rank by as much.
 LIMIT = timedelta(seconds=10)
@@ -118,13 +119,15 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 
 
-def train(model: nn.Module, rank: int) -> list[float]:
-    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+def train(model: nn.Module, rank: int, optimizer: torch.optim.Optimizer | None = None) -> list[float]:
+    """Train with SGD or another optimizer; return the losses of this rank."""
+    optimizer, losses = optimizer or torch.optim.SGD(model.parameters(), 0.1), []
     for step in range(4):
         torch.manual_seed(100 * step + rank)
         optimizer.zero_grad()
         loss = model(torch.randn(5, 8)).pow(2).mean()
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         losses.append(round(loss.item(), 5))
     return losses
@@ -134,22 +137,31 @@ def training(rank: int, size: int) -> Any:
     yield "ddp", train(DistributedDataParallel(network()), rank)
     model = network()
     fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
-    yield "fsdp", train(model, rank)
+    yield "fsdp", train(model, rank, torch.optim.Adam(model.parameters(), 0.1))
+    yield "zero", zero(rank)
     yield "resized", train(FullyShardedDataParallel(network(), device_id=torch.device("cpu")), rank)
     compiled: Any = torch.compile(DistributedDataParallel(network()), backend="aot_eager")
     yield "compiled", train(compiled, rank)
     halves: Any = DistributedDataParallel(network())
     halves._register_builtin_comm_hook(untyped.BuiltinCommHookType.FP16_COMPRESS)  # noqa: SLF001 - it has no public name
     yield "float16", train(halves, rank)
-    hooks: list[Any] = [(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook), (TopK(0.1), top_k_hook)]
-    for hook in hooks:
-        parallel = DistributedDataParallel(network())
-        parallel.register_comm_hook(*hook)
-        yield hook[1].__name__, train(parallel, rank)
-        weights = torch.cat([parameter.detach().flatten() for parameter in parallel.parameters()])
-        everywhere: list[Any] = [None] * size
-        dist.all_gather_object(everywhere, weights.numpy().tobytes())
-        yield "the same bits", len(set(everywhere))
+    parallel = DistributedDataParallel(network())
+    parallel.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+    yield "powerSGD_hook", train(parallel, rank)
+    weights = torch.cat([parameter.detach().flatten() for parameter in parallel.parameters()])
+    everywhere: list[Any] = [None] * size
+    dist.all_gather_object(everywhere, weights.numpy().tobytes())
+    yield "the same bits", len(set(everywhere))
+
+
+def zero(rank: int) -> list[Any]:
+    """Return the losses with each parameter's Adam state on one rank, the places here, and all states on rank 0."""
+    model = DistributedDataParallel(network())
+    optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    losses, here = train(model, rank, optimizer), len(optimizer.optim.state)
+    optimizer.consolidate_state_dict(to=0)
+    states = optimizer.state_dict()["state"] if rank == 0 else {}
+    return [losses, here, [round(state["exp_avg"].sum().item(), 4) for state in states.values()]]
 
 
 def results(backend: str) -> list[str]:

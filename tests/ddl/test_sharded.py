@@ -1,7 +1,6 @@
-"""Blocks of reduce-scatter and allgather, the dimensions of a process group, and the sharded optimizer."""
+"""Blocks of reduce-scatter and allgather, and the dimensions of a process group."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +12,6 @@ from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.partition import block_bounds, chunk_ranges
 from ddlrun.ddl.unequal_links import HostGroups, make_group_layout
 from ddlrun.errors import InputError
-from tests.ddl.test_mpi import started
-from tests.support import needs
-
-RANKS = Path(__file__).parent / "sharded_ranks.py"
 
 
 @given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 40))
@@ -110,12 +105,3 @@ def test_the_links_of_other_hosts_count_only_in_parts_of_the_job() -> None:
         make_group_layout(text, FAST_AND_SLOW, is_part=False)
     with pytest.raises(InputError, match="'nic=3' is not NAME=NUMBERS"):
         make_group_layout("nic=3", FAST_AND_SLOW, is_part=True)
-
-
-@pytest.mark.extra
-@pytest.mark.openmpi(4)
-@pytest.mark.parametrize("major", [4], indirect=True)
-def test_the_sharded_optimizer_trains_as_a_single_process(mpirun: str) -> None:
-    needs.package("torch", "torch==2.13.0")
-    done = started(mpirun, 4, str(RANKS), DDL_OPTIONS="-mode r:2x2")
-    assert (done.returncode, done.stdout.strip()) == (0, "0 wrong"), done.stdout + done.stderr

@@ -115,8 +115,8 @@ ALONE = {
 FRAMEWORKS = {
     "torch": {
         "torch.py", "optimizer.py", "hook.py", "process_groups.py", "nccl_pipeline.py", "gpu_reduction.py",
-        "sharded_optimizer.py", "staging.py", "gradient_averaging.py", "lms/block.py", "lms/block_table.py",
-        "lms/device.py", "lms/hooks.py", "lms/swap.py", "tcp/store_exchange.py", "top_k_hook.py", "torch_backend",
+        "staging.py", "gradient_averaging.py", "lms/block.py", "lms/block_table.py", "lms/device.py", "lms/hooks.py",
+        "lms/swap.py", "tcp/store_exchange.py", "torch_backend",
     },
     "keras": {"keras.py"},
 }  # fmt: skip
