@@ -29,7 +29,7 @@ def make_transport(comm: Communicator) -> Transport[Chunk]:
     """Return a transport over a duplicate of a communicator. All ranks call it together."""
     if isinstance(comm, TcpCommunicator):
         return TcpTransport(comm.Dup())
-    from ddlrun.ddl.mpi_transport import MpiTransport  # noqa: PLC0415 - 1 s: MPI, loaded already, as there is a communicator
+    from ddlrun.ddl.mpi_communicator import MpiTransport  # noqa: PLC0415 - 1 s: MPI, loaded already, as there is a communicator
 
     return MpiTransport(comm.Dup())
 
