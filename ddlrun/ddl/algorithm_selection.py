@@ -16,7 +16,6 @@ from ddlrun.allreduce_algorithms import (
     grow_chunks,
 )
 from ddlrun.ddl import autotune
-from ddlrun.ddl.communicators import is_mpi, name_library
 from ddlrun.ddl.wire_compression import WIRES, parse_wire
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 class AlgorithmSelector:
     """Selects the algorithm of each reduction. All ranks create it together.
 
-    learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the
+    learners: the size of each dimension. comm: a communicator of all learners. cache: the
     algorithms measured so far, None unless mode p explores. grows: chunks grow with the array, as over TCP.
     local_ranks: the number of learners if they are on one host, otherwise 0. host_ranks: the size of the first
     dimension if that is inside the hosts and others are not, over TCP, otherwise 1. connections: numbers of connections
@@ -45,7 +44,7 @@ class AlgorithmSelector:
     options: Options
     tuning: Tuning
     learners: tuple[int, ...]
-    comm: Communicator | None
+    comm: Communicator
     cache: autotune.AutotuneCache | None
     grows: bool = False
     local_ranks: int = 0
@@ -59,7 +58,7 @@ class AlgorithmSelector:
 
         `make_measure()` returns a function that measures an algorithm, in seconds that are the same on all ranks.
         """
-        if self.comm is not None and not is_mpi(self.comm):
+        if self.comm.collectives is None:
             message = message._replace(blocking=False)  # the collectives of MPI serve callers that wait
         if self.cache is None or not message.whole or message.size <= autotune.SMALLEST:
             return self._default(message)
@@ -92,7 +91,7 @@ class AlgorithmSelector:
             connections=self.connections,
         )
         result = autotune.search(space, measure, self.tuning.explore)
-        is_writer = self.comm is not None and self.comm.rank == 0
+        is_writer = self.comm.rank == 0
         written = cache.put(name, result.algorithm, write=is_writer)
         if is_writer and (self.options.dbg_level or result.seconds > 1):
             where = f", kept in {cache.path}" if written else ""
@@ -103,17 +102,16 @@ class AlgorithmSelector:
         return result.algorithm
 
 
-def make_selector(
-    grid: Grid, options: Options, tuning: Tuning, comm: Communicator | None, environ: Mapping[str, str]
-) -> AlgorithmSelector:
+def make_selector(grid: Grid, options: Options, tuning: Tuning, environ: Mapping[str, str]) -> AlgorithmSelector:
     """Return the selector of a grid. All ranks call it together; rank 0 reads the cache for all."""
-    explores = comm is not None and options.mode == "p" and tuning.explore > 0
+    comm = grid.members(grid.axes)
+    explores = comm.size > 1 and options.mode == "p" and tuning.explore > 0
     return AlgorithmSelector(
         options=options,
         tuning=tuning,
         learners=grid.topology.dims,
         comm=comm,
-        cache=_load_cache(grid, comm, tuning.connections, environ) if comm is not None and explores else None,
+        cache=_load_cache(grid, comm, tuning.connections, environ) if explores else None,
     )
 
 
@@ -125,7 +123,7 @@ def _load_cache(grid: Grid, comm: Communicator, connections: int, environ: Mappi
             "hosts": list(dict.fromkeys(names)),
             "topology": str(grid.topology),
             "order": grid.order.value,
-            "mpi": name_library(comm),
+            "mpi": comm.library,
             "connections": connections,
         }
         path = autotune.cache_path(environ, key)

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, CONNECTIONS, ONE_HOST, TCP_DEPTH
 from ddlrun.ddl.algorithm_selection import make_selector
-from ddlrun.ddl.communicators import is_mpi, split_hosts
+from ddlrun.ddl.communicators import SingleRank
 from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.launch_context import HostPosition, find_world, read_world_size
+from ddlrun.ddl.launch_context import HostPosition, adopt, find_world
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
-from ddlrun.ddl.tcp.communicator import TcpCommunicator
 from ddlrun.ddl.unequal_links import find_links, group_hosts
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from mpi4py.MPI import Intracomm
 
     from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.communicators import Communicator
@@ -27,36 +28,34 @@ if TYPE_CHECKING:
 
 
 def start_learner(
-    options: str | None, comm: Communicator | None, tuning: str | None, environ: Mapping[str, str]
+    options: str | None, comm: Communicator | Intracomm | None, tuning: str | None, environ: Mapping[str, str]
 ) -> Learner:
     """Return the learner of this process; see `ddl.init`. All ranks call it together."""
-    world = comm if comm is not None else find_world(environ)
-    if world is not None and world.size == 1:
-        world = None
-    size = 1 if world is None else world.size
-    part = comm is not None and _read_job_size(comm, environ) != str(comm.size)
-    settings = agree_on_settings(StartRequest(options, tuning, size, part), world, environ)
+    world = find_world(environ) if comm is None else adopt(comm)
+    part = comm is not None and world.job_size != world.size
+    if world.size == 1:
+        world = SingleRank()
+    settings = agree_on_settings(StartRequest(options, tuning, world.size, part), world, environ)
     context = settings.context
-    if context.options.mode == "m" and world is not None and not is_mpi(world):
+    over_tcp = world.size > 1 and world.collectives is None
+    if context.options.mode == "m" and over_tcp:
         raise InputError(
             "-mode m: the collectives of MPI need a job of MPI, but this one runs over TCP; use mode r or p"
         )
     grid = Grid(context.topology, context.order, world)
-    host, hosts = (HostPosition(), None) if world is None else _find_hosts(world, grid)
-    over_tcp = world is not None and not is_mpi(world)
+    host, hosts = _find_hosts(world, grid)
     default = ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS
     sizes = settings.tuning(default._replace(depth=TCP_DEPTH) if over_tcp else default)
     # A chunk uses one connection.
     sizes = sizes._replace(depth=max(sizes.depth, sizes.connections)) if over_tcp else sizes._replace(connections=1)
-    flat_comm = None if world is None else grid.members(grid.axes)
-    selector = make_selector(grid, context.options, sizes, flat_comm, environ)
+    selector = make_selector(grid, context.options, sizes, environ)
     if over_tcp:
         several = CONNECTIONS if host.hosts > 1 and not settings.sets("connections") else ()
-        local_ranks = size if host.hosts == 1 else 0
+        local_ranks = world.size if host.hosts == 1 else 0
         selector = replace(selector, grows=not settings.sets("chunk"), local_ranks=local_ranks, connections=several)
         if host.leaving and grid.axes[0] not in host.leaving:
             selector = replace(selector, host_ranks=grid.topology.ranks_per_host)
-    if world is not None and hosts is not None and not _is_instrumented(context.options):
+    if world.size > 1 and not _is_instrumented(context.options):
         links = find_links(world, hosts, environ)
         monitored = hosts if selector.cache is not None and links.are_unknown else None
         selector = replace(selector, layout=links.layout, monitored=monitored)
@@ -74,11 +73,6 @@ def _make_learner(grid: Grid, selector: AlgorithmSelector, host: HostPosition, e
     return InstrumentedLearner(grid, selector, host, environ)
 
 
-def _read_job_size(comm: Communicator, environ: Mapping[str, str]) -> str:
-    """Return the number of ranks of the job that a communicator belongs to."""
-    return str(comm.endpoint.size) if isinstance(comm, TcpCommunicator) else read_world_size(environ, str(comm.size))
-
-
 def _is_instrumented(options: Options) -> bool:
     """Return True if iterations are reported, by dimension: then all blocks are equal."""
     return bool(options.dump_iter or options.rebind_iter)
@@ -86,7 +80,7 @@ def _is_instrumented(options: Options) -> bool:
 
 def _find_hosts(world: Communicator, grid: Grid) -> tuple[HostPosition, HostGroups]:
     """Return this learner's position on its host, and the hosts of the job."""
-    local = split_hosts(world)
+    local = world.split_hosts()
     local_ranks = set(local.allgather(world.rank))
     # The dimensions in which this learner has a peer on another host.
     leaving = "".join(axis for axis in grid.axes if not local_ranks.issuperset(grid.peers(axis)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, cast
 
+from ddlrun.ddl.communicators import SingleRank
 from ddlrun.errors import InputError
 from ddlrun.topology import AXES, RankOrder, Topology
 
@@ -60,17 +61,15 @@ class Grid:
     """
 
     def __init__(self, topology: Topology, order: RankOrder, comm: Communicator | None = None) -> None:
-        size = 1 if comm is None else comm.size
-        if topology.size != size:
-            raise InputError(f"grid {topology}: invalid dim size: {topology.size} learners, but {size} ranks")
+        self.base: Communicator = SingleRank() if comm is None else comm
+        self.rank, self.size = self.base.rank, self.base.size
+        if topology.size != self.size:
+            raise InputError(f"grid {topology}: invalid dim size: {topology.size} learners, but {self.size} ranks")
         self.topology, self.order = topology, order
-        self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         self.coords = coords_of(topology, order, self.rank)
-        self.base = comm
         self._communicators: dict[str, Communicator] = {}
-        if comm is not None:
-            for axis in self.axes:
-                self.members(axis)
+        for axis in self.axes:
+            self.members(axis)
 
     @property
     def axes(self) -> str:
@@ -113,17 +112,17 @@ class Grid:
         Raises:
             InputError: The grid has no dimension of a letter, or is a single learner without MPI.
         """
+        if self.size == 1:
+            raise InputError(f"grid {self.topology}: no communicator {axes!r}: a single learner runs without MPI")
         return cast("Intracomm", self.members(axes))
 
     def members(self, axes: str) -> Communicator:
-        """Return the communicator of some axes, of MPI or over TCP: see `communicator`."""
-        if self.base is None:
-            raise InputError(f"grid {self.topology}: no communicator {axes!r}: a single learner runs without MPI")
+        """Return the communicator of some axes: see `communicator`."""
         name = "".join(self.axes[i] for i in self.places(axes))
         if name not in self._communicators:
             fixed = [0 if axis in name else at for axis, at in zip(self.axes, self.coords, strict=True)]
             color = rank_at(self.topology, RankOrder.DDL, tuple(fixed))
-            self._communicators[name] = cast("Communicator", self.base.Split(color, self.host_index_of(self.rank)))
+            self._communicators[name] = self.base.Split(color, self.host_index_of(self.rank))
         return self._communicators[name]
 
     def places(self, axes: str) -> list[int]:

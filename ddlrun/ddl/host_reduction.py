@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from ddlrun.allreduce_algorithms import (
     wait_for_late_host,
 )
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
-from ddlrun.ddl.communicators import abandon, load_mpi_collectives, make_transport, take_maxima
 from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
@@ -29,15 +28,12 @@ from ddlrun.ddl.nic_monitor import LARGEST_TRIAL, Comparison, can_size_blocks, m
 from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
-from ddlrun.ddl.tcp.communicator import TcpCommunicator
 from ddlrun.ddl.transport import message_errors
 from ddlrun.ddl.wire_compression import WIRES, can_narrow, parse_wire
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from mpi4py.MPI import Intracomm
 
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm
     from ddlrun.ddl.algorithm_selection import AlgorithmSelector
@@ -65,16 +61,15 @@ class HostReducer:
         # In host order: in ddl order a flat collective of the MPI library is several times slower.
         self.comm = selector.comm
         self.schedules = ScheduleCache(grid, selector.options.mode, selector.layout)
-        self._engine, self._feedback = self._make_engine(), ErrorFeedback()
-        self.guard = InterruptionGuard(str(self), None if self._engine is None else self._abandon)
+        self._engine, self._feedback = Engine(grid.base.make_transport(), grid.rank), ErrorFeedback()
+        self.guard = InterruptionGuard(str(self), self._abandon if grid.size > 1 else None)
         self.small_messages = self._make_small_message_path()
         self._nic_monitor = make_monitor(grid.base, selector.monitored, selector.tuning.measure)
         self._late_host_monitor = make_late_host_monitor(grid, selector.monitored, selector.tuning.measure)
 
     def free(self) -> None:
         """Complete what is in progress and free the engine's communicator."""
-        if self._engine is not None:
-            self._engine.free()
+        self._engine.free()
 
     def reduce(
         self, arrays: Sequence[FlatArray], op: str, axes: str = "", wire: str = "", *, blocking: bool = True
@@ -130,15 +125,14 @@ class HostReducer:
 
     def _transfer(self, array: FlatArray, reduce_op: ReduceOp, name: str, kind: type[BlockChunk]) -> None:
         elements = array.elements
-        if self._engine is not None:
-            transfer = BlockTransfer(
-                blocks=ArrayBlocks(elements, self.grid.size),
-                own=elements[slice(*self.schedules.own_block(len(elements)))],
-                schedule=partial(self.schedules.steps, Collective(name)),
-                own_block=self.schedules.own_block,
-            )
-            self.guard.begin_messages()
-            self._engine.wait(transfer.start(self._engine, kind, reduce_op, self.tuning))
+        transfer = BlockTransfer(
+            blocks=ArrayBlocks(elements, self.grid.size),
+            own=elements[slice(*self.schedules.own_block(len(elements)))],
+            schedule=partial(self.schedules.steps, Collective(name)),
+            own_block=self.schedules.own_block,
+        )
+        self.guard.begin_messages()
+        self._engine.wait(transfer.start(self._engine, kind, reduce_op, self.tuning))
         array.write_back()
 
     def compare(self, arrays: Sequence[FlatArray], op: str, axes: str = "", wire: str = "") -> None:
@@ -146,7 +140,7 @@ class HostReducer:
 
         Raises InputError if another learner reduces other arrays.
         """
-        if not self.options.dbg_level or self.comm is None:
+        if not self.options.dbg_level or self.grid.size == 1:
             return
         self.guard.begin_messages()
         over = "".join(self.grid.axes[i] for i in self.grid.places(axes or self.grid.axes))
@@ -158,24 +152,17 @@ class HostReducer:
 
     def _abandon(self, error: LostRankError) -> None:
         """Give up what is in progress; over TCP, let the other ranks see that."""
-        if self._engine is not None and self.grid.base is not None:
-            self._engine.is_interrupted = True
-            abandon(self.grid.base, error)
+        self._engine.is_interrupted = True
+        self.grid.base.abandon(error)
 
     def __str__(self) -> str:
         return f"rank {self.grid.rank} of {self.grid.size}"
 
-    def _make_engine(self) -> Engine | None:
-        if self.grid.base is None:
-            return None
-        return Engine(make_transport(self.grid.base), self.grid.rank)
-
     def _make_small_message_path(self) -> SmallMessagePath | None:
-        if self.comm is None or self.options.mode not in FLAT_MODES or self.options.dbg_level:
+        collectives = self.comm.collectives
+        if collectives is None or self.options.mode not in FLAT_MODES or self.options.dbg_level:
             return None
-        if isinstance(self.comm, TcpCommunicator):
-            return None
-        path: SmallMessagePath = load_mpi_collectives().SmallMessagePath(self.comm)
+        path: SmallMessagePath = collectives.SmallMessagePath(self.comm)
         return path
 
     def _select(self, message: MessageClass, elements: Any, reduce_op: ReduceOp) -> AllreduceAlgorithm:  # noqa: ANN401
@@ -194,7 +181,7 @@ class HostReducer:
             self._reduce_flat(elements, reduce_op)
         elif algorithm.method == "native":
             self._reduce_natively(elements, reduce_op, axes)
-        if algorithm.method != "chunks" or self._engine is None:
+        if algorithm.method != "chunks":
             return None
         longest = max(algorithm.chunk // WIRES.get(parse_wire(algorithm.wire).dtype, elements.itemsize), 1)
         collective = Collective("all_reduce", axes, algorithm.algorithms, algorithm.wire)
@@ -216,7 +203,7 @@ class HostReducer:
     ) -> AllreduceAlgorithm:
         """Return the algorithm, with blocks sized by the rates of the NICs while that is faster."""
         sized = size_blocks(algorithm, self.tuning, elements.nbytes)
-        if self._engine is not None and monitor.is_due(elements.nbytes):
+        if monitor.is_due(elements.nbytes):
             trial = np.ones_like(elements[: LARGEST_TRIAL // elements.itemsize])
             comparison = Comparison(algorithm, sized, self._make_measure(trial, reduce_op))
             monitor.update(self._engine, self.schedules, comparison)
@@ -231,7 +218,7 @@ class HostReducer:
     ) -> AllreduceAlgorithm:
         """Return the algorithm, or the one that takes the late host last while there is one and that is faster."""
         waits = wait_for_late_host(elements.nbytes)
-        if self._engine is not None and monitor.is_due(self._engine):
+        if monitor.is_due(self._engine):
             self._engine.drain()
             trial = np.ones_like(elements[: LARGEST_TRIAL // elements.itemsize])
             share = len(trial) / len(elements)
@@ -246,8 +233,6 @@ class HostReducer:
 
         This rank begins `delay` seconds late.
         """
-        if self._engine is None or self.comm is None:
-            raise RuntimeError("one learner has nothing to explore")
         comm, engine = self.comm, self._engine
         engine.drain()
 
@@ -259,16 +244,17 @@ class HostReducer:
             if operation is not None:
                 engine.wait(operation)
             seconds = np.array([time.perf_counter() - start])
-            take_maxima(comm, seconds)
+            comm.take_maxima(seconds)
             return float(seconds[0])
 
         return measure
 
     def _reduce_flat(self, elements: Any, reduce_op: ReduceOp) -> None:  # noqa: ANN401
-        if self.comm is not None and not isinstance(self.comm, TcpCommunicator):
-            load_mpi_collectives().flat_allreduce(self.comm, elements, reduce_op)
+        if self.comm.collectives is not None:
+            self.comm.collectives.flat_allreduce(self.comm, elements, reduce_op)
 
     def _reduce_natively(self, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401
         comms = [self.grid.members(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
-        several = [cast("Intracomm", comm) for comm in comms if comm.size > 1]
-        load_mpi_collectives().allreduce_by_dimension(several, elements, reduce_op)
+        if self.comm.collectives is not None:
+            several = [comm for comm in comms if comm.size > 1]
+            self.comm.collectives.allreduce_by_dimension(several, elements, reduce_op)

@@ -110,7 +110,7 @@ def make_late_host_monitor(grid: Grid, hosts: HostGroups | None, measure: int) -
         hosts: The hosts of the job, None if there is nothing to measure.
         measure: 0 if nothing is measured.
     """
-    if grid.base is None or hosts is None or len(hosts.ranks) < LEAST_HOSTS or not measure:
+    if hosts is None or len(hosts.ranks) < LEAST_HOSTS or not measure:
         return None
     places = [{coords_of(grid.topology, grid.order, rank) for rank in ranks} for ranks in hosts.ranks]
     for axis, size in enumerate(grid.topology.dims):

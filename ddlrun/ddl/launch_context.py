@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from ddlrun.ddl.communicators import SingleRank
 from ddlrun.ddl.options import Options, check_size, parse_options
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, Topology, ddl_topology, parse_job_topology
@@ -49,8 +50,8 @@ def find_transport(environ: Mapping[str, str]) -> str:
     return "mpi" if has_mpi or "mpi4py.MPI" in sys.modules else ""
 
 
-def find_world(environ: Mapping[str, str]) -> Communicator | None:
-    """Return the communicator of all ranks of the job, or None in a process that runs alone, without loading MPI.
+def find_world(environ: Mapping[str, str]) -> Communicator:
+    """Return the communicator of all ranks of the job. In a process that runs alone, do not load MPI.
 
     Raises InputError if mpi4py loaded another MPI than the launcher's, which would make each process rank 0 of 1, or if
     a variable of a job without MPI is wrong; LostRankError if a rank of a job without MPI does not arrive.
@@ -60,21 +61,33 @@ def find_world(environ: Mapping[str, str]) -> Communicator | None:
         from ddlrun.ddl.tcp.world import tcp_world  # noqa: PLC0415 - 50 ms, for jobs without MPI alone
 
         return tcp_world(environ)
-    return _find_mpi_world(environ) if transport else None
+    return _find_mpi_world(environ) if transport else SingleRank()
 
 
-def _find_mpi_world(environ: Mapping[str, str]) -> Intracomm:
+def adopt(comm: Communicator | Intracomm) -> Communicator:
+    """Return a caller's communicator, which may be mpi4py's, with the interface of this package."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    is_foreign = mpi is not None and isinstance(comm, mpi.Intracomm)
+    return _mpi_communicator(cast("Intracomm", comm)) if is_foreign else cast("Communicator", comm)
+
+
+def _find_mpi_world(environ: Mapping[str, str]) -> Communicator:
     from mpi4py import MPI  # noqa: PLC0415 - 1 s, and it need not be installed
 
-    world = MPI.COMM_WORLD
+    world = _mpi_communicator(MPI.COMM_WORLD)
     launched = read_world_size(environ, str(world.size))
     if launched != str(world.size):
-        library = MPI.Get_library_version().split(",")[0]
         raise InputError(
-            f"started as {launched} ranks, but MPI sees {world.size}: mpi4py loaded {library}, which is not the MPI "
-            "of the mpirun that started this; set MPI4PY_LIBMPI to that one's libmpi"
+            f"started as {launched} ranks, but MPI sees {world.size}: mpi4py loaded {world.library}, which is not the "
+            "MPI of the mpirun that started this; set MPI4PY_LIBMPI to that one's libmpi"
         )
     return world
+
+
+def _mpi_communicator(comm: Intracomm) -> Communicator:
+    from ddlrun.ddl.mpi_communicator import MpiCommunicator  # noqa: PLC0415 - 1 s: MPI, which need not be installed
+
+    return MpiCommunicator(comm)
 
 
 def read_world_size(environ: Mapping[str, str], default: str) -> str:

@@ -117,7 +117,7 @@ class Learner:
         if not 0 <= root < self.grid.size:
             raise InputError(f"{self}: bcast from root {root}: there are ranks 0 to {self.grid.size - 1}")
         result = x if in_place else copy_of(x)
-        if self.reducer.comm is not None:
+        if self.grid.size > 1:
             array = self._flatten(result, "bcast")
             memory, root_in_comm = array.elements.view(np.uint8), self.grid.host_index_of(root)
             with self.guard:
@@ -129,7 +129,7 @@ class Learner:
 
     def barrier(self) -> None:
         """Wait until all learners have called it."""
-        if self.reducer.comm is not None:
+        if self.grid.size > 1:
             with self.guard:
                 self.guard.begin_messages()
                 self.reducer.comm.Barrier()

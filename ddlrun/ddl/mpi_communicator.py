@@ -1,21 +1,67 @@
-"""The transport over MPI's non-blocking messages."""
+"""A communicator of MPI, and the transport over its non-blocking messages."""
 
 from __future__ import annotations
 
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from mpi4py import MPI
 
+from ddlrun.ddl import mpi_collectives
 from ddlrun.ddl.transport import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
+    from ddlrun.ddl.operation import Chunk
+    from ddlrun.errors import LostRankError
+
 # Seconds: how long to poll without a pause, then the shortest and longest pause. A pause is a tenth of the wait so far.
 SPIN, SHORTEST_PAUSE, LONGEST_PAUSE = 100e-6, 50e-6, 500e-6
 # Bytes of a message: MPI counts up to 2^31 - 1.
 MAX_MESSAGE = 1 << 30
+
+
+class MpiCommunicator(MPI.Intracomm):
+    """A communicator of mpi4py with the other methods of `Communicator`."""
+
+    collectives = mpi_collectives
+
+    @property
+    def job_size(self) -> int:
+        """The number of ranks of the job."""
+        return MPI.COMM_WORLD.size
+
+    @property
+    def library(self) -> str:
+        """The name and version of the MPI library."""
+        return MPI.Get_library_version().split(",")[0]
+
+    @property
+    def ended(self) -> bool:
+        """True once MPI has ended."""
+        return MPI.Is_finalized()
+
+    def make_transport(self) -> MpiTransport[Chunk]:
+        """Return a transport over a duplicate."""
+        return MpiTransport(self.Dup())
+
+    def split_hosts(self) -> MpiCommunicator:
+        """Return the communicator of the ranks on this host, in rank order."""
+        return MpiCommunicator(self.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
+
+    def Split(self, color: int = 0, key: int = 0) -> MpiCommunicator:  # noqa: N802 - mpi4py's name
+        """Return the communicator of the ranks with the same color."""
+        return MpiCommunicator(super().Split(color, key))
+
+    def take_maxima(self, values: NDArray[Any]) -> None:
+        """Replace each number by the largest one of all ranks."""
+        self.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
+
+    def abandon(self, error: LostRankError) -> None:
+        """Do nothing: the others wait until this rank ends."""
 
 
 class MpiTransport(Generic[Owner]):

@@ -99,9 +99,9 @@ def can_size_blocks(message: MessageClass) -> bool:
     return message.whole and message.size >= LEAST_BYTES and not message.wire.startswith(NOT_WEIGHTED)
 
 
-def make_monitor(world: Communicator | None, hosts: HostGroups | None, interval: int) -> NicMonitor | None:
+def make_monitor(world: Communicator, hosts: HostGroups | None, interval: int) -> NicMonitor | None:
     """Return a monitor, or None if there is nothing to measure."""
-    if world is None or hosts is None or len(hosts.ranks) < LEAST_HOSTS or not interval:
+    if hosts is None or len(hosts.ranks) < LEAST_HOSTS or not interval:
         return None
     return NicMonitor(world, hosts, interval)
 

@@ -62,7 +62,7 @@ class ProcessGroups:
     or "". Raises InputError on every learner if the default group's ranks are not the grid's.
     """
 
-    def __init__(self, grid: Grid, comm: Communicator | None, *, one_host: bool) -> None:
+    def __init__(self, grid: Grid, comm: Communicator, *, one_host: bool) -> None:
         if not distributed.is_available():
             raise InputError("this torch was built without torch.distributed; install another build of it")
         self._grid, self._comm, self._one_host = grid, comm, one_host
@@ -113,8 +113,7 @@ class ProcessGroups:
                 distributed.destroy_process_group(group)
             return
         distributed.destroy_process_group()
-        if self._comm is not None:
-            self._comm.Barrier()  # rank 0 has the store, which other ranks may still query
+        self._comm.Barrier()  # rank 0 has the store, which other ranks may still query
 
     def _has_default_group(self) -> bool:
         """Return True if the script started a default group. Raises InputError if its ranks are not the grid's."""
@@ -139,7 +138,7 @@ class ProcessGroups:
         """
         grid, comm, address, port, problem = self._grid, self._comm, "", 0, ""
         store: Any = None
-        if comm is None:
+        if comm.size == 1:
             store = distributed.HashStore()  # type: ignore[attr-defined]
         elif grid.rank == 0:
             try:
@@ -147,8 +146,7 @@ class ProcessGroups:
                 store, port = _listen(address, os.environ.get("MASTER_PORT", "0"))
             except InputError as error:
                 problem = str(error)
-        if comm is not None:
-            address, port, problem = comm.bcast((address, port, problem))  # rank 0 is 0 in host order too
+        address, port, problem = comm.bcast((address, port, problem))  # rank 0 is 0 in host order too
         if problem:
             raise InputError(f"rank {grid.rank} of {grid.size}: torch.distributed: {problem}")
         store = store or distributed.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
@@ -157,8 +155,6 @@ class ProcessGroups:
 
     def _gather(self, mine: Any) -> list[Any]:  # noqa: ANN401
         """Return the value of each rank, in rank order."""
-        if self._comm is None:
-            return [mine]
         pairs = self._comm.allgather((self._grid.rank, mine))
         return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
+    from mpi4py.MPI import Intracomm
+
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.handle import Handle
@@ -38,7 +40,9 @@ class Session:
             free()
 
 
-def init(options: str | None = None, *, comm: Communicator | None = None, tuning: str | None = None) -> Session:
+def init(
+    options: str | None = None, *, comm: Communicator | Intracomm | None = None, tuning: str | None = None
+) -> Session:
     """Join the other learners. All ranks call it together.
 
     The learners are the ranks of a job of MPI, else of a job with RANK and WORLD_SIZE, whose messages go over TCP.

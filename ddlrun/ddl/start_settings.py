@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddlrun import __version__
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
-from ddlrun.ddl.communicators import take_maxima
 from ddlrun.ddl.launch_context import find_context
 from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.errors import InputError
@@ -88,7 +87,7 @@ class StartSettings:
             yield name, repr(value) if value == between_hosts[name] else "the default"
 
 
-def agree_on_settings(request: StartRequest, comm: Communicator | None, environ: Mapping[str, str]) -> StartSettings:
+def agree_on_settings(request: StartRequest, comm: Communicator, environ: Mapping[str, str]) -> StartSettings:
     """Return the settings of this learner, which are the same on all ranks. All ranks call it together.
 
     A rank whose settings are wrong takes part in the comparison: otherwise the others would wait for it.
@@ -99,11 +98,9 @@ def agree_on_settings(request: StartRequest, comm: Communicator | None, environ:
     try:
         settings = read_settings(request, environ)
     except Exception as error:
-        if comm is not None:
-            _compare(comm, [], error)
+        _compare(comm, [], error)
         raise
-    if comm is not None:
-        _compare(comm, settings.shared())
+    _compare(comm, settings.shared())
     return settings
 
 
@@ -134,12 +131,12 @@ def _compare(comm: Communicator, shared: list[SharedSetting], problem: Exception
 
 def _all_equal(comm: Communicator, shared: list[SharedSetting]) -> bool:
     """Compare the settings of all ranks by their digests; False if a rank has none."""
-    import numpy as np  # noqa: PLC0415 - 120 ms, for several learners alone
+    import numpy as np  # noqa: PLC0415 - 120 ms, for a job alone
 
     text = "\n".join(f"{setting.name} {setting.value}" for setting in shared)
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
     largest = np.array([digest, -digest, not shared], np.int64)
-    take_maxima(comm, largest)
+    comm.take_maxima(largest)
     return bool(largest[0] == -largest[1] and not largest[2])
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ddlrun import ddl
-from ddlrun.ddl.communicators import is_mpi
 from ddlrun.ddl.dimensions import coords_of
 from ddlrun.ddl.flat import FlatArray
 from ddlrun.ddl.launch_context import find_world
@@ -169,7 +168,9 @@ def large(comm: Communicator, mode: str, checks: Checks) -> None:
 def run(comm: Communicator, shape: str, *, quick: bool, last: bool) -> Checks:
     checks = Checks()
     orders = ("host", "ddl")
-    modes = FIXED_MODES if "--bits" in sys.argv else [mode for mode in MODES if mode != "m" or is_mpi(comm)]
+    modes = (
+        FIXED_MODES if "--bits" in sys.argv else [mode for mode in MODES if mode != "m" or comm.collectives is not None]
+    )
     in_turn = zip(itertools.cycle(orders[::-1] if shape in SHAPES[::2] else orders), modes)
     for order, mode in in_turn if quick else itertools.product(orders, modes):
         os.environ["DDLRUN_RANK_ORDER"] = order
@@ -210,7 +211,6 @@ def report(world: Communicator, checks: Sequence[Tally]) -> NoReturn:
 
 def main() -> None:
     world = find_world(os.environ)
-    assert world is not None
     checks = []
     shapes = [word for word in sys.argv[1:] if not word.startswith("--")] or SHAPES
     for shape, comm in learners(world, shapes):

@@ -252,7 +252,8 @@ def use_gpu(rank: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    world, subject, checks = MPI.COMM_WORLD, sys.argv[1], list[Checks]()
+    world: Any = MPI.COMM_WORLD
+    subject, checks = sys.argv[1], list[Checks]()
     if subject in {"gpus", "nccl"}:
         use_gpu(world.rank)
     if subject == "gpus":

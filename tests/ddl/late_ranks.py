@@ -16,7 +16,6 @@ import numpy as np
 from ddlrun import ddl
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, LATE
 from ddlrun.ddl.algorithm_selection import make_selector
-from ddlrun.ddl.communicators import make_transport
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.flat import FlatArray
@@ -47,7 +46,7 @@ def begin_without_the_late_host(world: Communicator, checks: Checks) -> None:
     grid = Grid(SHAPE, RankOrder.HOST, world)
     schedules = ScheduleCache(grid, "p")
     schedules.set_late_host(LATE_HOST)
-    engine = Engine(make_transport(world), world.rank)
+    engine = Engine(world.make_transport(), world.rank)
     start = partial(
         engine.start,
         np.full(COUNT, float(world.rank)),
@@ -85,7 +84,7 @@ def reduce_with_a_late_host(world: Communicator, order: RankOrder, checks: Check
     grid = Grid(SHAPE, order, world)
     hosts = HostGroups(tuple(grid_ranks(grid, host) for host in range(4)), (4,))
     tuning = BETWEEN_HOSTS._replace(explore=0)
-    selector = make_selector(grid, parse_options("-mode p"), tuning, grid.members(grid.axes), os.environ)
+    selector = make_selector(grid, parse_options("-mode p"), tuning, os.environ)
     reducer = HostReducer(grid, replace(selector, monitored=hosts), "")
     reducer.schedules.set_late_host(LATE_HOST)
     late = grid.coords[1] == LATE_HOST
@@ -123,7 +122,6 @@ def grid_ranks(grid: Grid, host: int) -> tuple[int, ...]:
 
 def main() -> None:
     world = find_world(os.environ)
-    assert world is not None
     checks = Checks()
     with ddl.init("-mode r", comm=world):  # errors name the rank
         begin_without_the_late_host(world, checks)

@@ -241,7 +241,8 @@ def run(checks: WireChecks, text: str) -> None:
 
 
 def main() -> None:
-    world, tallies = MPI.COMM_WORLD, list[WireChecks]()
+    world: Any = MPI.COMM_WORLD
+    tallies = list[WireChecks]()
     for shape, comm in learners(world, sys.argv[1:] or SHAPES):
         tallies.append(WireChecks(comm))
         run(tallies[-1], shape)

@@ -9,7 +9,6 @@ import time
 from dataclasses import astuple, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ddlrun.ddl.communicators import split_hosts
 from ddlrun.ddl.monitor.procfs import core_of, move_threads, read_clock, read_load
 from ddlrun.ddl.monitor.spare_cores import SpareCores
 from ddlrun.ddl.monitor.straggler_detection import (
@@ -172,7 +171,7 @@ def _delay(stats: IterationStats) -> str:
 
 def _gather_masks(comm: Communicator) -> dict[int, frozenset[int]]:
     """Return the CPUs of each rank of this host."""
-    host = split_hosts(comm)
+    host = comm.split_hosts()
     masks = dict(host.allgather((comm.rank, frozenset(os.sched_getaffinity(0)))))
     host.Free()
     return masks

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from ddlrun.allreduce_algorithms import dimension_algorithm
-from ddlrun.ddl.communicators import load_mpi_collectives
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.host_reduction import HostReducer
 from ddlrun.ddl.learner import Learner
@@ -47,8 +46,7 @@ class InstrumentedReducer(HostReducer):
         self.sampled = on
         if on:
             self.meter.reset()
-        if self._engine is not None:
-            self._engine.meter = self.meter if on else None
+        self._engine.meter = self.meter if on else None
 
     def _execute(
         self,
@@ -67,14 +65,13 @@ class InstrumentedReducer(HostReducer):
         return operation
 
     def _reduce_natively(self, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401
-        if not self.sampled:
+        if not self.sampled or self.comm.collectives is None:
             super()._reduce_natively(elements, reduce_op, axes)
             return
         places = self.grid.places(axes or self.grid.axes)
-        comms = [(i, self.grid.communicator(self.grid.axes[i])) for i in places]
-        timed = [TimedCommunicator(comm, self.meter, i) for i, comm in comms]
-        several = cast("list[Intracomm]", [comm for comm in timed if comm.size > 1])
-        load_mpi_collectives().allreduce_by_dimension(several, elements, reduce_op)
+        comms = [(i, self.grid.members(self.grid.axes[i])) for i in places]
+        timed = [TimedCommunicator(cast("Intracomm", comm), self.meter, i) for i, comm in comms if comm.size > 1]
+        self.comm.collectives.allreduce_by_dimension(timed, elements, reduce_op)
 
 
 class InstrumentedLearner(Learner):
@@ -199,13 +196,13 @@ class _Rounds:
 def _make_rounds(grid: Grid, selector: AlgorithmSelector, meter: TrafficMeter, environ: Mapping[str, str]) -> _Rounds:
     """Return the rounds that the options request. All ranks call it together."""
     base, options = grid.base, selector.options
-    hosts = [os.uname().nodename] if base is None else base.allgather(os.uname().nodename)
+    hosts = base.allgather(os.uname().nodename)
     log = EventLog(environ.get("DDLRUN_RUN_DIR", "") if grid.rank == 0 else "")
     dump = rebind = None
     if options.dump_iter:
         report = IterationReport(grid, options.mode, hosts, meter, log)
         dump = ExchangeRounds(base, options.dump_iter, report.width, report)
-    if options.rebind_iter and base is not None:
+    if options.rebind_iter and base.size > 1:
         rebinding = CoreRebinding(base, hosts, environ.get("DDLRUN_SPARE_CPUS", ""), log)
         rebind = ExchangeRounds(base, options.rebind_iter, rebinding.width, rebinding)
     return _Rounds(dump, rebind)

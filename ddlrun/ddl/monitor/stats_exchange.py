@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ddlrun.ddl.communicators import has_ended
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.communicators import Communicator
+    from ddlrun.ddl.communicators import Communicator, Exchange
     from ddlrun.ddl.monitor.iteration_timer import Iteration
-    from ddlrun.ddl.tcp.communicator import Messages
 
 # Seconds to wait for the last rows: at the end of a job other ranks may be busy, or gone.
 LAST_SECONDS = 1.0
@@ -44,7 +40,7 @@ class StatsExchange:
         self._base, self._comm = comm, comm.Dup()
         self._mine = np.empty(width)
         self._rows = np.empty((comm.size, width))
-        self._request: MPI.Request | Messages | None = None
+        self._request: Exchange | None = None
         self._posted = 0
 
     @property
@@ -67,7 +63,7 @@ class StatsExchange:
 
     def last(self) -> NDArray[Any] | None:
         """Return the rows that are still to come, if they come within a second; None once MPI has ended."""
-        if has_ended(self._comm):
+        if self._comm.ended:
             return None
         until = time.monotonic() + LAST_SECONDS
         while self.busy and time.monotonic() < until:
@@ -89,13 +85,10 @@ class StatsExchange:
 
 
 class ExchangeRounds:
-    """Makes a row every `every` iterations, and acts on the rows of all once they have come.
+    """Makes a row every `every` iterations, and acts on the rows of all once they have come."""
 
-    Without a communicator the row of the single learner is all of them.
-    """
-
-    def __init__(self, comm: Communicator | None, every: int, width: int, consumer: RowConsumer) -> None:
-        self._exchange = None if comm is None else StatsExchange(comm, width)
+    def __init__(self, comm: Communicator, every: int, width: int, consumer: RowConsumer) -> None:
+        self._exchange = StatsExchange(comm, width)
         self._every, self._consumer = every, consumer
         self._times: list[Iteration] = []
 
@@ -107,23 +100,23 @@ class ExchangeRounds:
     def add(self, iteration: Iteration) -> None:
         """Count an iteration."""
         self._times.append(iteration)
-        if self._exchange is not None and (rows := self._exchange.poll()) is not None:
-            self._consumer.act(rows)
-        if len(self._times) < self._every or (self._exchange is not None and self._exchange.busy):
+        self._act()
+        if len(self._times) < self._every or self._exchange.busy:
             return
         row, self._times = self._consumer.row(self._times), []
-        if self._exchange is not None:
-            self._exchange.post(row)
-        else:
-            self._consumer.act(np.array([row]))
+        self._exchange.post(row)
+        self._act()
 
     def last(self) -> None:
         """Act on the rows that are still to come."""
-        if self._exchange is not None and (rows := self._exchange.last()) is not None:
+        if (rows := self._exchange.last()) is not None:
             self._consumer.act(rows)
 
     def free(self) -> None:
         """Free the communicator. All ranks call it together."""
         self.last()
-        if self._exchange is not None:
-            self._exchange.free()
+        self._exchange.free()
+
+    def _act(self) -> None:
+        if (rows := self._exchange.poll()) is not None:
+            self._consumer.act(rows)

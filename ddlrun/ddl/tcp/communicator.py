@@ -17,6 +17,9 @@ from ddlrun.wire.frames import FrameError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from ddlrun.ddl.operation import Chunk
     from ddlrun.ddl.tcp.endpoint import Endpoint
 
 # Seconds without a message after which a rank reports whom it waits for.
@@ -74,6 +77,30 @@ class TcpCommunicator:
         self.endpoint, self.ranks, self.group = endpoint, tuple(ranks), group
         self.rank, self.size = self.ranks.index(endpoint.rank), len(self.ranks)
         self._derived = self._calls = 0
+
+    library, collectives = "TCP", None
+
+    @property
+    def job_size(self) -> int:
+        """The number of ranks of the job."""
+        return self.endpoint.size
+
+    @property
+    def ended(self) -> bool:
+        """True once the endpoint is closed."""
+        return self.endpoint.closed
+
+    def make_transport(self) -> TcpTransport[Chunk]:
+        """Return a transport over a duplicate."""
+        return TcpTransport(self.Dup())
+
+    def take_maxima(self, values: NDArray[Any]) -> None:
+        """Replace each number by the largest one of all ranks."""
+        values[:] = [max(column) for column in zip(*self.allgather(values.tolist()), strict=True)]
+
+    def abandon(self, error: LostRankError) -> None:
+        """Close the connections of this rank, so that the others report it as lost; its calls then raise this error."""
+        self.endpoint.abandon(error)
 
     def Dup(self) -> TcpCommunicator:  # noqa: N802 - mpi4py's name, as those below
         """Return a communicator of the same ranks with messages of its own."""

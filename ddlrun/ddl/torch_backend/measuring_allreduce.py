@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ddlrun.allreduce_algorithms import LATE, WEIGHTED, AllreduceAlgorithm
-from ddlrun.ddl.communicators import take_maxima
 from ddlrun.ddl.late_host_monitor import LateSchedules
 from ddlrun.ddl.nic_monitor import LARGEST_TRIAL, LEAST_BYTES, Comparison, Schedules
 from ddlrun.ddl.reduce_ops import find_reduce_op
@@ -19,12 +18,12 @@ from ddlrun.ddl.torch_backend.works import Exclusive
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.engine import Engine
     from ddlrun.ddl.late_host_monitor import LateHostMonitor
     from ddlrun.ddl.nic_monitor import NicMonitor
     from ddlrun.ddl.operation import Operation
     from ddlrun.ddl.reduce_ops import ReduceOp
-    from ddlrun.ddl.tcp.communicator import TcpCommunicator
 
 EQUAL, SIZED, LAST = (AllreduceAlgorithm("chunks", algorithms) for algorithms in ((), WEIGHTED, LATE))
 
@@ -51,7 +50,7 @@ class Monitors:
     nics: NicMonitor | None
     late_host: LateHostMonitor | None
     engine: Engine
-    world: TcpCommunicator
+    world: Communicator
 
     def are_due(
         self,
@@ -92,7 +91,7 @@ class Monitors:
         time.sleep(delay)
         self.engine.wait(reductions.start_allreduce(trial, operator, algorithm))
         seconds = np.array([time.perf_counter() - start])
-        take_maxima(self.world, seconds)
+        self.world.take_maxima(seconds)
         return float(seconds[0])
 
 

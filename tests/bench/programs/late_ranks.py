@@ -22,13 +22,15 @@ from tests.bench.baselines import WORLD, Algorithm, Array, DdlGroup, Ours
 from tests.bench.programs.allreduce_ranks import Observer, compare
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
     from ddlrun.ddl.communicators import Communicator
 
 
 class WithLateHost(Ours):
     """The allreduce of ddlrun over a communicator, on ranks of which those of one host begin late."""
 
-    def __init__(self, comm: "Communicator", name: str, plan: dict[str, Any]) -> None:
+    def __init__(self, comm: "Communicator | Intracomm", name: str, plan: dict[str, Any]) -> None:
         kind = name.partition("-tcp")[0]
         self._learner = start_learner("-mode p", comm, "explore=1", dict(os.environ))
         schedules = self._learner.reducer.schedules

@@ -20,13 +20,15 @@ from tests.bench.baselines import WORLD, Algorithm, DdlGroup, Native, Ours
 from tests.bench.programs.allreduce_ranks import Observer, compare
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
     from ddlrun.ddl.communicators import Communicator
 
 
 class OnLinks(Ours):
     """The allreduce of ddlrun over a communicator: with blocks sized by the links, by measured rates, or equal ones."""
 
-    def __init__(self, comm: "Communicator", kind: str, plan: dict[str, Any]) -> None:
+    def __init__(self, comm: "Communicator | Intracomm", kind: str, plan: dict[str, Any]) -> None:
         environ = {**os.environ, "DDLRUN_DDL_LINKS": plan["links"] if kind == "sized" else ""}
         self._before = runs_before(kind, plan)
         tuning = f"explore=1,measure={bytes_before(plan)}" if kind == "measured" else "explore=0"
