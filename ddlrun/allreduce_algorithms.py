@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def host_part(size: int, chunk: int, host_ranks: int) -> int:
     return part if host_ranks > 1 and size > MOST_WITHOUT_PARTS * chunk and part > chunk else 0
 
 
+@lru_cache(maxsize=64)
 def grow_chunks(tuning: Tuning, size: int, *, local_ranks: int, weighted: bool) -> Tuning:
     """Return the sizes for an array that is reduced over TCP.
 
@@ -145,6 +147,7 @@ def dimension_algorithm(mode: str, learners: int) -> str:
     return ALGORITHMS.get(mode) or ("direct" if learners <= MAX_DIRECT else "ring")
 
 
+@lru_cache(maxsize=64)
 def default_algorithm(mode: str, tuning: Tuning, learners: Sequence[int], message: MessageClass) -> AllreduceAlgorithm:
     """Return the algorithm of a mode before any measurement; `learners` has the size of each dimension."""
     if message.whole and message.blocking and mode in FLAT_MODES and message.size <= tuning.flat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class WireFormat:
     axes: str = ""
 
 
+@lru_cache(maxsize=16)
 def parse_wire(text: str, where: str = "wire") -> WireFormat:
     """Parse "bfloat16" or "float16:YZ"; "" and "float32" mean no conversion. Raises InputError on other types.
 

@@ -176,14 +176,10 @@ class Connection:
         return data
 
     def read_into(self, buffer: memoryview, following: bytearray = NO_ROOM) -> int:
-        """Read the payload of a frame into a buffer; return the number of its bytes, 0 if none has arrived (see read).
+        """Read a payload, of which the decoder has nothing, into a buffer; return the number of bytes (0 as in `read`).
 
         What follows it is read in the same call of the kernel, as far as there is room for it: the decoder has it.
         """
-        taken = self.decoder.take(len(buffer))
-        if taken:
-            buffer[: len(taken)] = taken
-            return len(taken)
         try:
             size = self.link.recvmsg_into((buffer, following))[0]
         except BlockingIOError:

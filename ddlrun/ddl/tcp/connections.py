@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddlrun.ddl.tcp.connection import PeerConnection
@@ -192,7 +193,7 @@ class Connections(AcceptorEvents):
         set_options(link)
         self._loop.forget(link.fileno())
         connection.connect(link)
-        connection.join(self._loop, lambda: self._events.read(connection))
+        connection.join(self._loop, partial(self._events.read, connection))
         if self._job.rank < peer and not lane and self._is_local(peer):
             connection.loans.offer()
 
