@@ -12,6 +12,7 @@ from ddlrun.ddl.communicators import SingleRank
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.launch_context import HostPosition, adopt, find_world
 from ddlrun.ddl.learner import Learner
+from ddlrun.ddl.order_check import describe_mismatch
 from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
 from ddlrun.ddl.unequal_links import find_links, group_hosts
 from ddlrun.errors import InputError
@@ -60,8 +61,11 @@ def start_learner(
         monitored = hosts if selector.cache is not None and links.are_unknown else None
         selector = replace(selector, layout=links.layout, monitored=monitored)
     learner = _make_learner(grid, selector, host, environ)
-    if grid.rank == 0 and context.options.dbg_level:
-        sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner))
+    if grid.rank == 0:
+        if mismatch := describe_mismatch(context, hosts.ranks):
+            sys.stderr.write(f"ddlrun.ddl: {mismatch}\n")
+        if context.options.dbg_level:
+            sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner))
     return learner
 
 
@@ -98,11 +102,8 @@ def _find_hosts(world: Communicator, grid: Grid) -> tuple[HostPosition, HostGrou
 
 
 def _notes(learner: Learner) -> Iterator[str]:
-    grid, across = learner.grid, learner.grid.topology.ranks_per_host
-    if learner.host.local_size % across:
-        yield f"X is {across}, but this host has {learner.host.local_size} learners: dimension X crosses hosts"
     if learner.reducer.schedules.layout is not None:
         sizes = "+".join(str(len(hosts)) for hosts in learner.reducer.schedules.layout.shares.hosts)
         yield f"blocks are sized by the links; hosts by rack: {sizes}"
     tuning = ", ".join(f"{name} {value}" for name, value in learner.tuning._asdict().items())
-    yield f"mode {learner.options.mode}, {grid.topology} in {grid.order.value} order, {tuning}"
+    yield f"mode {learner.options.mode}, {learner.grid.topology} in {learner.grid.order.value} order, {tuning}"

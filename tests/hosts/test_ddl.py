@@ -66,6 +66,32 @@ def test_uplinks_carry_the_least_in_both_orders_of_ranks(
         assert least < late - early < 1.1 * least
 
 
+@pytest.mark.openmpi(4)
+@pytest.mark.parametrize(
+    ("words", "order", "problem"),
+    [
+        ("", "", "; set DDLRUN_RANK_ORDER=host on all ranks\n"),
+        ("", "host", ""),
+        ("--map-by node", "", ""),
+        ("--map-by node", "host", "; set DDLRUN_RANK_ORDER=ddl on all ranks\n"),
+    ],
+)
+def test_a_rank_order_of_mpirun_that_does_not_match_the_hosts_is_reported(
+    cluster: Cluster, mpirun: str, words: str, order: str, problem: str
+) -> None:
+    order_here = ["-x", f"DDLRUN_RANK_ORDER={order}"] if order else []
+    argv = [mpirun, "-H", "h1:2,h2:2,h3:2,h4:2", *words.split(), "-x", "DDL_OPTIONS=-mode r:2x2x2", *order_here]
+    argv += ["-x", "OMPI_MCA_mpi_yield_when_idle=1", sys.executable, "-c"]
+    program = "import os; from ddlrun import ddl; ddl.init(); os.write(1, b'%d\\n' % ddl.all_reduce(1))"
+    done = cluster.run("h1", [*argv, program], cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "8\n" * 8), done.stderr
+    begin = (
+        f"ddlrun.ddl: 2x2x2 in {order or 'ddl'} order does not match the hosts, so reductions are slow: dimension X "
+    )
+    found = [line for line in done.stderr.splitlines(keepends=True) if "ddlrun.ddl" in line]
+    assert found == ([f"{begin}leaves a host in 8 of 8 steps instead of 0{problem}"] if problem else [])
+
+
 # Arrays of which parts are exchanged inside the hosts, by both transports and the backend of torch.distributed.
 ARRAYS = """
 import os, sys, time, zlib
