@@ -1,6 +1,7 @@
 """The backend "ddl" of torch.distributed, beside gloo."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.errors import LostRankError
 from ddlrun.keeper.program import HOOK
+from tests.conftest import OWN, launch_line
 from tests.ddl.test_tcp import ROOT, endpoints, started_alone
 from tests.support import needs
 from tests.support.ports import reserved_port
@@ -235,10 +237,65 @@ import ddlrun.ddl.torch
 """
 
 
+# Without torch's entry point for extensions.
+UNEXTENDED = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
 def test_a_rank_knows_the_backend_by_its_name() -> None:
-    environ = {**os.environ, "PYTHONPATH": f"{HOOK}:{ROOT}"}
+    environ = {**os.environ, **UNEXTENDED, "PYTHONPATH": f"{HOOK}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", BY_NAME], env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\nddl [1.0, 1.0, 1.0]\n"), done.stderr
+
+
+DDP = """
+import torch
+torch.distributed.init_process_group("ddl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+model(torch.full((1, 2), 2.0 * torch.distributed.get_rank())).sum().backward()
+print(model.module.weight.grad.tolist())
+torch.distributed.destroy_process_group()
+"""
+
+
+def train(folder: Path, argv: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Train over two ranks with a launcher."""
+    script = folder / "train.py"
+    script.write_text(DDP)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.run([*argv, str(script)], env=environ, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_under_ddlrun_a_script_needs_no_import(tmp_path: Path) -> None:
+    options = ("-np", "2", "--output", "no-tag")
+    done = train(tmp_path, launch_line(OWN, tmp_path, *options), UNEXTENDED)
+    assert (done.returncode, done.stdout.count("[[1.0, 1.0]]")) == (0, 2), done.stderr
+    done = train(tmp_path, launch_line(OWN, tmp_path / "off", *options), {**UNEXTENDED, "DDLRUN_HOOK": "none"})
+    assert done.returncode == 1
+    assert "Unknown backend type ddl" in done.stderr, done.stderr
+
+
+def test_under_torchrun_a_script_needs_no_import_where_ddlrun_is_installed(tmp_path: Path) -> None:
+    installed = tmp_path / "ddlrun-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: ddlrun\nVersion: 0\n")
+    project = (ROOT / "pyproject.toml").read_text()
+    (function,) = re.findall(r'entry-points."torch.backends"\]\nddl = "(.*)"', project)
+    (installed / "entry_points.txt").write_text(f"[torch.backends]\nddl = {function}\n")
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = train(tmp_path, argv, {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert (done.returncode, done.stdout.count("[[1.0, 1.0]]")) == (0, 2), done.stderr
+
+
+def test_a_python_without_ddlrun_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ddlrun").mkdir()
+    (tmp_path / "ddlrun" / "__init__.py").touch()  # hides the one of this Python
+    environ = {**os.environ, **UNEXTENDED, "PYTHONPATH": f"{HOOK}:{tmp_path}"}
+    argv = [sys.executable, "-c", BY_NAME]
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"""ModuleNotFoundError: backend "ddl": no module 'ddlrun.ddl': {sys.executable} -m pip install ddlrun"""
+    )
 
 
 ALONE = """

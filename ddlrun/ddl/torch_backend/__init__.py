@@ -1,6 +1,7 @@
 """The backend "ddl" of torch.distributed: `torch.distributed.init_process_group("ddl")`.
 
-The start-up hook of `ddlrun launch` registers it. Under another launcher, import `ddlrun.ddl.torch` first.
+The start-up hook of `ddlrun launch` registers it by its name, and so does torch's entry point for extensions: see
+`ddlrun/keeper/hook/ddlrun_backend.py`. Where there is neither, import `ddlrun.ddl.torch` first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""Duty "backend" of the start-up hook: init_process_group("ddl") without an import of ddlrun.ddl.
+"""The backend "ddl" of torch.distributed by its name: init_process_group("ddl") without an import of ddlrun.ddl.
 
-The backend is registered by name. The ddlrun of the user's Python is imported once a process group is made of it.
+The duty "backend" of the start-up hook registers it when torch.distributed is imported. Where ddlrun is installed,
+`import torch` calls `register` itself, by the entry point "torch.backends", also under other launchers. The ddlrun of
+the user's Python is imported once a process group is made of it.
 """
 
 # ruff: noqa: ANN401, INP001, PLC0415 - objects of torch; it imports as little as possible
+
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,12 +16,21 @@ if TYPE_CHECKING:
 NAME = "ddl"
 
 
-def register(module: "Any") -> None:
-    """Register the backend with torch.distributed's module, for tensors on the CPU."""
-    module.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
+def register(module: "Any" = None) -> None:
+    """Register the backend with torch.distributed's module, for tensors on the CPU. A second call does nothing."""
+    module = module or sys.modules.get("torch.distributed")  # `import torch` has imported it
+    backends = getattr(module, "Backend", None)  # none in a torch that was built without torch.distributed
+    if backends is not None and not hasattr(backends, NAME.upper()):
+        backends.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
 
 
 def _make_group(options: "Any", backend_options: "Any") -> "Any":
     from importlib import import_module
 
-    return import_module("ddlrun.ddl.torch_backend").make_group(options, backend_options)
+    try:
+        backend = import_module("ddlrun.ddl.torch_backend")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'backend "ddl": no module {error.name!r}: {sys.executable} -m pip install ddlrun', name=error.name
+        ) from error
+    return backend.make_group(options, backend_options)
