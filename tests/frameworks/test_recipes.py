@@ -54,14 +54,15 @@ def need_py_spy() -> None:
         needs.skip("no Python package py-spy", ".venv/bin/pip install py-spy")
 
 
+@pytest.mark.parametrize("backend", ["gloo", "ddl"])
 @pytest.mark.parametrize("script", RECIPES)
-def test_a_script_learns_over_two_ranks(script: str, tmp_path: Path) -> None:
+def test_a_script_learns_over_two_ranks(script: str, backend: str, tmp_path: Path) -> None:
     for package in RECIPES[script]:
         needs.package(package, "scikit-learn" if package == "sklearn" else package)
     assert f"({os.path.relpath(SCRIPTS / script, ROOT / 'docs' / 'how-to')})" in PAGE
-    done = launch(tmp_path, str(SCRIPTS / script))
+    done = launch(tmp_path, str(SCRIPTS / script), *([] if backend == "gloo" else [backend]))
     assert done.returncode == 0, done.stderr
-    (share,) = re.findall(r"^accuracy ([\d.]+) with 2 ranks$", done.stdout, re.MULTILINE)
+    (share,) = re.findall(rf"^accuracy ([\d.]+) with 2 ranks over {backend}$", done.stdout, re.MULTILINE)
     assert float(share) > 0.8
 
 

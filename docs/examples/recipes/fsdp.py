@@ -1,11 +1,12 @@
 """Train with PyTorch's fully_shard (FSDP): every rank holds a part of the parameters.
 
-ddlrun launch fsdp.py
+ddlrun launch fsdp.py [BACKEND]
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 gpu = torch.cuda.is_available()
 if gpu:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl" if gpu else "gloo")
+backend = sys.argv[1] if sys.argv[1:] else "nccl" if gpu else "gloo"
+dist.init_process_group(backend)
 device = "cuda" if gpu else "cpu"
 mesh = init_device_mesh(device, (dist.get_world_size(),))
 
@@ -41,5 +43,5 @@ for epoch in range(3):
 
 share = accuracy(model, device)  # on all ranks, as each holds a part of the network
 if dist.get_rank() == 0:
-    print(f"accuracy {share:.2f} with {dist.get_world_size()} ranks")
+    print(f"accuracy {share:.2f} with {dist.get_world_size()} ranks over {dist.get_backend()}")
 dist.destroy_process_group()

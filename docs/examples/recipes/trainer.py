@@ -1,13 +1,15 @@
 """Train with the Trainer of Hugging Face's transformers.
 
-ddlrun launch trainer.py
+ddlrun launch trainer.py [BACKEND]
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 
 import torch
+import torch.distributed as dist
 from digits_data import accuracy, build, load
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
@@ -28,6 +30,8 @@ class Classifier(torch.nn.Module):
 
 def main() -> None:
     """Train over all ranks."""
+    for backend in sys.argv[1:]:
+        dist.init_process_group(backend)  # which the Trainer keeps
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(), num_train_epochs=3, per_device_train_batch_size=32, learning_rate=3e-3,
         report_to="none", save_strategy="no", disable_tqdm=True, use_cpu=not torch.cuda.is_available(),
@@ -38,9 +42,9 @@ def main() -> None:
     Trainer(model=model, args=arguments, train_dataset=data).train()
     share = accuracy(model.network, arguments.device)
     if arguments.process_index == 0:
-        print(f"accuracy {share:.2f} with {arguments.world_size} ranks")
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        print(f"accuracy {share:.2f} with {arguments.world_size} ranks over {dist.get_backend()}")
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
