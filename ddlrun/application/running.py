@@ -2,48 +2,34 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ddlrun.application.attempt import Attempt
 from ddlrun.application.events import LaunchEvents
-from ddlrun.application.inputs import reach, scheduler_context
+from ddlrun.application.inputs import scheduler_context
+from ddlrun.application.leftovers import describe_unchecked, end_leftovers
 from ddlrun.application.planning import Planned, Surveyed, place_ranks, plan_job
 from ddlrun.errors import EXIT_INTERRUPTED, DdlrunError
-from ddlrun.hosts import fold
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import Plan, shown_command
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.plan.supervision import SupervisionOptions, choose_shown
-from ddlrun.remote.links import HostLinks
-from ddlrun.remote.probe import describe_failure
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.report.outcome import colour_report, render_outcome
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
-from ddlrun.runs.orphans import end_runs
 from ddlrun.runs.registry import forget_run, lock_registry, write_record
 from ddlrun.runs.retention import empty_trash, remove_old_runs
 from ddlrun.runs.state_folders import choose_path, lacks_room, link_last_run
-from ddlrun.runs.store import (
-    make_output_folder,
-    state_folder,
-    write_end,
-    write_report,
-    write_run_dir,
-)
+from ddlrun.runs.store import make_output_folder, state_folder, write_end, write_report, write_run_dir
 from ddlrun.schedulers import JobEnd, read_job_end
-from ddlrun.supervise.launch import FinishedJob, describe_relays, run_plan
+from ddlrun.supervise.launch import describe_relays, run_plan
 from ddlrun.supervise.listener import check_files
 from ddlrun.supervise.signals import Signals
-
-# The reply of a host whose search was interrupted.
-INTERRUPTED = FinishedProcess(EXIT_INTERRUPTED, "", "the search was interrupted")
-# A host that is searched has this long to answer, and as long over a new link.
-SEARCH_SECONDS = 10.0
 
 
 class Finished(NamedTuple):
@@ -153,7 +139,7 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
             done = run_plan(plan, options, os.environ, signals, links=attempt.links)
     finally:
         forget_run(state_folder(os.environ), plan.run_id)
-    unchecked = _end_leftovers(done, planned, signals)
+    unchecked = end_leftovers(done, planned, signals)
     outcome = _judge_by_scheduler(done.outcome, settings, signals)
     write_end(plan, tuple(done.ranks.bindings.values()), outcome)
     attempt.reporter.ended(settings.run, outcome)
@@ -180,38 +166,6 @@ def _show_plan(attempt: Attempt, plan: Plan) -> None:
         reporter.line(f"note: {note}")
     reporter.text(render_plan(plan, shown_command(plan), full=verbose))
     reporter.text(f"run: {plan.run_id}\n")
-
-
-def _end_leftovers(done: FinishedJob, planned: Planned, signals: Signals) -> Mapping[str, FinishedProcess]:
-    """End the processes that are left of the run on hosts where no keeper sees to that, unless a signal interrupts.
-
-    Returns the replies of hosts that failed.
-    """
-    plan, settings = planned.plan, planned.attempt.settings
-    unwatched, unswept = done.ranks.unwatched_hosts().difference(plan.local_hosts), done.ranks.unswept_hosts()
-    orphaned = unswept | unwatched if plan.manager.marks_daemons else unswept
-    folder, known = done.session_folder, done.ranks.daemon_folders()
-    daemons = {host: known.get(host, "") for host in sorted(unwatched) if folder is not None}
-    try:
-        with signals.interruptible(at_once=True):
-            links = planned.attempt.links
-            links.drop(done.outcome.lost_hosts)
-            unchecked = _search(sorted(orphaned), settings.run.run_id, links)
-            if not folder or not daemons:
-                return unchecked
-            return {**unchecked, **plan.manager.end_daemons(daemons, folder, reach(links, SEARCH_SECONDS))}
-    except KeyboardInterrupt:
-        return dict.fromkeys(sorted(orphaned.union(daemons)), INTERRUPTED)
-
-
-def _search(hosts: Iterable[str], run: str, links: HostLinks) -> Mapping[str, FinishedProcess]:
-    """End the processes of a run on hosts, also an agent that was stopped; return the replies of hosts that failed."""
-    target = reach(links, SEARCH_SECONDS)
-    failed = end_runs({host: [run] for host in hosts}, 0, target)[1]
-    silent = {host: [run] for host, reply in failed.items() if reply.code is None}
-    links.drop(silent)
-    answered = {host: reply for host, reply in failed.items() if host not in silent}
-    return {**answered, **end_runs(silent, 0, target)[1]}
 
 
 def _judge_by_scheduler(outcome: Outcome, settings: Settings, signals: Signals) -> Outcome:
@@ -254,21 +208,10 @@ def report_outcome(finished: Finished, signals: Signals) -> Finished:
     watch = finished.attempt.settings.supervision
     if report and watch.colour:
         report = colour_report(report, many_colours=watch.style.many_colours)
-    text = report + _describe_unchecked(finished.unchecked)
+    text = report + describe_unchecked(finished.unchecked)
     with suppress(OSError, KeyboardInterrupt), signals.interruptible():  # the reader may be gone, or slow
         finished.attempt.reporter.text(text)
     return finished
-
-
-def _describe_unchecked(failed: Mapping[str, FinishedProcess]) -> str:
-    """Return a line with the hosts that could not be searched for processes of the run, the reason, and the remedy."""
-    if not failed:
-        return ""
-    hosts, (name, reply) = fold(failed), next(iter(failed.items()))
-    return (
-        f"ddlrun: note: processes of this run may be left on {hosts}, which could not be searched "
-        f"({name}: {describe_failure(reply)}); once reachable: ddlrun clean {hosts}\n"
-    )
 
 
 def fetch_files(finished: Finished) -> Finished:

@@ -136,18 +136,10 @@ def _connect(
     return judge_tcp(hosts, replies, network)
 
 
-class _Replies(NamedTuple):
-    """The facts of all hosts, and the replies of those that have none."""
-
-    facts: PreflightFacts
-    failed: Mapping[str, TaskReply]
-
-
 def check_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget) -> PreflightReport:
     """Probe every host's facts in one round trip, and judge them."""
-    replies = _probe_facts(hosts, request, target)
-    facts = replies.facts
-    findings = [finding for host in hosts.names for finding in reach_findings(host, replies.failed.get(host), request)]
+    facts, failed = _probe_facts(hosts, request, target)
+    findings = [finding for host in hosts.names for finding in reach_findings(host, failed.get(host), request)]
     findings += judge(facts, request.only)
     if "mpi" in request.only:
         findings += misnamed_hosts(hosts.names, facts.hosts, request.manager)
@@ -162,10 +154,9 @@ def check_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget)
     return PreflightReport((*findings, *network_findings), facts.hosts, network, (facts.here_name, own))
 
 
-def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget) -> _Replies:
-    manager = request.manager
-    base = FactsRequest(
-        manager=manager.path if "mpi" in request.only else "",
+def _facts_request(request: PreflightRequest) -> FactsRequest:
+    return FactsRequest(
+        manager=request.manager.path if "mpi" in request.only else "",
         python=sys.executable,
         folder=os.getcwd(),
         program=request.program,
@@ -173,10 +164,16 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
         encryption=request.encryption,
         agents="agent" in request.only,
         container=request.container,
-        daemon=manager.daemon,
-        library=manager.mpi_library,
+        daemon=request.manager.daemon,
+        library=request.manager.mpi_library,
     )
-    own_name = os.uname().nodename
+
+
+def _probe_facts(
+    hosts: HostList, request: PreflightRequest, target: ProbeTarget
+) -> tuple[PreflightFacts, Mapping[str, TaskReply]]:
+    """Return the facts of all hosts, and the replies of those that have none."""
+    base, own_name = _facts_request(request), os.uname().nodename
     here_name = next(filter(is_local, hosts.names), own_name)
     names = names_to_resolve(hosts.names, own_name)
     own_names = tuple(dict.fromkeys((*names.get(here_name, ()), *hosts.names[: 4 * MOST_NAMES])))
@@ -209,7 +206,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, target: ProbeTarget
         request=own_request._replace(names=all_names),
         interval=(begin, end),
     )
-    return _Replies(everything, failed)
+    return everything, failed
 
 
 def reach_findings(host: str, failed: TaskReply | None, request: PreflightRequest) -> Iterator[PreflightFinding]:

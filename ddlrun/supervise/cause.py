@@ -98,18 +98,15 @@ class Evidence(NamedTuple):
         - A rank that the manager named may have reported its end since.
         - A manager that has lost a daemon ends the others. Their keepers may report that before the one on its host.
         """
-        if self.first is None or self.first.cause in (
-            EndCause.UNHEARD_RANK,
-            EndCause.KILLED_RANK,
-            EndCause.ABORTING_RANK,
-        ):
+        first = self.first
+        if first is None or first.cause in (EndCause.UNHEARD_RANK, EndCause.KILLED_RANK, EndCause.ABORTING_RANK):
             return True
-        if self.first.cause in (EndCause.CUT_OFF, EndCause.LOST_HOST):
+        if first.cause in (EndCause.CUT_OFF, EndCause.LOST_HOST):
             return _lost_daemon(self) is not None
         if self.closed:
-            was_reset = self.first.cause is EndCause.RESET_CONNECTION
+            was_reset = first.cause is EndCause.RESET_CONNECTION
             return self.lost or self.cancelled or (was_reset and self.find(EndCode.ABORTING_RANK) is not None)
-        root = root_of(self.ends.values()) if self.first.by_rank else None
+        root = root_of(self.ends.values()) if first.by_rank else None
         is_cut_off = root is not None and (root.reason != "" or is_collateral(root))
         return is_cut_off and (self.lost or _unheard(self) is not None)
 
@@ -117,10 +114,6 @@ class Evidence(NamedTuple):
         """Return the fields of the process manager's first finding of a kind that meets a condition."""
         findings = (finding for finding in self.manager.findings if finding.code is code and condition(finding))
         return next(({**it._asdict(), "label": f"rank {it.rank} on {it.host}"} for it in findings), None)
-
-
-def _paused(evidence: Evidence) -> Fields | None:
-    return {"pause": evidence.pause} if evidence.pause is not None and evidence.first is None else None
 
 
 def _ended_by_itself(evidence: Evidence) -> Fields | None:
@@ -203,12 +196,6 @@ class CauseRow(NamedTuple):
     requested: bool = False
     """Whether the user or a limit requested the end."""
 
-    def fields(self, evidence: Evidence) -> Fields | None:
-        """Return the fields of the text and the exit code; None where the evidence is another."""
-        if self.find is None or (self.of_manager and not evidence.asks_manager):
-            return None
-        return evidence.find(self.find) if isinstance(self.find, EndCode) else self.find(evidence)
-
 
 class EndCause(enum.Enum):
     """The causes, in the order in which they are tried."""
@@ -252,7 +239,8 @@ class EndCause(enum.Enum):
     # The process manager has ended, perhaps before all ranks.
     SUCCESS = CauseRow("all ranks and the manager end with 0", "", 0,
         lambda it: None if it.missing else _ended_by_itself(it))
-    PAUSE = CauseRow("ddlrun did not run when the manager ended", "{pause}", errors.EXIT_UNREACHABLE, _paused)
+    PAUSE = CauseRow("ddlrun did not run when the manager ended", "{pause}", errors.EXIT_UNREACHABLE,
+        lambda it: {"pause": it.pause} if it.pause is not None and it.first is None else None)
     # The connection of a keeper was closed or reset.
     KILLED_KEEPER = CauseRow("connection: SIGKILL has ended that keeper",
         "{label} was killed by another process", errors.EXIT_KILLED, _killed_keeper)
@@ -301,7 +289,10 @@ def explain(evidence: Evidence) -> EndReason:
     number = evidence.manager.exit_code
     fields = {"name": evidence.manager.name, "exit_code": errors.EXIT_SIGNAL - number if number < 0 else number or 1}
     for cause in EndCause if evidence.first is None or evidence.pause is None else ():
-        evident = cause.value.fields(evidence)
+        row = cause.value
+        if row.find is None or (row.of_manager and not evidence.asks_manager):
+            continue
+        evident = evidence.find(row.find) if isinstance(row.find, EndCode) else row.find(evidence)
         if evident is not None:
             return cause.reason(**(fields | evident))
     return evidence.first or EndCause.FAILED_MANAGER.reason(**fields)

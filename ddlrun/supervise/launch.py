@@ -68,10 +68,9 @@ def run_plan(
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
         relayed = {} if relays is None else relays.variables
-        argv, arguments = plan.short_command()
         signals.queue()
         addresses = {protocol.ADDRESSES: listener.variable()}
-        process = _start(plan, relay, argv, {**environ, **session, **arguments, **addresses, **relayed})
+        process = _start(plan, relay, {**environ, **session, **addresses, **relayed})
         guard(process.pid)
         allow_files(FILES_PER_RANK * job.ranks)
         with process:
@@ -126,8 +125,10 @@ def _open_relays(
         yield relays
 
 
-def _start(plan: Plan, relay: "JobRelay | None", argv: Sequence[str], environ: Mapping[str, str]) -> Process:
+def _start(plan: Plan, relay: "JobRelay | None", environ: Mapping[str, str]) -> Process:
     """Start the process manager, with its way to the agents on other hosts if there are some. Raises OSError."""
+    argv, arguments = plan.short_command()
+    environ = {**environ, **arguments}
     if relay is None:
         return start_manager(argv, environ)
     try:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.keeper import protocol
-from ddlrun.keeper.protocol import ProtocolError, RankEnd
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
@@ -47,6 +46,9 @@ class Supervision:
     Each part has its own state, and knows only parts that are made before it.
     """
 
+    cause_in_view = False
+    """Whether the last lines of the rank that failed first are the last on the console."""
+
     def __init__(
         self,
         options: SupervisionOptions,
@@ -80,13 +82,12 @@ class Supervision:
             protocol.SNAPSHOT: lambda _, rank, text: self._examinations.add_snapshot(rank, text),
             protocol.USAGE: lambda peer, rank, text: samples.collector.add_rank(rank, peer.host, text),
             protocol.HOST_USAGE: lambda peer, _, text: samples.collector.add_host(peer.host, text),
+            protocol.NOTE: lambda _peer, _rank, text: output.tell(text),
             protocol.SIGNALLED: self._on_signalled,
             protocol.LOST: self._on_farewell,
             protocol.INPUT_WANTED: lambda peer, _rank, _text: self._input.request(peer),
             protocol.HANDOVER: lambda peer, _rank, _text: self._ending.hand_over(peer),
         }
-        self.cause_in_view = False
-        """Whether the last lines of the rank that failed first are the last on the console."""
 
     def attend(self, loop: Loop) -> None:
         """Also see to the events of another loop."""
@@ -157,9 +158,9 @@ class Supervision:
         for peer in silent:
             if peer.rank is None and 0 <= peer.greeted_rank < self.ranks.job.ranks:  # its HELLO has not arrived
                 peer.host = self.ranks.job.host_of(peer.greeted_rank)
-        for peer in [peer for peer in silent if peer.running]:
-            self._lose(peer)
-            self.ranks.lost_hosts.add(peer.host)
+            elif peer.running:
+                self._lose(peer)
+                self.ranks.lost_hosts.add(peer.host)
         reachable = [peer.host for peer, is_reachable in silent.items() if is_reachable]
         self.ranks.unswept.update(reachable)
         self.ranks.unwatched.update(reachable)
@@ -173,14 +174,13 @@ class Supervision:
             self._output.tell(NO_SUSPENSION)
         elif number == signal.SIGWINCH:
             self._input.resize()
-        elif self._ending.reason is not None:
-            if number != signal.SIGPIPE:
-                self._ending.hurry()
-        else:
+        elif self._ending.reason is None:
             if self._options.status_line:
                 grace = f"{self._options.grace:g} s at most"
                 self._output.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
             self._ending.begin(EndCause.SIGNAL.reason(exit_code=EXIT_SIGNAL + number, signal=number))
+        elif number != signal.SIGPIPE:
+            self._ending.hurry()
 
     def _status(self, now: float) -> str:
         return status_line(
@@ -197,17 +197,15 @@ class Supervision:
         rank = peer.rank
         if kind == protocol.HELLO:
             self._on_start(peer, Hello.parse(text, self.ranks.job.ranks))
-        elif kind == protocol.NOTE:
-            self._output.tell(_decode(text))
         elif kind == protocol.ALTERED:
-            raise ProtocolError(_decode(text))
+            raise protocol.ProtocolError(_decode(text))
         elif rank is None:
             return
         elif kind in protocol.OUTPUT:
             self._limits.add_output(rank, peer.heard_at)
             self._output.ranks.write(rank, int(kind == protocol.ERR), text)
         elif kind == protocol.ENDED:
-            self._on_end(peer, rank, RankEnd.parse(text))
+            self._on_end(peer, rank, protocol.RankEnd.parse(text))
         elif kind in self._on_text:
             self._on_text[kind](peer, rank, _decode(text))
 
@@ -220,7 +218,7 @@ class Supervision:
             self._keepers.stop_listening()
         self._ending.start_rank(peer)
 
-    def _on_end(self, peer: KeeperConnection, rank: int, end: RankEnd) -> None:
+    def _on_end(self, peer: KeeperConnection, rank: int, end: protocol.RankEnd) -> None:
         peer.state = PeerState.ENDED
         self._input.end(rank)
         self._output.ranks.end(rank, failed=end.exit_code != 0)
