@@ -67,9 +67,8 @@ class Container:
             return 0
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
         words = [self.program, "rm", "--force", self.name]
-        environment = {
-            name: value for name, value in os.environ.items() if name != "DDLRUN_RUN"
-        }  # a search for the run spares it
+        # A search for the run spares it.
+        environment = {name: value for name, value in os.environ.items() if name != "DDLRUN_RUN"}
         try:
             return os.posix_spawn(self.program, words, environment, file_actions=null, setsigmask=())
         except OSError:
@@ -145,15 +144,12 @@ def _charliecloud(container: Container) -> list[str]:
     user = os.environ.setdefault("USER", str(os.geteuid()))
     home = f"/home/{user}"
     has_home = home in container.mounts
-    mounts = [f"--bind={folder}:{folder}" for folder in container.mounts if folder != home and not _is_own(folder)]
+    # It creates no folders in an image: none for ddlrun's own, and none for root's home.
+    others = [folder for folder in container.mounts if folder not in (home, KEEPER_FOLDER, "/root")]
+    mounts = [f"--bind={folder}:{folder}" for folder in others]
     variables = ["--set-env"] if os.path.exists(f"{container.image}/ch/environment") else []
     words = [*mounts, *(["--home"] if has_home else []), *variables, f"--cd={container.folder}"]
     return [*words, *container.extra, container.image, "--"]
-
-
-def _is_own(folder: str) -> bool:
-    """Return True for a folder of ddlrun's own or root's home: Charliecloud creates no folders in an image."""
-    return folder in (KEEPER_FOLDER, "/root")
 
 
 def _bwrap(container: Container) -> list[str]:

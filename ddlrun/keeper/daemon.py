@@ -10,6 +10,7 @@ from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.forks import close_files
 from ddlrun.keeper.proc_files import STOPPED, StopDetector, read_stat
 from ddlrun.keeper.processes import LAUNCHERS, list_processes, plain_name, send_signal
+from ddlrun.keeper.signals import ENDING
 from ddlrun.keeper.task import Task
 from ddlrun.wire.loop import NEVER, READ, Loop
 
@@ -86,7 +87,10 @@ def watch_daemon(daemon: Daemon | None, connection: LauncherConnection | None, *
     if daemon is None or os.fork():
         return
     try:
-        _detach()
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
         close_files(daemon.pidfd, -1 if connection is None else connection.fileno())
         DaemonWatcher(daemon, connection, over_at=over_at).run()
     finally:
@@ -104,14 +108,6 @@ def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
         return None
     stat = read_stat(pid)
     return Daemon(pid=pid, pidfd=pidfd, name=stat.name) if stat is not None and plain_name(stat.name) in names else None
-
-
-def _detach() -> None:
-    """Leave the session and the signal handlers of the keeper or its guard."""
-    os.setsid()
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @record

@@ -12,7 +12,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pdb import Pdb
-    from types import CodeType, TracebackType
+    from types import CodeType
 
 QUIT_CODE = 1
 
@@ -37,7 +37,8 @@ def main(words: "list[str]") -> None:
     except BaseException as error:  # noqa: BLE001 - as Python itself does
         sys.settrace(None)
         report(error, module.__dict__)
-        inspect(debugger, error.__traceback__)
+        debugger.reset()
+        debugger.interaction(None, error.__traceback__)
         sys.exit(QUIT_CODE)
 
 
@@ -91,12 +92,6 @@ def report(error: BaseException, names: "dict[str, object]") -> None:
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
     sys.stderr.write("Uncaught exception: the debugger stands where it was raised; quit ends the job.\n")
-
-
-def inspect(debugger: "Pdb", trace: "TracebackType | None") -> None:
-    """Let the user look at the frames of an exception."""
-    debugger.reset()
-    debugger.interaction(None, trace)
 
 
 if __name__ == "__main__":

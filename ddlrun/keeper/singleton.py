@@ -108,7 +108,8 @@ def judge(user: str, maps: str, environ: Mapping[str, str], size: int) -> WorldF
     library, mpich = libraries[0], all(map(_is_mpich, libraries))
     known = any(name in maps for name in (*CLIENTS, *([PMIX_CLIENT] if mpich else [])))
     variables = ("PMI_", "PALS_") if mpich else ("PMIX_",)
-    use = f"{user} uses {_title(library)} ({library}), but {_starter(environ)}"
+    title = "MPICH or Intel MPI" if _is_mpich(library) else "Open MPI"
+    use = f"{user} uses {title} ({library}), but {_starter(environ)}"
     if not (known or any(name.startswith(variables) for name in environ)):
         alone = f"it would see 1 process, the job has {size}"
         seconds = CLIENT_SECONDS if _by_srun(environ) and OPEN_MPI_4 in maps else 0.0
@@ -120,10 +121,6 @@ def judge(user: str, maps: str, environ: Mapping[str, str], size: int) -> WorldF
 
 def _is_mpich(library: str) -> bool:
     return os.path.basename(library).startswith(MPICH)
-
-
-def _title(library: str) -> str:
-    return "MPICH or Intel MPI" if _is_mpich(library) else "Open MPI"
 
 
 def _starter(environ: Mapping[str, str]) -> str:

@@ -14,9 +14,8 @@ import pytest
 
 from ddlrun.keeper import protocol
 from ddlrun.keeper.protocol import ProtocolError
-from ddlrun.keeper.usage.cpu_quota import QuotaPeriods
 from ddlrun.keeper.usage.host import HostUsageReader
-from ddlrun.keeper.usage.rank import UsageReporter, find_main, list_tree
+from ddlrun.keeper.usage.rank import QuotaPeriods, UsageReporter, find_main, list_tree
 from ddlrun.metrics.collector import SampleCollector
 from ddlrun.metrics.metrics_file import MetricsFile, MetricsReader, parse_line, render_line
 from ddlrun.metrics.samples import HostSample, NicSample, PeerSample, RankSample, parse_host_sample, parse_rank_sample

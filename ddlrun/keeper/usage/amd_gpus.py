@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.keeper.proc_files import list_folder, read_file
+from ddlrun.keeper.proc_files import list_folder, read_file, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class AmdGpu:
     def __init__(self, number: int, folder: str) -> None:
         """Read what does not change, from the folder of a GPU in /sys."""
         self._folder = folder
-        unique = _read(f"{folder}/unique_id")
+        unique = read_text(f"{folder}/unique_id").strip()
         self._names = f"{number}, {f'GPU-{unique}' if unique else UNKNOWN}, {os.path.basename(folder)}"
         self._sensors = next((f"hwmon/{name}" for name in list_folder(f"{folder}/hwmon")), "")
-        clocks = [word[: -len("Mhz")] for word in _read(f"{folder}/pp_dpm_sclk").split() if word.endswith("Mhz")]
+        clocks = [word[: -len("Mhz")] for word in read_text(f"{folder}/pp_dpm_sclk").split() if word.endswith("Mhz")]
         self._highest_clock = max(clocks, key=int) if clocks and all(map(str.isdecimal, clocks)) else UNKNOWN
         self._counters = b""
 
@@ -77,7 +77,7 @@ class AmdGpu:
 
     def _scale(self, unit: int, *names: str) -> str:
         """Return the number of the first file that the driver reports, in units of nvidia-smi."""
-        text = next(filter(None, (_read(f"{self._folder}/{name}") for name in names)), "")
+        text = next(filter(None, (read_text(f"{self._folder}/{name}").strip() for name in names)), "")
         return f"{int(text) / unit:.2f}" if text.isdecimal() else UNKNOWN
 
     def _take_limits(self) -> str:
@@ -95,8 +95,3 @@ class AmdGpu:
         else:
             return UNKNOWN
         return f"{sum(set(limits)):#x}"
-
-
-def _read(path: str) -> str:
-    """Return the text of a file; "" if the driver does not report it, or not now."""
-    return read_file(path).decode(errors="replace").strip()

@@ -64,7 +64,7 @@ class GpuUsageReader:
         self._ranks, self._patience = ranks, patience
         self._interval = max(interval, LEAST_INTERVAL)
         self._samplers: list[Sampler] = []
-        if _is_installed():
+        if any(os.access(os.path.join(folder, PROGRAM), os.X_OK) for folder in os.get_exec_path()):
             self._name = PROGRAM
             self._samplers += [_nvidia_smi(reasons, self._interval) for reasons in REASONS]
         elif gpus := amd_gpus.list_gpus(amd_driver):
@@ -135,10 +135,6 @@ class GpuUsageReader:
             self._problem = f"{self._name}: {reason[:LONGEST_REASON]}"
         self._lines.clear()
         self._samplers.clear()
-
-
-def _is_installed() -> bool:
-    return any(os.access(os.path.join(folder, PROGRAM), os.X_OK) for folder in os.get_exec_path())
 
 
 def _nvidia_smi(reasons: str, interval: float) -> Sampler:

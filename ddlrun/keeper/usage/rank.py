@@ -11,10 +11,9 @@ import time
 from _operator import sub  # operator itself takes a file more
 
 from ddlrun.keeper import protocol
-from ddlrun.keeper.proc_files import list_folder, read_file, read_stat
+from ddlrun.keeper.proc_files import list_cgroups, list_folder, parse_counters, read_file, read_stat
 from ddlrun.keeper.processes import SHELLS
 from ddlrun.keeper.task import Task
-from ddlrun.keeper.usage.cpu_quota import QuotaPeriods
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,6 +120,37 @@ class UsageReporter(Task):
             self.gpus.stop()
 
 
+class QuotaPeriods:
+    """The periods of the CPU quotas that apply to a process."""
+
+    def __init__(self, pid: int) -> None:
+        """Find the cgroups of the process that have a quota."""
+        self._files = [f"{folder}/cpu.stat" for folder in list_cgroups(pid, "cpu") if _has_quota(folder)]
+        self._before = {path: _read_periods(path) for path in self._files}
+
+    def take(self) -> tuple[int, int]:
+        """Return the periods since the last call, and those that were throttled, of the most throttled cgroup."""
+        most = (0, 0)
+        for path in self._files:
+            now, before = _read_periods(path), self._before[path]
+            self._before[path] = now
+            periods, throttled = now[0] - before[0], now[1] - before[1]
+            if periods > 0 and throttled >= most[1]:
+                most = (periods, throttled)
+        return most
+
+
+def _read_periods(path: str) -> tuple[int, int]:
+    counters = parse_counters(read_file(path))
+    return counters.get(b"nr_periods", 0), counters.get(b"nr_throttled", 0)
+
+
+def _has_quota(folder: str) -> bool:
+    """Return True if a cgroup has a CPU quota; v2 has it in cpu.max, v1 in cpu.cfs_quota_us."""
+    limit = read_file(f"{folder}/cpu.max") or read_file(f"{folder}/cpu.cfs_quota_us")
+    return limit[:1].isdigit()
+
+
 class ProcessUsage:
     """The use of resources by the descendants of a process."""
 
@@ -151,7 +181,7 @@ class ProcessUsage:
     def _refresh(self) -> None:
         """Look for new processes, for the main one, and for its cores and cgroups."""
         pids = list_tree(self._root)
-        self._processes = {pid: self._processes.get(pid) or begin_process(pid) for pid in pids}
+        self._processes = {pid: self._processes.get(pid) or Process(pid) for pid in pids}
         main = find_main(pids)
         if main != self._main:
             self._main, self._quota = main, QuotaPeriods(main)
@@ -162,7 +192,7 @@ class ProcessUsage:
 
 
 class Process:
-    """The counters of one process."""
+    """The counters of one process, whose use counts from now on."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._folder = pid, f"/proc/{pid}"
@@ -171,6 +201,7 @@ class Process:
         self._before = (0, 0, 0, 0, 0, 0)
         self._threads: dict[str, tuple[bytes, bytes]] = {}
         """The content of schedstat, and the state, of each thread."""
+        self.read(no_usage())
 
     def read(self, total: dict[str, int]) -> bool:
         """Add the use since the last call to the sums; return False if the process has ended."""
@@ -220,13 +251,6 @@ def join_numbers(numbers: Sequence[int]) -> str:
 def no_usage() -> dict[str, int]:
     """Return the sums over no process, of the fields of a report from `user_ms` to `written_bytes`."""
     return dict.fromkeys(USAGE_FIELDS[3:-2], 0)
-
-
-def begin_process(pid: int) -> Process:
-    """Return a process whose use counts from now on."""
-    process = Process(pid)
-    process.read(no_usage())
-    return process
 
 
 def list_tree(root: int) -> list[int]:
