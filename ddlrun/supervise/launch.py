@@ -63,7 +63,7 @@ def run_plan(
         guard_session(options.grace + SLACK_SECONDS, path) as guard,
         _session_folder(path if folder_names or relay_variables else None) as folder,
         closing(Listener(job.addresses, options.encryption)) as listener,
-        links.lead(_linked_hosts(plan)) as relay,
+        links.lead(_other_hosts(plan) if plan.manager.uses_links else ()) as relay,
         _open_relays(plan, links, options.grace, relay_variables, folder) as relays,
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
@@ -82,11 +82,6 @@ def run_plan(
             finally:  # an ssh client may outlive Open MPI 4.1 even after success, if the network was cut meanwhile
                 end_session(process.pid)
         return FinishedJob(outcome, supervision.cause_in_view, supervision.ranks, folder if folder_names else None)
-
-
-def _linked_hosts(plan: Plan) -> Sequence[str]:
-    """Return the hosts whose agents start the ranks."""
-    return _other_hosts(plan) if plan.manager.uses_links else ()
 
 
 def _other_hosts(plan: Plan) -> Sequence[str]:

@@ -10,12 +10,12 @@ from ddlrun.managers.openmpi.messages import HARMLESS, MpirunMessages
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.output_lines import tag_switches
-from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.job_log import JobLog
 from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.rank_output import RankOutput
-from ddlrun.supervise.streams import MOST_WAITING, OutputStream
+from ddlrun.supervise.standard_input import terminal_size
+from ddlrun.supervise.streams import MOST_WAITING, Backlog, OutputStream
 from ddlrun.units import render_clock
 from ddlrun.wire.loop import NEVER, Loop
 
@@ -23,7 +23,6 @@ STATUS_SECONDS = 1.0
 TICK_SECONDS = 0.1
 # A job may end by itself at about the time at which the readers of its output do.
 PATIENCE_SECONDS = 5.0
-DEFAULT_COLUMNS = 80
 # The source of the process manager's own output, beside ranks.
 MANAGER = "manager"
 
@@ -126,11 +125,7 @@ class Output:
         self._status_at = now
         if self.waiting or any(stream.lines.inside_a_line for stream in self._streams) or in_background():
             return
-        try:
-            columns = os.get_terminal_size(2).columns
-        except OSError:
-            columns = 0
-        self._status = status()[: (columns or DEFAULT_COLUMNS) - 1]
+        self._status = status()[: terminal_size().columns - 1]
         self._streams[1].write(f"\r\x1b[K{self._status}".encode())
 
     def finish(self, seconds: float, interrupted: Callable[[], Collection[int]], *, failed: bool) -> int:

@@ -24,12 +24,11 @@ from ddlrun.runs.merged_output import MergedOutput
 from ddlrun.runs.output_lines import ESCAPE, LineMerger, RankTags, fit_rewritten, tag_lines, tag_switches
 from ddlrun.runs.output_order import OUT, pack_entry
 from ddlrun.supervise import folding
-from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
 from ddlrun.supervise.job_log import JobLog
 from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.rank_output import RankOutput, split_lines
-from ddlrun.supervise.streams import OutputStream
+from ddlrun.supervise.streams import Backlog, OutputStream
 from ddlrun.wire.frames import Decoder, Encoder
 from tests.support.handshakes import agree
 
