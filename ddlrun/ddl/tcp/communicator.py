@@ -124,15 +124,13 @@ class TcpCommunicator:
 
     def gather(self, item: Any, root: int = 0) -> list[Any] | None:  # noqa: ANN401
         """Return the items of all ranks on the rank `root`, None elsewhere: by a binomial tree."""
-        tag, place, step = self._next_tag(), (self.rank - root) % self.size, 1
-        items = {self.rank: item}
-        while step < self.size:
-            if place & step:
-                self._send(pickle.dumps(items), (place - step + root) % self.size, tag)
-                return None
-            if place + step < self.size:
-                items |= pickle.loads(self._receive((place + step + root) % self.size, tag))  # noqa: S301 - authenticated
-            step *= 2
+        tag, items = self._next_tag(), {self.rank: item}
+        parent, children = self._tree(root)
+        for child in reversed(children):
+            items |= pickle.loads(self._receive(child, tag))  # noqa: S301 - the sender is authenticated
+        if parent is not None:
+            self._send(pickle.dumps(items), [parent], tag)
+            return None
         return [items[rank] for rank in range(self.size)]
 
     def bcast(self, item: Any, root: int = 0) -> Any:  # noqa: ANN401
@@ -140,10 +138,7 @@ class TcpCommunicator:
         tag = self._next_tag()
         parent, children = self._tree(root)
         data = pickle.dumps(item) if parent is None else self._receive(parent, tag)
-        messages = Messages(self)
-        for child in children:
-            messages.send(seal(data), child, tag)
-        messages.Wait()
+        self._send(data, children, tag)
         return item if parent is None else pickle.loads(data)  # noqa: S301 - the sender is authenticated
 
     def allgather(self, item: Any) -> list[Any]:  # noqa: ANN401
@@ -203,9 +198,10 @@ class TcpCommunicator:
                 children.append((place + step + root) % self.size)
         return parent, children
 
-    def _send(self, data: bytes, peer: int, tag: int) -> None:
+    def _send(self, data: bytes | memoryview, peers: Sequence[int], tag: int) -> None:
         messages = Messages(self)
-        messages.send(seal(data), peer, tag)
+        for peer in peers:
+            messages.send(seal(data), peer, tag)
         messages.Wait()
 
     def _receive(self, peer: int, tag: int) -> bytes | memoryview:

@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddlrun.ddl.tcp.connection import PeerConnection
 from ddlrun.ddl.tcp.message import Mailbox
-from ddlrun.ddl.tcp.own_host import (
-    TooManyFilesError,
-    begin_to_connect,
-    raise_file_limit,
-    set_options,
-)
+from ddlrun.ddl.tcp.own_host import TooManyFilesError, begin_to_connect, raise_file_limit, set_options
 from ddlrun.ddl.tcp.peer_memory import OwnMemory
 from ddlrun.ddl.tcp.protocol import CLAIM, CONNECT, EXCHANGE, KNOCK, LOST, Claim
 from ddlrun.errors import LostRankError

@@ -69,11 +69,13 @@ def read_job(environ: Mapping[str, str]) -> Membership:
 
 
 def _join(job: Membership, environ: Mapping[str, str]) -> Endpoint:
-    """Exchange addresses with the other ranks."""
-    if (store := _find_store(environ)) is not None:
-        from ddlrun.ddl.tcp.store_exchange import join_by_store  # noqa: PLC0415 - 2 s: torch, loaded already
+    """Exchange addresses with the other ranks: by a store of torch.distributed, if one has MASTER_PORT already."""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or "torch.distributed" in sys.modules:
+        from ddlrun.ddl.tcp.store_exchange import find_store, join_by_store  # noqa: PLC0415 - 2 s: torch
 
-        return join_by_store(job, store)
+        store = find_store(environ)
+        if store is not None:
+            return join_by_store(job, store)
     return _lead(job) if job.rank == 0 else _follow(job)
 
 
@@ -121,15 +123,6 @@ def _own_address(job: Membership) -> str:
     if is_own_name and ipaddress.ip_address(address).is_loopback:
         return find_rendezvous_address({}, one_host=True)
     return address
-
-
-def _find_store(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a Store of torch.distributed, or None
-    """Return the store that has MASTER_PORT already: that of torchrun, or of a default group that the script began."""
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and "torch.distributed" not in sys.modules:
-        return None
-    from ddlrun.ddl.tcp.store_exchange import find_store  # noqa: PLC0415 - 2 s: torch, loaded already, or needed anyway
-
-    return find_store(environ)
 
 
 def _read_number(environ: Mapping[str, str], name: str, default: str = "") -> int:
