@@ -7,6 +7,7 @@ from ddlrun.hangs.position import Position, locate_rank
 from ddlrun.hangs.progress import has_progressed, is_computing, mark_stays
 from ddlrun.hangs.snapshot import JobSnapshot, RankSnapshot
 from ddlrun.hangs.verdict import HangFinding, HangVerdict, group_ranks, judge
+from ddlrun.hangs.waits import locate_ranks
 from ddlrun.hosts import fold
 from ddlrun.ranges import name_numbers
 from ddlrun.wording import kernel_wait
@@ -70,9 +71,9 @@ def render_states(job: JobSnapshot) -> str:
     """Return the states and stacks of all ranks, those of ranks at the same position once."""
     hosts = {rank.rank: rank.host for rank in job.ranks}
     lines = list[str]()
-    for group in group_ranks(job):
-        on = fold(dict.fromkeys(hosts[rank] for rank in group.ranks))
-        lines.append(f"state of {name_numbers('rank', group.ranks)} on {on}:")
+    for group in group_ranks(locate_ranks(job)):
+        on = fold(dict.fromkeys(hosts[rank] for rank in group.ranks if hosts[rank]))
+        lines.append(f"state of {name_numbers('rank', group.ranks)}{f' on {on}' if on else ''}:")
         lines += render_snapshot(job.snapshots[group.ranks[0]])
     return "\n".join(lines)
 
@@ -149,7 +150,7 @@ def _record_position(position: Position) -> dict[str, Any]:
         "file": "" if frame is None else frame.file,
         "line": 0 if frame is None else frame.line,
         "source": "" if frame is None else frame.source,
-        "collective": "" if collective is None else f"{collective.number}: {collective.name} {collective.data}".strip(),
+        "collective": "" if collective is None else f"{collective.text} {collective.data}".strip(),
     }
 
 

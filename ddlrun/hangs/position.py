@@ -15,7 +15,7 @@ from ddlrun.hangs.frames import (
     normalize,
     without_native,
 )
-from ddlrun.hangs.snapshot import Frame, ProcessSnapshot, RankSnapshot, RecordedCollective
+from ddlrun.hangs.snapshot import Frame, ProcessSnapshot, RankSnapshot, RecordedOperation
 from ddlrun.wording import kernel_wait
 
 STOPPED = ("T", "t")
@@ -75,7 +75,7 @@ class Position(NamedTuple):
     """The innermost frame of the user's program; None if it is not known."""
     worker: str = ""
     """The position of the worker that a data loader waits for, in words; empty if there is none."""
-    collective: RecordedCollective | None = None
+    collective: RecordedOperation | None = None
     """The operation of torch.distributed that it waits in; None if that is not known."""
 
     @property
@@ -102,15 +102,20 @@ class Position(NamedTuple):
 
 
 def locate_rank(snapshot: RankSnapshot) -> Position:
-    """Return the position of a rank: that of its first process with stacks, otherwise that of its program."""
+    """Return the position of a rank: that of its first process with stacks, otherwise that of its program.
+
+    Where there are only records, the rank waits in its first operation that has not ended.
+    """
+    if not snapshot.processes and snapshot.operations:
+        return Position(Activity.COMMUNICATES, snapshot.operations[0].name, None, collective=snapshot.operations[0])
     if not snapshot.processes:
         return Position(Activity.UNKNOWN, "", None)
     main = main_process(snapshot)
     position = locate(main)
     if position.waits_for_ranks:
-        return position._replace(collective=snapshot.collective)
+        return position._replace(collective=next(iter(snapshot.operations), None))
     if _waits_for_gpu(snapshot, main, position):
-        return Position(Activity.GPU, "", position.frame, collective=snapshot.collective)
+        return Position(Activity.GPU, "", position.frame, collective=next(iter(snapshot.operations), None))
     if position.activity is not Activity.LOADS:
         return position
     return position._replace(worker=_describe_worker([other for other in snapshot.processes if other is not main]))
@@ -122,7 +127,7 @@ def _waits_for_gpu(snapshot: RankSnapshot, main: ProcessSnapshot, position: Posi
     A program may also compute on the CPU while its GPU communicates. It then runs Python code between two snapshots, or
     is in a call of another library than PyTorch.
     """
-    is_nccl = snapshot.collective is not None and snapshot.collective.backend == "nccl"
+    is_nccl = any(operation.backend == "nccl" for operation in snapshot.operations)
     inner = without_native(above(main.threads[0].frames, position.frame)) if main.threads else ()
     in_torch = all(re.search(TORCH, frame.file) for frame in inner)
     return is_nccl and snapshot.stays and main.gpu and position.activity is Activity.RUNS and in_torch
@@ -251,7 +256,7 @@ def describe(position: Position, *, plural: bool = False) -> str:
         words = dict(PLURALS)
         text = " ".join(words.get(word, word) for word in text.split(" "))
     if position.collective is not None:
-        return f"{text}{_describe_place(position)}, collective {position.collective.number}: {position.collective.name}"
+        return f"{text}{_describe_place(position)}, {position.collective.text}"
     return text + _describe_place(position) + (f", whose worker {position.worker}" if position.worker else "")
 
 

@@ -80,7 +80,7 @@ def mark_stays(before: JobSnapshot, after: JobSnapshot) -> JobSnapshot:
         if rank.snapshot is None or former is None or not rank.snapshot.processes:
             return rank
         now, then = main_process(rank.snapshot), main_process(former)
-        stays = (now.pid, now.replies, rank.snapshot.collective) == (then.pid, then.replies, former.collective)
+        stays = (now.pid, now.replies, rank.snapshot.operations) == (then.pid, then.replies, former.operations)
         return rank._replace(snapshot=rank.snapshot._replace(stays=stays))
 
     return JobSnapshot(tuple(map(mark, after.ranks)))

@@ -1,10 +1,16 @@
 """Snapshots: the processes of a rank as its keeper sees them (keeper/stacks/snapshot.py), and all ranks of a job."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ddlrun.ranges import find_runs, is_successor, render_range
 from ddlrun.wording import printable
+
+# PyTorch's description of the group of all ranks, and those that say nothing.
+DEFAULT_GROUP, UNNAMED = "default_pg", ("", "undefined")
+PREPOSITIONS = {"send": "to", "recv": "from"}
 
 
 class Frame(NamedTuple):
@@ -76,21 +82,85 @@ class DeadConnection(NamedTuple):
     remote: str
 
 
-class RecordedCollective(NamedTuple):
-    """A collective operation of torch.distributed on all ranks, which has not ended."""
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words.
+
+    >>> name_ranks([2]), name_ranks([3, 0, 1]), name_ranks([0, 2, 3, 4, 7])
+    ('rank 2', 'ranks 0, 1 and 3', 'ranks 0, 2-4 and 7')
+    """
+    words = [word for low, high in find_runs(sorted(ranks), is_successor) for word in _name_run(low, high)]
+    listed = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
+
+
+def _name_run(low: int, high: int) -> list[str]:
+    """Return a run of successive ranks: the ends of a long one, or each of two."""
+    return [str(rank) for rank in range(low, high + 1)] if high < low + 2 else [render_range(low, high)]
+
+
+class ProcessGroup(NamedTuple):
+    """A group of ranks in which operations of torch.distributed run."""
+
+    name: str = "0"
+    """PyTorch's name, which is equal in all members; those of other groups may have the same one."""
+    description: str = DEFAULT_GROUP
+    """The name that the program or PyTorch gave to groups of this kind, such as mesh_tp."""
+    members: tuple[int, ...] = ()
+    """Empty: not known."""
+    is_certain: bool = True
+    """Whether there are no other members; otherwise, these have used it."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the group of all ranks."""
+        return self.description == DEFAULT_GROUP
+
+    @property
+    def kind(self) -> str:
+        """The name in words, which groups of the same kind share."""
+        return f"group {self.name}" if self.description in UNNAMED else self.description
+
+    @property
+    def text(self) -> str:
+        """The group in words, such as `mesh_tp (ranks 2 and 3)`."""
+        used = "" if self.is_certain else "used by "
+        return f"{self.kind} ({used}{name_ranks(self.members)})" if self.members else self.kind
+
+
+class StartedGroup(NamedTuple):
+    """The use of a group by a rank."""
 
     number: int
-    """1 for the first operation of the default group."""
+    """The number of its last collective operation."""
+    description: str
+
+
+class RecordedOperation(NamedTuple):
+    """An operation of torch.distributed that has not ended."""
+
+    number: int
+    """1 for the first operation of its group, or with its peer."""
     name: str
     data: str
     """The types and sizes of its tensors, such as Float[4]; empty if it has none."""
     backend: str = ""
     """The backend, such as nccl; empty if it is not known."""
+    group: ProcessGroup = ProcessGroup()
+    peer: int | None = None
+    """The rank to which it sends or from which it receives; None: it is a collective operation."""
 
     @property
-    def call(self) -> tuple[int, str]:
-        """The number and the name, which are equal in ranks that wait for each other."""
-        return self.number, self.name
+    def call(self) -> tuple[str, int, str, int | None]:
+        """The parts that are equal in ranks that wait for each other in a collective operation."""
+        return self.group.name, self.number, self.name, self.peer
+
+    @property
+    def text(self) -> str:
+        """The operation in words, such as `collective 5 of mesh_tp (ranks 2 and 3): all_reduce`."""
+        group = "" if self.group.is_default else f" of {self.group.text}"
+        if self.peer is not None:
+            return f"{self.name} {self.number}{group} {PREPOSITIONS.get(self.name, 'with')} rank {self.peer}"
+        return f"collective {self.number}{group}: {self.name}"
 
 
 class RankSnapshot(NamedTuple):
@@ -98,8 +168,12 @@ class RankSnapshot(NamedTuple):
 
     processes: tuple[ProcessSnapshot, ...]
     connections: tuple[DeadConnection, ...]
-    collective: RecordedCollective | None = None
-    """The operation in which it is; None: in none, or this is not known."""
+    operations: tuple[RecordedOperation, ...] = ()
+    """The first operation of each group, and with each peer, that has not ended; the oldest first."""
+    started: Mapping[str, StartedGroup] = MappingProxyType({})
+    """Group's name -> the operations that the rank has begun in it; empty: not known."""
+    complete: bool = False
+    """Whether it has all groups."""
     ended: int = 0
     """The number of operations of torch.distributed that have ended; 0: none, or not known."""
     stays: bool = False
@@ -123,6 +197,8 @@ class JobSnapshot(NamedTuple):
     """All ranks of a job at one moment."""
 
     ranks: tuple[ExaminedRank, ...]
+    dumped: bool = False
+    """Whether it comes from files that a job has left: a rank without a snapshot left none."""
 
     @property
     def snapshots(self) -> dict[int, RankSnapshot]:
@@ -133,22 +209,39 @@ class JobSnapshot(NamedTuple):
 def parse_snapshot(text: str | bytes) -> RankSnapshot:
     """Return the snapshot that a keeper has sent. Raises ValueError if it cannot be read."""
     try:
-        record = json.loads(text)
-        processes = tuple(_parse_process(process) for process in record["processes"])
-        connections = tuple(
-            DeadConnection(_text(pair["local"]), _text(pair["remote"])) for pair in record["connections"]
-        )
-        collective, ended = record.get("collective"), int(record.get("ended", 0))
-        if collective is not None:
-            collective = RecordedCollective(
-                int(collective["number"]),
-                _text(collective["name"]),
-                _text(collective["data"]),
-                _text(collective.get("backend", "")),
-            )
+        return build_snapshot(json.loads(text))
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("the snapshot cannot be read") from error
-    return RankSnapshot(processes, connections, collective, ended)
+
+
+def build_snapshot(record: Mapping[str, Any]) -> RankSnapshot:
+    """Return the snapshot of which a record has the fields; LookupError and others are raised if it has not all."""
+    processes = tuple(_parse_process(process) for process in record["processes"])
+    connections = tuple(DeadConnection(_text(pair["local"]), _text(pair["remote"])) for pair in record["connections"])
+    return RankSnapshot(
+        processes,
+        connections,
+        operations=tuple(_parse_operation(operation) for operation in record.get("operations", ())),
+        started={
+            _text(name): StartedGroup(int(use["number"]), _text(use["description"]))
+            for name, use in record.get("started", {}).items()
+        },
+        complete=bool(record.get("complete", False)),
+        ended=int(record.get("ended", 0)),
+    )
+
+
+def _parse_operation(record: Mapping[str, Any]) -> RecordedOperation:
+    peer = record["peer"]
+    members = tuple(sorted(map(int, record["members"])))
+    return RecordedOperation(
+        number=int(record["number"]),
+        name=_text(record["name"]),
+        data=_text(record["data"]),
+        backend=_text(record["backend"]),
+        group=ProcessGroup(_text(record["group"]), _text(record["description"]), members),
+        peer=None if peer is None else int(peer),
+    )
 
 
 def _parse_process(record: Mapping[str, Any]) -> ProcessSnapshot:

@@ -1,15 +1,17 @@
 """The verdict on a job: the rank or the line that is the reason why the other ranks wait, in a sentence."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from ddlrun.hangs.position import Activity, Position, describe, locate_rank
-from ddlrun.hangs.snapshot import JobSnapshot
-from ddlrun.ranges import find_runs, is_successor, render_range
+from ddlrun.hangs.position import Activity, Position, describe
+from ddlrun.hangs.snapshot import JobSnapshot, name_ranks
+from ddlrun.hangs.waits import LocatedJob, Roots, describe_ring, find_out_of_order, find_roots, locate_ranks
 
 UNREACHABLE = "which is down, or its network is cut"
+NOBODY = "no rank stands out"
+MOST_GROUPS = 8
 UNANSWERED = "whose keepers do not run: it is too busy, or they were stopped"
 
 
@@ -60,29 +62,12 @@ class Group(NamedTuple):
         return f"{name_ranks(self.ranks)} {describe(self.position, plural=len(self.ranks) > 1)}"
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks in words.
-
-    >>> name_ranks([2]), name_ranks([3, 0, 1]), name_ranks([0, 2, 3, 4, 7])
-    ('rank 2', 'ranks 0, 1 and 3', 'ranks 0, 2-4 and 7')
-    """
-    words = [word for low, high in find_runs(sorted(ranks), is_successor) for word in _name_run(low, high)]
-    listed = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
-
-
-def _name_run(low: int, high: int) -> list[str]:
-    """Return a run of successive ranks: the ends of a long one, or each of two."""
-    return [str(rank) for rank in range(low, high + 1)] if high < low + 2 else [render_range(low, high)]
-
-
-def group_ranks(job: JobSnapshot) -> list[Group]:
+def group_ranks(located: LocatedJob) -> list[Group]:
     """Return the ranks that have been examined by their positions, the largest group first."""
     groups: dict[tuple[object, ...], list[tuple[int, Position]]] = {}
-    positions = {rank.rank: locate_rank(rank.snapshot) for rank in job.ranks if rank.snapshot is not None}
     # A rank whose operation is not known, as it was too busy to reply, does not differ from the others.
-    known = all(position.collective for position in positions.values() if position.waits_for_ranks)
-    for rank, plain in positions.items():
+    known = located.is_known
+    for rank, plain in located.positions.items():
         position = plain if known else plain._replace(collective=None)
         collective = position.collective and position.collective.call
         groups.setdefault((*position.key, collective), []).append((rank, position))
@@ -100,23 +85,32 @@ def _join(members: Sequence[tuple[int, Position]]) -> Group:
 
 def judge(job: JobSnapshot) -> HangVerdict:
     """Return the verdict on a job."""
-    groups = group_ranks(job)
+    located = locate_ranks(job)
+    groups = group_ranks(located)
     waiting = [group for group in groups if group.position.waits_for_ranks]
     others = [group for group in groups if not group.position.waits_for_ranks]
     silent = tuple(rank.rank for rank in job.ranks if rank.snapshot is None and rank.exit_code is None)
-    ended = tuple(rank.rank for rank in job.ranks if rank.exit_code is not None)
+    ended = tuple(rank.rank for rank in job.ranks if rank.snapshot is None)
     stopped = [group for group in others if group.position.activity is Activity.STOPPED]
-    if silent:
+    if silent and not job.dumped:
         return _judge_silent(job, silent, groups)
     if stopped:
         return HangVerdict(HangFinding.STOPPED, _all_ranks(stopped), _sentence([*waiting, *stopped]))
+    roots = find_roots(located)
+    if roots is not None:
+        others = [group for group in (_narrow(group, roots.ranks) for group in others) if group.ranks]
+        ended = tuple(rank for rank in ended if rank in roots.ranks)
     if waiting and others:
         return _judge_absent(waiting, others)
     if waiting and ended:
-        return _judge_ended(waiting, ended)
+        return _judge_ended(waiting, ended, dumped=job.dumped)
     if waiting:
-        return _judge_waiting(job, waiting)
+        return _judge_waiting(located, waiting, roots)
     return _judge_without_waiting(others)
+
+
+def _narrow(group: Group, ranks: Collection[int]) -> Group:
+    return group._replace(ranks=tuple(rank for rank in group.ranks if rank in ranks))
 
 
 def _all_ranks(groups: Sequence[Group]) -> tuple[int, ...]:
@@ -124,6 +118,11 @@ def _all_ranks(groups: Sequence[Group]) -> tuple[int, ...]:
 
 
 def _sentence(groups: Sequence[Group], *more: str) -> str:
+    """Return the positions of groups, of many only those of some, the last ones among them."""
+    if len(groups) > MOST_GROUPS:
+        half = MOST_GROUPS // 2
+        left_out = f"{name_ranks(_all_ranks(groups[half:-half]))} are elsewhere"
+        return "; ".join([*(group.text for group in [*groups[:half], *groups[-half:]]), left_out, *more])
     return "; ".join([*(group.text for group in groups), *more])
 
 
@@ -149,18 +148,26 @@ def _judge_absent(waiting: Sequence[Group], others: Sequence[Group]) -> HangVerd
         guilty = _all_ranks(others) if len(_all_ranks(others)) == len(_all_ranks(waiting)) else _all_ranks(fewer)
         return HangVerdict(HangFinding.ENDED, guilty, _sentence([*waiting, *others]))
     absent = [group for group in others if group not in left]
+    unclear = len(absent) == 1 and absent[0].position.activity in (Activity.WAITS, Activity.UNKNOWN)
+    if unclear and len(absent[0].ranks) > len(_all_ranks(waiting)):  # which may wait for the few, too
+        return HangVerdict(HangFinding.ABSENT, (), _sentence([*waiting, *left, *absent], NOBODY))
     return HangVerdict(HangFinding.ABSENT, _all_ranks(absent), _sentence([*waiting, *left, *absent]))
 
 
-def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...]) -> HangVerdict:
+def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...], *, dumped: bool) -> HangVerdict:
+    """Return the verdict where ranks wait for others that have ended, or have left no dump."""
+    fewer = len(ended) <= len(_all_ranks(waiting))
+    if dumped:
+        text = f"{name_ranks(ended)} left no dump"
+        return HangVerdict(HangFinding.SILENT_HOST, ended if fewer else (), _sentence(waiting, text))
     verb = "has" if len(ended) == 1 else "have"
-    guilty = ended if len(ended) <= len(_all_ranks(waiting)) else _all_ranks(waiting)
+    guilty = ended if fewer else _all_ranks(waiting)
     return HangVerdict(HangFinding.ENDED, guilty, _sentence(waiting, f"{name_ranks(ended)} {verb} ended"))
 
 
-def _judge_waiting(job: JobSnapshot, waiting: Sequence[Group]) -> HangVerdict:
+def _judge_waiting(located: LocatedJob, waiting: Sequence[Group], roots: Roots | None) -> HangVerdict:
     """Return the verdict where all ranks wait for each other."""
-    cut = _find_cut_off(job)
+    cut = _find_cut_off(located.job)
     if cut is not None:
         return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
     if any(group.position.activity is Activity.GPU for group in waiting) and _are_in_one_operation(waiting):
@@ -168,7 +175,8 @@ def _judge_waiting(job: JobSnapshot, waiting: Sequence[Group]) -> HangVerdict:
             return HangVerdict(HangFinding.RUNNING, (), _sentence(waiting, "the GPUs may compute what comes before it"))
         return HangVerdict(HangFinding.SAME_CALL, (), _sentence(waiting))
     if len(waiting) > 1:
-        return HangVerdict(HangFinding.DIFFERENT_CALLS, _all_ranks(_find_odd(waiting)), _sentence(waiting))
+        guilty, notes = _find_odd(located, waiting, roots)
+        return HangVerdict(HangFinding.DIFFERENT_CALLS, guilty, _sentence(waiting, *notes))
     if len(waiting[0].ranks) == 1:
         return HangVerdict(HangFinding.SAME_CALL, waiting[0].ranks, waiting[0].text)
     return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(waiting[0].position, plural=True)}")
@@ -179,14 +187,22 @@ def _are_in_one_operation(waiting: Sequence[Group]) -> bool:
     return len(operations) == 1 and None not in operations
 
 
-def _find_odd(waiting: Sequence[Group]) -> list[Group]:
-    """Return the groups that differ: those behind in the sequence of collectives, or else from more than half."""
-    known = [group.position.collective for group in waiting]
-    numbers = [0 if collective is None else collective.number for collective in known]
-    if 0 < min(numbers) < max(numbers):
-        return [group for group, number in zip(waiting, numbers, strict=True) if number == min(numbers)]
-    most, *others = waiting
-    return others if len(most.ranks) > len(_all_ranks(others)) else []
+def _find_odd(
+    located: LocatedJob, waiting: Sequence[Group], roots: Roots | None
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the ranks that differ, and notes: those at the root of all waits, or else those unlike more than half."""
+    at_root = waiting if roots is None else [group for group in waiting if roots.ranks.intersection(group.ranks)]
+    calls = {group.position.collective and group.position.collective.call[:2] for group in at_root}
+    if len(calls) == 1 and len(at_root) > 1:
+        most, *others = at_root
+        guilty = _all_ranks(others) if len(most.ranks) > len(_all_ranks(others)) else ()
+        return guilty, () if guilty else (NOBODY,)
+    if roots is not None and roots.ranks:
+        return _all_ranks(at_root), ()
+    guilty = find_out_of_order(roots.ring if roots else _all_ranks(waiting), located.job.snapshots)
+    verb = "calls" if len(guilty) == 1 else "call"
+    order = f"{name_ranks(guilty)} {verb} them in another order" if guilty else NOBODY
+    return guilty, (*([describe_ring(roots.ring, located)] if roots else []), order)
 
 
 def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:
@@ -194,7 +210,8 @@ def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:
     dead = [(rank, pair) for rank in job.ranks if rank.snapshot is not None for pair in rank.snapshot.connections]
     if not dead:
         return None
-    ends = Counter(address for _, pair in set(dead) for address in (pair.local, pair.remote))
+    pairs = {(rank.rank, pair) for rank, pair in dead}
+    ends = Counter(address for _, pair in pairs for address in (pair.local, pair.remote))
     address, _ = ends.most_common(1)[0]
     own = {rank.host for rank, pair in dead if pair.local == address}
     ranks = tuple(rank.rank for rank in job.ranks if rank.host in own)

@@ -47,9 +47,15 @@ def snapshot(
 ) -> RankSnapshot:
     """Return the snapshot of a rank."""
     pairs = [{"local": local, "remote": remote} for local, remote in connections]
-    waits_in = collective and dict(zip(("number", "name", "data", "backend"), collective, strict=False))
-    record = {"processes": processes, "connections": pairs, "collective": waits_in}
+    record = {"processes": processes, "connections": pairs, **(recorded(*collective) if collective else {})}
     return parse_snapshot(json.dumps(record).encode())
+
+
+def recorded(number: int | str, name: int | str, data: int | str, backend: int | str = "gloo") -> dict[str, Any]:
+    """Return the records of a rank in an operation of the default group."""
+    group: dict[str, Any] = {"group": "0", "description": "default_pg", "members": [], "peer": None}
+    operation = {"number": number, "name": name, "data": data, "backend": backend, **group}
+    return {"operations": [operation], "started": {"0": {"number": number, "description": "default_pg"}}}
 
 
 def own(line: int, source: str, function: str = "step") -> tuple[str, str, int, str]:
@@ -175,11 +181,11 @@ VERDICTS = [
     (
         job(WAITING, GATHER, WAITING, in_all_reduce(None)), HangFinding.DIFFERENT_CALLS, (),
         ("ranks 0 and 2 wait in Barrier (train.py:41); rank 1 waits in gather (train.py:44); "
-         "rank 3 waits in all_reduce (train.py:41)"),
+         "rank 3 waits in all_reduce (train.py:41); no rank stands out"),
     ),
     (
         job(WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (),
-        "rank 0 waits in Barrier (train.py:41); rank 1 waits in gather (train.py:44)",
+        "rank 0 waits in Barrier (train.py:41); rank 1 waits in gather (train.py:44); no rank stands out",
     ),
     (
         job(*map(in_all_reduce, (7, 7, 6))), HangFinding.DIFFERENT_CALLS, (2,),
@@ -303,7 +309,7 @@ IN_BACKWARD = snapshot(
         ((on_gpu(7), LOOPING), HangFinding.ABSENT, (1,),
          f"rank 0 {ON_GPU}; rank 1 is in step (train.py:37): while True:"),
         ((on_gpu(7), on_gpu(7, "broadcast")), HangFinding.DIFFERENT_CALLS, (),
-         f"rank 0 {ON_GPU}; rank 1 {ON_GPU.replace('all_reduce', 'broadcast')}"),
+         f"rank 0 {ON_GPU}; rank 1 {ON_GPU.replace('all_reduce', 'broadcast')}; no rank stands out"),
         ((on_gpu(7), 3), HangFinding.ENDED, (1,), f"rank 0 {ON_GPU}; rank 1 has ended"),
         ((IN_BACKWARD, IN_BACKWARD, on_gpu(7)), HangFinding.SAME_CALL, (),
          f"ranks 0 and 1 wait in backward (train.py:4), collective 7: all_reduce; rank 2 {ON_GPU}"),
@@ -459,7 +465,7 @@ def test_the_record_of_a_examination() -> None:
     assert [rank["exit_code"] for rank in record["ranks"]] == [None, None, 3, None]
     position = record["ranks"][1]["position"]
     assert position is not None
-    assert position["collective"] == "7: all_reduce Float[4]"
+    assert position["collective"] == "collective 7: all_reduce Float[4]"
     assert "state of rank 0 on h0:\nprocess 7 (python): state R\n  Thread 7 (active)\n" in record["states"]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddlrun.hangs.snapshot import RankSnapshot, RecordedCollective, parse_snapshot
+from ddlrun.hangs.snapshot import ProcessGroup, RankSnapshot, RecordedOperation, StartedGroup, parse_snapshot
 from ddlrun.keeper.program import HOOK
 from ddlrun.keeper.stacks.process_facts import read_busy_time, read_transferred, uses_gpu
 from ddlrun.keeper.stacks.python_stacks import (
@@ -21,11 +21,10 @@ from ddlrun.keeper.stacks.python_stacks import (
     UNKNOWN,
     find_py_spy,
     parse_dump,
-    parse_recorder,
     probe,
-    read_recorder,
     read_stacks,
 )
+from ddlrun.keeper.stacks.recorder import parse_recorder, read_recorder
 from ddlrun.keeper.stacks.snapshot import take_snapshot
 from tests.support import needs
 from tests.support.waiting import wait_until
@@ -190,12 +189,14 @@ def test_the_collective_of_a_rank_comes_from_torch(setup: str, tmp_path: Path) -
     needs.package("torch")
     code = setup + ALL_REDUCE.format(folder=tmp_path)
     with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
-        wait_until(lambda: read_recorder([process.pid], 10)["collective"])
+        wait_until(lambda: read_recorder([process.pid], 10)["operations"])
         snapshot = parse_snapshot(take_snapshot(process.pid, 10))
-        assert (snapshot.ended, snapshot.collective) == (1, RecordedCollective(2, "all_reduce", "Float[2, 3]", "gloo"))
+        operation = RecordedOperation(2, "all_reduce", "Float[2, 3]", "gloo", ProcessGroup("0", "default_pg"))
+        assert (snapshot.ended, snapshot.operations) == (1, (operation,))
+        assert (snapshot.started, snapshot.complete) == ({"0": StartedGroup(2, "default_pg")}, True)
         assert not any("flight_recorder" in str(stack) for stack in snapshot.processes[0].threads)
         process.send_signal(signal.SIGSTOP)
-        assert parse_snapshot(take_snapshot(process.pid, 10)).collective is None
+        assert parse_snapshot(take_snapshot(process.pid, 10)).operations == ()
 
 
 RECORDS_OF_OTHERS = [b"", b"[]", b"{", b"[1]", b'[{"entries": [{}]}]', b'[{"entries": [{"process_group": 1}]}]']
@@ -203,4 +204,4 @@ RECORDS_OF_OTHERS = [b"", b"[]", b"{", b"[1]", b'[{"entries": [{}]}]', b'[{"entr
 
 @pytest.mark.parametrize("text", RECORDS_OF_OTHERS)
 def test_records_of_another_torch_are_ignored(text: bytes) -> None:
-    assert parse_recorder(text) == {"ended": 0, "collective": None}
+    assert parse_recorder(text) == {"ended": 0, "started": {}, "complete": False, "operations": []}

@@ -89,8 +89,20 @@ def _serve(reader: int, file: int, torch: object) -> None:
         try:
             request = os.read(reader, MOST_REQUEST)
             dumps = [getattr(torch, name)() for name in DUMPS if hasattr(torch, name)]
-            text = request + b" [" + b",".join(dumps) + b"]\n"
+            text = request + b" [" + b",".join([*dumps, _dump_members()]) + b"]\n"
             os.ftruncate(file, 0)
             os.pwrite(file, text, 0)
         except (OSError, RuntimeError):  # the program has closed the descriptors, or a GPU has failed
             return
+
+
+def _dump_members() -> bytes:
+    """Return the members of all groups as a recorder has them; gloo's has none. Empty for another version of torch."""
+    import json
+
+    try:
+        world = sys.modules["torch.distributed.distributed_c10d"]._world  # noqa: SLF001 - there is no public list
+        groups = {name: list(world.pg_group_ranks[group]) for group, name in tuple(world.pg_names.items())}
+    except (AttributeError, KeyError, TypeError, RuntimeError):  # a group that is destroyed at this moment
+        groups = {}
+    return json.dumps({"pg_config": {name: {"ranks": str(ranks)} for name, ranks in groups.items()}}).encode()

@@ -18,7 +18,8 @@ from ddlrun.keeper.stacks.process_facts import (
     read_transferred,
     uses_gpu,
 )
-from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_recorder, read_stacks
+from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_stacks
+from ddlrun.keeper.stacks.recorder import read_recorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

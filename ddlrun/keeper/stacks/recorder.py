@@ -1,0 +1,157 @@
+"""The operations of a rank of torch.distributed, from PyTorch's flight recorders.
+
+PyTorch records the operations of gloo, and those of NCCL in a recorder of their own. The start-up hook writes the
+records to a file in memory on request; jobs of others leave them in files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ddlrun.keeper.stacks.python_stacks import POLL_SECONDS, find_memory_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    Record = dict[str, Any]
+
+# As in hook/ddlrun_stacks.py. The descriptor of the pipe for requests follows.
+RECORDER_FILE = "ddlrun-flight-recorder-"
+MOST_SECONDS = 2.0
+DEFAULT_GROUP = "default_pg"
+MOST_TENSORS = 3
+MOST_OPERATIONS = 32
+# A GPU has ended such an operation, but PyTorch has not noticed that yet.
+COMPLETED = "completed"
+ARROWS = ("->", "<-")
+
+
+def read_recorder(pids: Iterable[int], seconds: float) -> Record:
+    """Return the operations of the first of a rank's processes with a recorder; see RankSnapshot in hangs/snapshot.py.
+
+    Args:
+        pids: The processes; workers that a process has forked, which come later, have its descriptors.
+        seconds: The time limit.
+    """
+    for pid in pids:
+        path, name = find_memory_file(pid, RECORDER_FILE)
+        if path:
+            pipe = f"/proc/{pid}/fd/{name.split()[0]}"
+            return parse_recorder(_request(path, pipe, seconds=min(seconds, MOST_SECONDS)))
+    return parse_recorder(b"")
+
+
+def _request(file_path: str, pipe_path: str, *, seconds: float) -> bytes:
+    """Return the records as JSON; empty if the process does not reply in time, as when it is stopped."""
+    request = b"%d" % time.monotonic_ns()
+    end = time.monotonic() + seconds
+    try:
+        pipe = os.open(pipe_path, os.O_WRONLY | os.O_NONBLOCK)
+        with open(pipe, "wb", buffering=0) as writer, open(file_path, "rb", buffering=0) as file:
+            writer.write(request)
+            while time.monotonic() < end:
+                text = file.read() or b""
+                if text.startswith(request) and text.endswith(b"\n"):
+                    return text[len(request) :]
+                file.seek(0)
+                time.sleep(POLL_SECONDS)
+    except OSError:  # the process has ended
+        pass
+    return b""
+
+
+def parse_recorder(text: bytes) -> Record:
+    """Return the summary of recorders in JSON; that of none if it cannot be read."""
+    import json  # noqa: PLC0415 - in the keeper's child alone
+
+    try:
+        return summarize_recorders(json.loads(text or b"[]"))
+    except (ValueError, LookupError, TypeError, AttributeError):  # another version
+        return summarize_recorders([])
+
+
+def summarize_recorders(recorders: list[Record]) -> Record:
+    """Return the operations that have not ended, the oldest first, and what has begun and ended before.
+
+    `started` has the number of the last collective operation of each group, by the group's name; all groups if the
+    recorders still have their first records. Raises LookupError, ValueError, TypeError or AttributeError for recorders
+    of another version.
+    """
+    entries = [entry for recorder in recorders for entry in recorder.get("entries", ())]
+    members = {name: config for recorder in recorders for name, config in recorder.get("pg_config", {}).items() if name}
+    started: dict[str, Record] = {}
+    for entry in entries:
+        name, description = entry["process_group"]
+        use = started.setdefault(name, {"number": 0, "description": description})
+        use["number"] = max(use["number"], 0 if entry["is_p2p"] else int(entry["collective_seq_id"]))
+    first = [min(int(entry["record_id"]) for entry in entries) for entries in _lists(recorders)]
+    ended = [[int(entry["record_id"]) + 1 for entry in entries if _has_ended(entry)] for entries in _lists(recorders)]
+    return {
+        "ended": sum(max(numbers, default=0) for numbers in ended),
+        "started": started,
+        "complete": bool(first) and not any(first),
+        "operations": [_describe(entry, members) for entry in _find_waiting(entries)],
+    }
+
+
+def _lists(recorders: list[Record]) -> list[list[Record]]:
+    return [recorder["entries"] for recorder in recorders if recorder.get("entries")]
+
+
+def _has_ended(entry: Record) -> bool:
+    return bool(entry["retired"]) or entry["state"] == COMPLETED
+
+
+def _find_waiting(entries: list[Record]) -> list[Record]:
+    """Return the first collective operation of each group that has not ended, and the first one with each peer."""
+    first: dict[tuple[str, ...], Record] = {}
+    for entry in sorted(entries, key=lambda entry: int(entry["time_created_ns"])):
+        if not _has_ended(entry):
+            peers = entry["profiling_name"] if entry["is_p2p"] else ""
+            first.setdefault((entry["process_group"][0], peers), entry)
+    return list(first.values())[:MOST_OPERATIONS]
+
+
+def _describe(entry: Record, members: dict[str, Record]) -> Record:
+    """Return a record of an operation; ranks are those of the job."""
+    backend, _, call = entry["profiling_name"].rpartition(":")
+    name, _, peers = call.partition(" ")
+    group, description = entry["process_group"]
+    ranks = [] if description == DEFAULT_GROUP else _numbers(members.get(group, {}).get("ranks", ""))
+    tensors = zip(entry["input_dtypes"], entry["input_sizes"])  # noqa: B905 - Python 3.8 has no strict
+    peer = _find_peer(peers)
+    return {
+        "number": int(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
+        "name": name,
+        "backend": backend,
+        "data": ", ".join([f"{kind}{size}" for kind, size in tensors][:MOST_TENSORS]),
+        "group": group,
+        "description": description,
+        "members": ranks,
+        "peer": None if peer is None else ranks[peer] if ranks else peer,
+        "frames": entry.get("frames", ()),
+    }
+
+
+def _find_peer(peers: str) -> int | None:
+    """Return the second rank of a pair, which is that of the other side; None if there is no pair.
+
+    >>> _find_peer("0->2"), _find_peer("2<-0"), _find_peer("")
+    (2, 0, None)
+    """
+    for arrow in ARROWS:
+        if arrow in peers:
+            return int(peers.partition(arrow)[2])
+    return None
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of a list in text.
+
+    >>> _numbers("[0, 2]"), _numbers("[]")
+    ([0, 2], [])
+    """
+    return [int(word) for word in text.strip("[]").replace(",", " ").split()]
