@@ -1,4 +1,7 @@
-"""Examinations of a run: ddlrun doctor requests them, and the ddlrun that supervises the run makes them."""
+"""Examinations of a run: ddlrun doctor requests them, and the ddlrun that supervises the run makes them.
+
+Of a job that has left dumps, it makes the examination itself.
+"""
 
 import json
 import os
@@ -7,6 +10,8 @@ import time
 from typing import Any
 
 from ddlrun.errors import InputError, UnreachableError
+from ddlrun.hangs.dumps import Dump, examine_dumps, find_rank, parse_dump_file
+from ddlrun.hangs.examination import record_examination
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import read_past_run
 from ddlrun.runs.store import write_private
@@ -26,6 +31,38 @@ def request_examination(folder: str, interval: float) -> dict[str, Any]:
         name = os.path.basename(folder)
         raise InputError(f"run {name}: it has ended, and was not examined while it ran; {REMEDY}")
     return record
+
+
+def examine_folder(folder: str) -> dict[str, Any]:
+    """Return the examination of a job that has left dumps in a folder. Raises InputError."""
+    dumps: dict[int, list[Dump]] = {}
+    seen: dict[str, str] = {}
+    problems = []
+    for path in _list_files(folder):
+        name = os.path.basename(path)
+        rank = find_rank(name)
+        try:
+            with open(path, "rb") as file:
+                dump = None if rank is None else parse_dump_file(file.read())
+        except (OSError, ValueError) as error:
+            problems.append(f"{path}: {error}")
+            continue
+        if rank is not None and dump is not None:
+            problems += [f"{path}: {seen[name]} is of the same rank"] if name in seen else []
+            seen[name] = path
+            dumps.setdefault(rank, []).append(dump)
+    if problems:
+        raise InputError("\n".join(problems))
+    if not dumps:
+        raise InputError(f"{folder}: no file of it is a dump of a flight recorder or by py-spy with a rank in its name")
+    try:
+        return record_examination(examine_dumps(dumps), "", time.time())
+    except ValueError as error:
+        raise InputError(f"{folder}: {error}") from error
+
+
+def _list_files(folder: str) -> list[str]:
+    return sorted(os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
 
 
 def _request(files: RunDir, interval: float) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""ddlrun doctor: the reason why a running job hangs."""
+"""ddlrun doctor: the reason why a job hangs."""
 
 import os
 
 import click
 
-from ddlrun.application.examination import request_examination
+from ddlrun.application.examination import examine_folder, request_examination
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.types import SECONDS
 from ddlrun.cli.result import print_result
@@ -19,8 +19,12 @@ from ddlrun.runs.store import state_folder
     "Run", "--interval", type=SECONDS, default=2, show_default=True, metavar="TIME",
     help="Time between two snapshots of the ranks; choose one longer than a step of the job.",
 )  # fmt: skip
+@option(
+    "Run", "--dumps", type=click.Path(exists=True, file_okay=False), metavar="FOLDER",
+    help="Examine the dumps of a job that has ended.",
+)  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
-def command(run: str | None, interval: float, *, as_json: bool) -> None:
+def command(run: str | None, interval: float, dumps: str | None, *, as_json: bool) -> None:
     """Find the reason why RUN hangs.
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
@@ -28,6 +32,14 @@ def command(run: str | None, interval: float, *, as_json: bool) -> None:
     All ranks are examined on their hosts, twice; a third time if they have not moved. The first line says which ranks
     wait where, and which rank they wait for; the stacks of all ranks follow. Python stacks are those of py-spy if it is
     installed on the hosts. Of a run that has ended, the last examination is printed.
+
+    Dumps are files with the rank in their names: those of PyTorch's flight recorder (pickles or JSON), and the output
+    of `py-spy dump`.
     """
-    record = request_examination(find_run_folder(run, state_folder(os.environ)), interval)
+    if dumps is not None:
+        if run is not None:
+            raise click.UsageError("--dumps examines a folder, not a run: give one of them")
+        record = examine_folder(dumps)
+    else:
+        record = request_examination(find_run_folder(run, state_folder(os.environ)), interval)
     print_result(record, render_record(record), as_json=as_json)

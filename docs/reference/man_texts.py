@@ -95,6 +95,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "doctor": (
         Example("Find the reason why the last run hangs.", "ddlrun doctor"),
         Example("The same for another run, with 10 s between snapshots.", "ddlrun doctor tokarumi --interval 10"),
+        Example("The same for a job that has left flight recorders.", "ddlrun doctor --dumps /scratch/dumps"),
     ),
     "rerun": (
         Example("Start the last run again.", "ddlrun rerun"),

@@ -36,7 +36,7 @@ ALLOWED = {
     "network": {"allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units"},
     "wire": set(),
     "keeper": {"errors", "ranges", "wire"},
-    "hangs": {"hosts", "ranges", "wording"},
+    "hangs": {"hosts", "keeper", "ranges", "wording"},
     "agent": {"errors", "keeper", "wire"},
     "remote": {
         "agent", "environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wire",

@@ -1,0 +1,192 @@
+"""Dumps of jobs that hang: flight recorders and stacks, and the verdicts on them."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlrun.hangs.dumps import Dump, examine_dumps
+from ddlrun.hangs.verdict import HangFinding
+from tests.support import needs
+from tests.support.launches import run
+from tests.support.waiting import wait_until
+
+DOCTOR = [sys.executable, "-m", "ddlrun", "doctor", "--dumps"]
+TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+DEFAULT = ("0", "default_pg")
+TP = ("5", "mesh_tp")
+
+
+def entry(number: int, group: tuple[str, str], call: str, line: int = 0, *, ended: bool = True) -> dict[str, Any]:
+    """Return the record of an operation of NCCL; a call such as `recv 1<-0` is from one rank to another."""
+    is_p2p = " " in call
+    frames = [("all_reduce", TORCH, 3245), ("step", "/home/u/train.py", line)]
+    return {
+        "record_id": number, "process_group": group, "profiling_name": f"nccl:{call}", "is_p2p": is_p2p,
+        "collective_seq_id": 0 if is_p2p else number, "p2p_seq_id": number if is_p2p else 0, "retired": ended,
+        "state": "completed" if ended else "started", "time_created_ns": number,
+        "input_dtypes": ["Float"], "input_sizes": [[8]],
+        "frames": [dict(zip(("name", "filename", "line"), frame, strict=True)) for frame in frames] if line else [],
+    }  # fmt: skip
+
+
+def recorder(*entries: dict[str, Any], members: str = "[2, 3]") -> Dump:
+    """Return the dump of a rank."""
+    config = (
+        {"5": {"name": "5", "desc": "mesh_tp", "ranks": members}} if TP in [e["process_group"] for e in entries] else {}
+    )
+    return Dump(recorders=({"version": "2.10", "entries": list(entries), "pg_config": config},))
+
+
+def doing(*calls: str, line: int = 0, members: str = "[2, 3]") -> Dump:
+    """Return the dump of a rank: `all_reduce`, or `tp:all_reduce` in its group; the last call has not ended."""
+    counts: dict[tuple[str, str], int] = {}
+    entries = []
+    for index, call in enumerate(calls):
+        name = call.removeprefix("tp:")
+        group = DEFAULT if name == call else TP
+        counts[group] = counts.get(group, 0) + 1
+        entries.append({**entry(counts[group], group, name, line, ended=index < len(calls) - 1), "record_id": index})
+    return recorder(*entries, members=members)
+
+
+SUM, NONE = "all_reduce", recorder()
+VERDICTS = [
+    (  # the waits lead from group to group
+        [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, f"tp:{SUM}"), recorder(entry(1, DEFAULT, SUM))],
+        HangFinding.ABSENT, (3,),
+        ("ranks 0 and 1 wait in all_reduce, collective 2: all_reduce; rank 2 waits in all_reduce, collective 1 of "
+         "mesh_tp (ranks 2 and 3): all_reduce; rank 3 is in an unknown place"),
+    ),
+    (  # two members differ, and the others wait for them
+        [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, f"tp:{SUM}"), doing(SUM, "tp:broadcast")],
+        HangFinding.DIFFERENT_CALLS, (),
+        ("ranks 0 and 1 wait in all_reduce, collective 2: all_reduce; rank 2 waits in all_reduce, collective 1 of "
+         "mesh_tp (ranks 2 and 3): all_reduce; rank 3 waits in broadcast, collective 1 of mesh_tp (ranks 2 and 3): "
+         "broadcast; no rank stands out"),
+    ),
+    (
+        [doing("send 0->1"), doing("recv 1<-2"), doing("recv 2<-1")], HangFinding.DIFFERENT_CALLS, (),
+        ("rank 0 waits in send, send 1 to rank 1; rank 1 waits in recv, recv 1 from rank 2; rank 2 waits in recv, "
+         "recv 1 from rank 1; rank 1 waits for rank 2 in recv, rank 2 for rank 1 in recv; no rank stands out"),
+    ),
+    (  # both halves have begun, and data do not flow
+        [doing("send 0->1"), doing("recv 1<-0"), doing("recv 2<-1")], HangFinding.DIFFERENT_CALLS, (),
+        ("rank 0 waits in send, send 1 to rank 1; rank 1 waits in recv, recv 1 from rank 0; rank 2 waits in recv, "
+         "recv 1 from rank 1; no rank stands out"),
+    ),
+    (  # rank 1 is not asked for: it computes
+        [doing(f"tp:{SUM}", members="[0, 2]"), NONE, NONE], HangFinding.ABSENT, (2,),
+        ("rank 0 waits in all_reduce, collective 1 of mesh_tp (ranks 0 and 2): all_reduce; rank 2 is in an unknown "
+         "place"),
+    ),
+    (
+        [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, SUM)], HangFinding.SAME_CALL, (),
+        "all ranks wait in all_reduce, collective 2: all_reduce",
+    ),
+    (
+        [doing(SUM, line=7), doing(SUM, line=7), NONE], HangFinding.ABSENT, (2,),
+        "ranks 0 and 1 wait in all_reduce (train.py:7), collective 1: all_reduce; rank 2 is in an unknown place",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dumps", "finding", "guilty", "text"), VERDICTS)
+def test_the_verdict_on_dumps(dumps: list[Dump], finding: HangFinding, guilty: tuple[int, ...], text: str) -> None:
+    examination = examine_dumps({rank: [dump] for rank, dump in enumerate(dumps)})
+    assert (examination.verdict.finding, examination.verdict.guilty) == (finding, guilty)
+    assert examination.verdict.text == text
+    assert examination.hangs
+
+
+def test_a_member_without_a_dump() -> None:
+    dumps = {0: [doing(f"tp:{SUM}", members="[0, 1, 3]")], 1: [doing(f"tp:{SUM}", members="[0, 1, 3]")]}
+    verdict = examine_dumps(dumps).verdict
+    expected = (
+        "ranks 0 and 1 wait in all_reduce, collective 1 of mesh_tp (ranks 0, 1 and 3): all_reduce; rank 3 left no dump"
+    )
+    assert (verdict.finding, verdict.guilty, verdict.text) == (HangFinding.SILENT_HOST, (3,), expected)
+    del dumps[1]
+    assert examine_dumps(dumps).verdict.guilty == ()
+
+
+class Hostile:
+    """What a pickle runs while it is read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, ("hostile",))
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps({"entries": [Hostile()]}, protocol=2))
+    (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps({"entries": []}, protocol=2)[:-3])
+    done = run([*DOCTOR, str(tmp_path)])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        "nccl_trace_rank_0: the pickle cannot be read: it names posix.mkdir, which no flight recorder writes"
+        in done.stderr
+    )
+    assert "nccl_trace_rank_1: the pickle cannot be read: " in done.stderr
+    assert not (tmp_path / "hostile").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no file of it is a dump"),
+        (
+            {"notes.txt": b"rank 3 hangs", "data1.json": b'{"a": 1}', "stacks.txt": b"Process 7: python"},
+            "no file of it",
+        ),
+        ({"a/rank_0": b'{"entries": []}', "b/rank_0": b'{"entries": []}'}, "a/rank_0 is of the same rank"),
+        ({"rank_0": b'{"entries": [{}]}'}, "the records are of an unknown version of PyTorch"),
+        ({"rank_0": pickle.dumps([1])}, "the pickle is not from a flight recorder"),
+    ],
+)
+def test_a_folder_that_cannot_be_examined(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    done = run([*DOCTOR, str(tmp_path)])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+STACKS = """
+import queue, threading
+def take(jobs):
+    return jobs.get()
+threading.Thread(target=threading.Event().wait, daemon=True, name="helper").start()
+print("up", flush=True)
+take(queue.Queue())
+"""
+
+
+def test_stacks_by_py_spy(tmp_path: Path) -> None:
+    tool = shutil.which("py-spy", path=os.path.dirname(sys.executable)) or needs.program("py-spy", "py-spy")
+    (tmp_path / "train.py").write_text(STACKS)
+    with subprocess.Popen([sys.executable, str(tmp_path / "train.py")], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        for name, options in (("stacks.rank0.txt", []), ("stacks.rank1.json", ["--json"])):
+            argv = [tool, "dump", *options, "--pid", str(process.pid)]
+            (tmp_path / name).write_bytes(wait_until(partial(read_stacks, argv)))
+        process.kill()
+    done = run([*DOCTOR, str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    waits = "waits in queue.Queue.get (take, train.py:4)"
+    assert done.stdout.startswith(f"hang: rank 0 {waits}; rank 1 {waits}\n")
+
+
+def read_stacks(argv: list[str]) -> bytes:
+    """Return the output of py-spy once the process waits in a queue; empty before that."""
+    done = subprocess.run(argv, capture_output=True, check=True)
+    return done.stdout if b"Queue.get" in done.stdout else b""
