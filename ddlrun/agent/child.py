@@ -7,7 +7,7 @@ import os
 from ddlrun.agent import protocol
 from ddlrun.agent.archive import build_archive
 from ddlrun.agent.launcher import LauncherErrors, agent_script
-from ddlrun.agent.protocol import LOGIN, AgentTree, LostHost, ProgramEnd, ProgramOutput, pack_words
+from ddlrun.agent.protocol import EXIT_LOST, LOGIN, AgentTree, LostHost, ProgramEnd, ProgramOutput, pack_words
 from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.proc_files import StopDetector
@@ -160,12 +160,12 @@ class Child:
         Args:
             starter: The host of the agent that has started it; empty: ddlrun's own.
         """
-        place = f" on {starter}" if starter else ""
-        status = self.status or 0
+        place, status = f" on {starter}" if starter else "", self.status or 0
         by_signal = os.WIFSIGNALED(status)
         code = EXIT_SIGNAL + os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status)
         end = f"signal {os.WTERMSIG(status)}" if by_signal else f"exit code {code}"
         loss = "the connection to its agent ended" if self.ready else "its agent did not start"
+        broken = not self.given_up and (by_signal or (self._has_shell and code == EXIT_LOST))
         reason = f"{loss} ({self.via}{place}: {end})"
         if self.altered:
             reason = f"a message of its agent, or to it, was altered on the way ({self.via}{place})"
@@ -173,8 +173,8 @@ class Child:
             self._errors.read()
             self._last_errors = self._errors.last.decode(errors="replace")
         return LostHost(
-            name=self.name, reason=reason, began=self.ready, code=code, errors=self._last_errors,
-            below=self.hosts[1:], shell_only=self._has_shell and not self.ready,
+            name=self.name, reason=reason, began=self.ready or broken, code=code, errors=self._last_errors,
+            below=self.hosts[1:], shell_only=self._has_shell and not (self.ready or broken),
         )  # fmt: skip
 
     # -- its messages -----------------------------------------------------------------------------

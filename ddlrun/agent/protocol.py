@@ -52,6 +52,8 @@ ALTERED = b"A"
 
 # An agent ends after this time without any message, unless the job has a heartbeat.
 IDLE_SECONDS = 120.0
+# The exit code of ssh where its connection broke, or a signal has ended what it ran.
+EXIT_LOST = 255
 # The longest text of each kind. All hosts and variables are in one job, and the addresses of all ranks in a message.
 NUMBERS, LINE, EVERYTHING = 64, 1 << 16, 1 << 30
 TO_AGENT = {
@@ -157,7 +159,7 @@ class LostHost(AgentMessage):
     name: str
     reason: str
     began: bool = True
-    """Whether the agent had started."""
+    """Whether the agent had started, or the way to its host broke before."""
     code: int = 0
     """The exit code of the program that leads there, as a shell has it."""
     errors: str = ""

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from ddlrun.agent.protocol import LostHost, ProgramEnd, ProgramOutput
+from ddlrun.agent.protocol import EXIT_LOST, LostHost, ProgramEnd, ProgramOutput
 from ddlrun.errors import EXIT_KILLED
 from ddlrun.keeper.settings import RELAYS
 from ddlrun.managers.end import EndCode, EndFinding
@@ -18,8 +18,6 @@ from ddlrun.wire.loop import READ, Loop
 RELAY = ("/bin/sh", os.path.join(os.path.dirname(os.path.abspath(__file__)), "ssh_relay.sh"), RELAYS)
 REQUESTS = ".requests"
 """The FIFO into which each relay writes the name of its host; no host has such a name."""
-EXIT_LOST = 255
-"""The exit code where the link to the host has ended, as that of ssh."""
 CHUNK = 1 << 16
 # The user's login shell runs the command, as under sshd: the process manager writes it for that.
 SCRIPT = 'exec "${{SHELL:-/bin/sh}}" -c {command} </dev/null\n'

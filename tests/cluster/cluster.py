@@ -150,6 +150,15 @@ class Cluster(HostGroup):
             yield
         finally:
             links.ip(self.namespaces, SWITCH, [f"link set {host} up"])
+            self.forget_neighbours(host)
+
+    def forget_neighbours(self, *hosts: str) -> None:
+        """Let hosts, by default all, find the others' hardware addresses anew after their network was cut.
+
+        For up to 3 s, the kernel would report "No route to host" for those that it could not find.
+        """
+        for name in hosts or [host.name for host in self.hosts]:
+            links.ip(self.namespaces, name, ["neigh flush dev eth0"])
 
     @contextmanager
     def blocked(self, host: str, ports: str) -> Iterator[None]:

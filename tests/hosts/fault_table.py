@@ -283,6 +283,7 @@ def set_link(name: str, link: str, change: str, back: str) -> Callable[[Scene], 
     def act(scene: Scene) -> None:
         namespaces = scene.cluster.namespaces
         links.ip(namespaces, name, [change.format(link=link)])
+        scene.stack.callback(scene.cluster.forget_neighbours)
         scene.stack.callback(links.ip, namespaces, name, [back.format(link=link)])
 
     return act
@@ -317,6 +318,11 @@ def find_link(scene: Scene) -> int:
     """Return the ssh client that leads to h3; 0 if there is none."""
     found = (pid for pid in pids(scene.cluster, "h1") if cmdline(pid)[:1] == ["ssh"] and "h3" in cmdline(pid))
     return next(found, 0)
+
+
+def always(_scene: Scene) -> bool:
+    """Return True."""
+    return True
 
 
 def works(scene: Scene, but: Container[int] = ()) -> bool:
@@ -484,6 +490,7 @@ FAULTS = (
     *(
         Fault(f"{name} killed {moment}", code, line, words, options, during=kill(find, has_come), before=before)
         for moment, code, line, words, options, before, has_come in (
+            ("while the links open", 0, NO_LINE, ECHO, (), unchanged, always),
             ("reading facts", 0, NO_LINE, ECHO, (), unchanged, works),
             ("in `--ship`", 0, NO_LINE, ECHO, SHIP, apart, exists("cache/*", "h3")),
             ("starting ranks", 3, LOST, WAIT, (), unchanged, starts),

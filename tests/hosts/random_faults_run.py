@@ -286,12 +286,13 @@ class Run:
     def _belongs_to_ddlrun(self, pid: int) -> bool:
         """Return True for ddlrun, its forks and links, and the agents there, which stay while it is stopped.
 
-        So does its own process manager, where no keeper beside it ends it.
+        So does its own process manager, where no keeper beside it ends it, and what a stopped keeper should end.
         """
         ddlrun, words = self._job.process.pid, cmdline(pid)
         is_link = words[:1] == ["ssh"] and parent(pid) == ddlrun
         is_manager = words[3:4] == [OWN_START] and parent(pid) == ddlrun and "h1" not in self._scenario.hosts
-        return words == cmdline(ddlrun) or is_link or is_manager or (is_agent(pid) and parent(pid) != 1)
+        is_own = words == cmdline(ddlrun) or is_link or is_manager or (is_agent(pid) and parent(pid) != 1)
+        return is_own or any(state(keeper) == "T" and is_keeper(keeper) for keeper in (pid, *ancestors(pid)))
 
     def _kill(self, pids: Iterable[int]) -> None:
         for pid in pids:
@@ -365,6 +366,12 @@ def listening(pid: int) -> list[tuple[str, int]]:
     rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     found = [row[1].split(":") for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in open_files]
     return [(socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)) for address, port in found]
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield the parent of a process, and those above it."""
+    while pid := parent(pid):
+        yield pid
 
 
 def is_left(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,6 +76,15 @@ def test_cut_host_times_out(cluster: Cluster) -> None:
         lost = cluster.run("h1", ["ssh", "-o", "ConnectTimeout=1", "h2", "true"])
     assert "Connection timed out" in lost.stderr
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
+
+
+def test_a_host_that_was_cut_off_forgets_the_addresses_that_it_could_not_find(cluster: Cluster) -> None:
+    neighbour = ["ip", "neigh", "show", "10.77.0.2"]
+    cluster.administer("h1", ["ip", "neigh", "flush", "dev", "eth0"])
+    with cluster.cut("h1"):
+        cluster.run("h1", ["ssh", "-o", "ConnectTimeout=1", "h2", "true"])
+        assert re.search("INCOMPLETE|FAILED", cluster.run("h1", neighbour, check=True).stdout)
+    assert cluster.run("h1", neighbour, check=True).stdout == ""
 
 
 @pytest.mark.extra

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ddlrun.agent.protocol import EXIT_LOST
 from ddlrun.managers.end import EndCode
 from ddlrun.managers.openmpi.dialects import OpenMpi4, OpenMpi5
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.links import HostLinks
-from ddlrun.supervise.relays import EXIT_LOST, RELAY, Relays
+from ddlrun.supervise.relays import RELAY, Relays
 from ddlrun.wire.loop import Loop
 
 LAUNCHER = AgentLauncher("ssh", ("-p", "h1"))
