@@ -29,7 +29,7 @@ CAUSES_HEAD = """# How the cause of a failure is found
 
 This page lists the causes of the end of a job in the order in which ddlrun tries them, with the first line and the
 [exit code](exit-codes.md). `make reference` generates it from the table in the program. The code is the key `cause` in
-outcome.json. Words in capitals vary; an empty text names the rank that failed first, or the signal.
+outcome.json. Words in capitals vary; for an empty text, ddlrun names the signal or the rank that failed first.
 
 ## Events
 
@@ -41,9 +41,9 @@ The first event ends the job.
 REPORT_HEAD = """
 ## The end of the process manager
 
-These are tried when the process manager, such as mpirun, has ended. Unless it ended first, the event is the cause, but
-for rows that begin with *connection* after a closed or reset one, and for all rows if a rank may have failed because
-the manager was lost, or had lost a host.
+These are tried when the process manager, such as mpirun, has ended. If an event came first, it stays the cause, with
+two exceptions: rows that begin with *connection* explain a closed or reset connection, and any row counts if the loss
+of the manager or a host may explain the rank's failure.
 
 | code | evidence | text | exit code |
 |---|---|---|---|

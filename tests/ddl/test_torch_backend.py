@@ -294,7 +294,7 @@ def test_a_python_without_ddlrun_is_named(tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"""ModuleNotFoundError: backend "ddl": no module 'ddlrun.ddl': {sys.executable} -m pip install ddlrun"""
+        f"""ModuleNotFoundError: backend "ddl": no module 'ddlrun.ddl': install ddlrun for {sys.executable}"""
     )
 
 

@@ -31,6 +31,6 @@ def _make_group(options: "Any", backend_options: "Any") -> "Any":
         backend = import_module("ddlrun.ddl.torch_backend")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f'backend "ddl": no module {error.name!r}: {sys.executable} -m pip install ddlrun', name=error.name
+            f'backend "ddl": no module {error.name!r}: install ddlrun for {sys.executable}', name=error.name
         ) from error
     return backend.make_group(options, backend_options)
