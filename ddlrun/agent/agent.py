@@ -1,7 +1,8 @@
 """An agent on a host: it gets jobs and programs from the node above it in the tree, and reports to that.
 
-An agent whose connection to the node above ends, ends its ranks and programs, and closes the connections of the agents
-below it, which do the same.
+The root of the tree is ddlrun. An agent whose connection to the node above ends, ends its ranks and programs, and
+closes the connections of the agents below it, which do the same. The agent of ddlrun's own host has none below it; its
+process stands for the job: it exits when it is told to, or by a signal, and leaves its ranks to ddlrun.
 """
 
 from __future__ import annotations
@@ -10,13 +11,26 @@ import os
 import time
 
 from ddlrun.agent import protocol
-from ddlrun.agent.node import Node, read_grace
-from ddlrun.agent.protocol import IDLE_SECONDS, AgentJob, AgentTree, HostRanks, LostHost, ProgramRequest, unpack_words
+from ddlrun.agent.children import Children
+from ddlrun.agent.local_ranks import LocalRanks
+from ddlrun.agent.protocol import (
+    IDLE_SECONDS,
+    AgentJob,
+    AgentTree,
+    ExitedRank,
+    HostRanks,
+    LostHost,
+    ProgramRequest,
+    unpack_words,
+)
+from ddlrun.errors import EXIT_PREFLIGHT, EXIT_SIGNAL
 from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.forks import complain
 from ddlrun.keeper.leftovers import remove_leftovers
 from ddlrun.keeper.protocol import AGENT_RUN
+from ddlrun.keeper.signals import ENDING, SignalQueue
 from ddlrun.wire.frames import FrameError
-from ddlrun.wire.loop import LONGEST, NEVER
+from ddlrun.wire.loop import LONGEST, NEVER, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,18 +43,29 @@ if TYPE_CHECKING:
 MOST_UNSENT = 1 << 20
 
 
-class Agent(Node):
-    """An agent, and its connection to the node that has started it."""
+class Agent:
+    """The ranks and programs of a host, and the agents below it, in one event loop."""
 
-    def __init__(self, parent: Connection, version: str, needed: Sequence[int]) -> None:
-        """Begin without a job. `needed` are descriptors that forks leave open."""
-        super().__init__(version, needed)
-        self._needed = needed
+    def __init__(self, parent: Connection, version: str, needed: Sequence[int], *, here: bool = False) -> None:
+        """Begin without a job.
+
+        Args:
+            parent: The connection to the node that has started it.
+            version: That of ddlrun.
+            needed: The descriptors that forks leave open.
+            here: Whether it is the agent of ddlrun's own host.
+        """
+        self._loop = Loop()
+        self._signals = SignalQueue(self._loop)
+        self._needed, self._here = needed, here
+        self._ranks = LocalRanks(self._loop, self.report, needed)
+        self._children = Children(self._loop, self._on_child, version)
         self._replaced: dict[str, str | None] = {}
         """The variables that a job has set, as they were before."""
         self._hosts = [""]
         """The names of this host, and of those below it."""
-        self._has_job = self._leaving = False
+        self._has_job = self._ending = self._leaving = False
+        """Whether it has a job; whether the ranks of that end; and whether it ends itself."""
         self._programs: HostPrograms | None = None
         self._reading = True
         """Whether the output of programs is read."""
@@ -58,24 +83,44 @@ class Agent(Node):
         """Stay until the connection to the node above has ended, and all ranks and programs."""
         while not (self._over and (self._leaving or not self._parent.open)):
             self._wait(LONGEST)
-            if self._has_job and super()._over:
+            if self._has_job and self._ranks_over:
                 self._finish_job()
         self._children.dismiss(self._wait)
         while self._parent.unsent:
             self._loop.wait()
 
     @property
+    def _ranks_over(self) -> bool:
+        """Whether all ranks of this host and of those below it have ended."""
+        return not self._ranks.running and self._children.over
+
+    @property
     def _over(self) -> bool:
-        return super()._over and not (self._programs and self._programs.running)
+        return self._ranks_over and not (self._programs and self._programs.running)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for events, and react to them."""
+        self._loop.wait(seconds)
+        for number in self._signals.take():
+            if number in ENDING:
+                self._on_order(number)
+        pid, status = _reap_child()
+        while pid:
+            self._on_end(pid, status)
+            pid, status = _reap_child()
 
     def _idle_until(self) -> float:
-        works = not super()._over or (self._programs and self._programs.lingering)
+        works = not self._ranks_over or (self._programs and self._programs.lingering)
         return NEVER if works or not self._parent.open else self._heard + self._idle
 
     def report(self, kind: bytes, text: bytes) -> None:
         """Pass a message on to the node above; after much output, read no more until it was sent."""
         if not self._parent.send(kind, text, self._on_sent) and self._parent.unsent > MOST_UNSENT:
             self._pause(reading=False)
+
+    def _on_child(self, kind: bytes, text: bytes) -> None:
+        if kind != protocol.DONE:
+            self.report(kind, text)
 
     def _on_sent(self) -> None:
         if not self._reading and self._parent.unsent <= MOST_UNSENT:
@@ -114,9 +159,12 @@ class Agent(Node):
         elif kind == protocol.JOB:
             self._take_job(text)
         elif kind == protocol.PMI:
-            self._send_pmi_down(text)
+            self._children.send(protocol.PMI, text)
+            self._ranks.deliver(text)
         elif kind == protocol.TERMINATE and self._has_job:
             self._terminate(float(text))
+        elif kind == protocol.EXIT:
+            os._exit(int(text))
         elif kind == protocol.RUN:
             self._run_program(text)
         elif kind == protocol.STOP:
@@ -138,8 +186,24 @@ class Agent(Node):
         hosts = [HostRanks.parse(host) for host in unpack_words(packed_hosts)]
         own = next((host for host in hosts if host.name == self._hosts[0]), None)
         self._set_variables(job.environ)
-        self._has_job = True
-        self._begin(job, packed, own, [host for host in hosts if host is not own])
+        self._has_job, self._ending = True, False
+        self._children.begin(packed, [host for host in hosts if host is not own])
+        if own is not None:
+            self._start_ranks(job, own)
+
+    def _start_ranks(self, job: AgentJob, own: HostRanks) -> None:
+        try:
+            self._ranks.start(job, own)
+        except OSError as error:
+            complain(f"{os.uname().nodename}: no process can be started: {error.strerror} (see ulimit -u, ulimit -n)")
+            self.report(protocol.EXITED, ExitedRank(rank=own.ranks[0], code=EXIT_PREFLIGHT).pack())
+
+    def _terminate(self, grace: float) -> None:
+        """End all ranks of this host and of those below it within a grace, once."""
+        if not self._ending:
+            self._ending = True
+            self._ranks.terminate(grace)
+            self._children.terminate(grace)
 
     def _finish_job(self) -> None:
         """Report that all ranks have ended."""
@@ -174,10 +238,15 @@ class Agent(Node):
             self._programs.start(request)
 
     def _on_end(self, pid: int, status: int) -> None:
-        if self._programs is None or not self._programs.reap(pid, status):
-            super()._on_end(pid, status)
+        """Take the end of a child process."""
+        is_program = self._programs is not None and self._programs.reap(pid, status)
+        if not is_program and not self._ranks.reap(pid, status):
+            self._children.reap(pid, status)
 
     def _on_order(self, number: int) -> None:
+        """React to a signal that ends this process."""
+        if self._here:
+            os._exit(EXIT_SIGNAL + number)
         if self._has_job:
             from signal import Signals  # noqa: PLC0415 - 4 ms, for the name of the signal alone
 
@@ -188,3 +257,16 @@ class Agent(Node):
         if self._programs is not None:
             self._programs.leave()
         self._leaving = True
+
+
+def _reap_child() -> tuple[int, int]:
+    """Return the number and the status of a child that has ended; 0 if there is none. os.wait4 imports a module."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+
+
+def read_grace() -> float:
+    """Return the seconds from SIGTERM to SIGKILL, where no message gives them."""
+    return float(os.environ.get("DDLRUN_GRACE", "10"))

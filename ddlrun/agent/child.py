@@ -7,7 +7,17 @@ import os
 from ddlrun.agent import protocol
 from ddlrun.agent.archive import build_archive
 from ddlrun.agent.launcher import LauncherErrors, agent_script
-from ddlrun.agent.protocol import EXIT_LOST, LOGIN, AgentTree, LostHost, ProgramEnd, ProgramOutput, pack_words
+from ddlrun.agent.protocol import (
+    EXIT_LOST,
+    LOGIN,
+    AgentTree,
+    ExitedRank,
+    LostHost,
+    ProgramEnd,
+    ProgramOutput,
+    pack_words,
+    unpack_words,
+)
 from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.proc_files import StopDetector
@@ -65,11 +75,13 @@ class Child:
         self._last_errors = ""
 
     @classmethod
-    def adopt(cls, hosts: Sequence[str], connection: PipeConnection) -> Child:
-        """Return one that runs already: the node to which a connection leads, and the hosts behind it."""
-        child = cls(AgentTree(launcher=["ddlrun"], python="", script="", fan_out=1, run=""), hosts, "")
+    def here(cls, name: str, connection: PipeConnection) -> Child:
+        """Return the agent of this host, which runs already, and gets its host's name."""
+        tree = AgentTree(launcher=["ddlrun"], python="", script="", fan_out=1, run="")
+        child = cls(tree, [name], "")
         child.connection, child.ready, child.status = connection, True, 0
         protocol.begin(connection, sent=protocol.TO_AGENT, received=protocol.FROM_AGENT)
+        connection.send(protocol.TREE, pack_words([tree.pack(), pack_words([name.encode()])]))
         return child
 
     @property
@@ -212,8 +224,15 @@ class Child:
             connection.close()
 
     def take(self, kind: bytes, text: bytes) -> bool:
-        """Take a message about programs or a lost host; return False for one about a host that is not the agent's."""
+        """Take a message; return False for one that cannot be read, or about a host that is not the agent's."""
         try:
+            if kind == protocol.EXITED:
+                ExitedRank.parse(text)
+            if kind == protocol.UNFINISHED:
+                int(text)
+            if kind == protocol.PMI:
+                host, _ = unpack_words(text)
+                int(host)
             if kind == protocol.OUTPUT:
                 return ProgramOutput.parse(text).host in self.hosts
             if kind == protocol.ENDED:

@@ -1,4 +1,4 @@
-"""The messages between agents, over pipes that lead through ssh or the like, and from the root to ddlrun.
+"""The messages between ddlrun and agents, over pipes that lead through ssh or the like.
 
 They are frames with checksums (see wire/frames.py): ssh detects altered data; other launchers may not. A text of
 several words is packed with their lengths.
@@ -24,9 +24,11 @@ JOB = b"J"
 """An AgentJob, and the HostRanks of the agent's part that have ranks. The next one may follow DONE."""
 TERMINATE = b"T"
 """End the ranks: SIGTERM now, SIGKILL after a grace in seconds."""
+EXIT = b"Q"
+"""To the agent of ddlrun's own host: exit with this code, and leave the ranks."""
 PMI = b"P"
-"""From an agent: the number of a host and the message of its PMI server to the root. To an agent: the root's message
-to the PMI servers of all hosts."""
+"""From an agent: the number of a host and the message of its PMI server to ddlrun. To an agent: ddlrun's message to the
+PMI servers of all hosts."""
 RUN = b"R"
 """A ProgramRequest. From each of its hosts comes a ProgramEnd, unless the host is lost."""
 STOP = b"S"
@@ -50,6 +52,8 @@ LOGIN = 0
 ALTERED = b"A"
 """A message to the agent was altered on the way; the agent ends its ranks."""
 
+# The word on the command line of the agent of ddlrun's own host. Those after it show what it will start.
+HERE = "--here"
 # An agent ends after this time without any message, unless the job has a heartbeat.
 IDLE_SECONDS = 120.0
 # The exit code of ssh where its connection broke, or a signal has ended what it ran.
@@ -57,11 +61,13 @@ EXIT_LOST = 255
 # The longest text of each kind. All hosts and variables are in one job, and the addresses of all ranks in a message.
 NUMBERS, LINE, EVERYTHING = 64, 1 << 16, 1 << 30
 TO_AGENT = {
-    TREE: EVERYTHING, JOB: EVERYTHING, TERMINATE: NUMBERS, PMI: EVERYTHING, RUN: EVERYTHING, STOP: NUMBERS, KEEP: 0,
+    TREE: EVERYTHING, JOB: EVERYTHING, TERMINATE: NUMBERS, EXIT: NUMBERS, PMI: EVERYTHING, RUN: EVERYTHING,
+    STOP: NUMBERS, KEEP: 0,
 }  # fmt: skip
-# From the root to ddlrun: EXITED, of failed ranks, UNFINISHED and LOST.
-TO_DDLRUN = {EXITED: NUMBERS, UNFINISHED: NUMBERS, LOST: EVERYTHING}
-FROM_AGENT = {**TO_DDLRUN, PMI: EVERYTHING, DONE: 0, ALTERED: 0, OUTPUT: EVERYTHING, ENDED: LINE}
+FROM_AGENT = {
+    EXITED: NUMBERS, UNFINISHED: NUMBERS, LOST: EVERYTHING, PMI: EVERYTHING, DONE: 0, ALTERED: 0, OUTPUT: EVERYTHING,
+    ENDED: LINE,
+}  # fmt: skip
 
 
 def begin(connection: Connection, *, sent: Mapping[bytes, int], received: Mapping[bytes, int]) -> None:

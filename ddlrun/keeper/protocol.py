@@ -7,7 +7,7 @@ from ddlrun import __version__
 from ddlrun.keeper import record
 from ddlrun.wire.frames import FrameError
 
-REVISION = 15
+REVISION = 16
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""

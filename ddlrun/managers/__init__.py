@@ -44,13 +44,6 @@ class ManagerJob(NamedTuple):
     """Whether ranks share cores."""
     spawns: bool = False
     """Whether the job may start more processes with MPI_Comm_spawn; the hostfile has slots for them."""
-    local: frozenset[str] = frozenset()
-    """Names of hosts that mean this machine."""
-    launcher: tuple[str, ...] = ()
-    """The command line of a shell on another host, which reads its script from standard input; the word @host stands
-    for the host."""
-    works_everywhere: bool = True
-    """Whether hosts can start programs on each other by the launcher, as this machine can."""
     rank_hosts: tuple[str, ...] = ()
     """The host of each rank."""
     cpus: tuple[tuple[int, ...], ...] = ()
@@ -146,10 +139,8 @@ class ProcessManager(ABC):
 
     files_per_rank: ClassVar[int] = 0
     """The files that it opens for each rank of its own host; 0: unknown."""
-    uses_links: ClassVar[bool] = False
-    """Whether it starts ranks by ddlrun's own agents on other hosts."""
-    sends_reports: ClassVar[bool] = False
-    """Whether its standard output is messages of agent/frames.py, instead of text."""
+    uses_agents: ClassVar[bool] = False
+    """Whether ddlrun's own agents start the ranks; its command is that of this host's."""
 
     path: str
     version: str
@@ -255,10 +246,6 @@ class ProcessManager(ABC):
     def find_missing_daemons(self, _session: int, _host_names: Sequence[str], /) -> list[str]:
         """Return the hosts from which no daemon has connected to it, which is the leader of a session."""
         return []
-
-    def add_link(self, argv: Sequence[str], _option: str, /) -> Sequence[str]:
-        """Return the command line with the option by which it finds ddlrun's own agents."""
-        return argv
 
     def end_daemons(
         self, _folders: Mapping[str, str], _session_folder: str, _reach: ProbeTarget, /

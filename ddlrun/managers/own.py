@@ -2,16 +2,15 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from signal import SIGKILL
 
 from ddlrun import __version__
 from ddlrun.agent import protocol
+from ddlrun.agent.protocol import HERE
 from ddlrun.managers import ManagerJob, ProcessManager, TransportChoice, TransportRequest
 from ddlrun.managers.end import EndCode, EndFinding, ManagerOutput
 
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "start.py")
-MOST_NAMES = 500
 
 
 class OwnManager(ProcessManager):
@@ -24,8 +23,7 @@ class OwnManager(ProcessManager):
     marks_daemons = True
     signals_keepers = True
     files_per_rank = 2
-    sends_reports = True
-    uses_links = True
+    uses_agents = True
     name = "the process manager"
 
     @staticmethod
@@ -40,26 +38,8 @@ class OwnManager(ProcessManager):
         return f"mpirun:     none, ddlrun starts the ranks itself: {self.reason}"
 
     def command(self, job: ManagerJob) -> tuple[str, ...]:
-        """Return the argv that starts a job."""
-        others = [name for name in job.hosts.names if name not in job.local]
-        return (
-            sys.executable,
-            "-I",
-            "-S",
-            self.path,
-            f"--hostfile={job.hostfile}",
-            *(f"--local={name}" for name in job.hosts.names if name in job.local),
-            *(f"--via={word}" for word in job.launcher if others),
-            *([f"--fan-out={len(others)}"] if others and not job.works_everywhere else []),
-            *(f"--export={','.join(names)}" for names in _divide_names(job.exports if others else ())),
-            "--",
-            *job.program,
-        )
-
-    def add_link(self, argv: Sequence[str], option: str, /) -> Sequence[str]:
-        """Return the command line with the option by which it finds agents that run already."""
-        at = argv.index(self.path) + 1
-        return (*argv[:at], option, *argv[at:])
+        """Return the argv that starts this host's agent, and the program, of which a message tells the agents."""
+        return (sys.executable, "-I", "-S", self.path, HERE, "--", *job.program)
 
     def choose_transport(self, _request: TransportRequest) -> TransportChoice:
         """Leave the transport to the MPI that the program may have."""
@@ -68,11 +48,6 @@ class OwnManager(ProcessManager):
     def read_end(self, output: ManagerOutput) -> tuple[EndFinding, ...]:
         """Return the findings of the process manager about the end of its job."""
         return tuple(_parse_report(kind, text) for kind, text in output.reports)
-
-
-def _divide_names(names: Sequence[str]) -> list[Sequence[str]]:
-    """Divide the names of variables among words, as the kernel limits the length of a word."""
-    return [names[at : at + MOST_NAMES] for at in range(0, len(names), MOST_NAMES)]
 
 
 def _parse_report(kind: bytes, text: bytes) -> EndFinding:

@@ -14,8 +14,8 @@ from ddlrun.agent import protocol
 from ddlrun.agent.archive import PACKAGE
 from ddlrun.agent.child import divide
 from ddlrun.agent.children import Children
+from ddlrun.agent.job import Job
 from ddlrun.agent.protocol import IDLE_SECONDS, AgentTree, LostHost, ProgramEnd, ProgramOutput, ProgramRequest
-from ddlrun.agent.relay import JobRelay
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import refuse, run_on_hosts
@@ -73,7 +73,7 @@ class AgentLinks:
         self._without_agent: set[str] = set()
         self._printed: dict[str, bytes] = {}
         """What the logins of hosts have printed, until the next reply."""
-        self._relay: JobRelay | None = None
+        self._job: Job | None = None
 
     # -- scripts ----------------------------------------------------------------------------------
 
@@ -185,17 +185,17 @@ class AgentLinks:
     # -- jobs -------------------------------------------------------------------------------------
 
     @contextmanager
-    def lead(self, hosts: Collection[str]) -> Iterator[JobRelay]:
-        """Provide the way from the root of a job to the agents on hosts; at its end, these end all ranks."""
+    def lead(self, hosts: Collection[str]) -> Iterator[Job]:
+        """Provide the job of an attempt over agents on other hosts; at its end, these end all ranks."""
         self.link(hosts)
         while not self._children.over:  # ranks of the attempt before
             self.loop.wait()
-        self._relay = relay = JobRelay(self.loop, self._children)
+        self._job = job = Job(self.loop, self._children)
         try:
-            yield relay
+            yield job
         finally:
-            relay.close()
-            self._relay = None
+            job.close()
+            self._job = None
 
     def _report(self, kind: bytes, text: bytes) -> None:
         """Pass a message of the agents on."""
@@ -212,8 +212,8 @@ class AgentLinks:
         else:
             if kind == protocol.LOST:
                 self._on_loss(LostHost.parse(text))
-            if self._relay is not None:
-                self._relay.report(kind, text)
+            if self._job is not None:
+                self._job.report(kind, text)
 
     def _on_loss(self, lost: LostHost) -> None:
         self._lost.update((lost.name, *lost.below))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ddlrun.remote.agent import AgentLauncher
@@ -11,7 +10,6 @@ from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.tasks import as_scripts
 
 if TYPE_CHECKING:
-    from ddlrun.agent.relay import JobRelay
     from ddlrun.remote.agent_links import AgentLinks
 
 # The number of agents that are started from here where they can start the others.
@@ -68,13 +66,6 @@ class HostLinks:
         """Give up the links to lost hosts, which may look alive for a while."""
         if self._agents is not None:
             self._agents.drop(hosts)
-
-    def lead(self, hosts: Collection[str]) -> "AbstractContextManager[JobRelay | None]":
-        """Provide the way from the root of a job to the agents on other hosts; at its end, these end all ranks.
-
-        None where there are no such hosts, or no agents that stay.
-        """
-        return self.agents.lead(hosts) if hosts and self.launcher.passes_stdin else nullcontext()
 
     def close(self, *, at_once: bool = False) -> None:
         """Close all links, which ends what runs on them. They may be opened again.

@@ -19,21 +19,19 @@ Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
 
 
-def start_manager(argv: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int] = ()) -> Process:
-    """Start one without input, its output in pipes that do not block. Raises OSError if it cannot be started.
-
-    It inherits some descriptors.
-    """
+def start_manager(
+    argv: Sequence[str], environ: Mapping[str, str], stdin: int = subprocess.DEVNULL, stdout: int = subprocess.PIPE
+) -> Process:
+    """Start one, its output in pipes that do not block. Raises OSError if it cannot be started."""
     # A session of its own: a Ctrl-C at the terminal does not reach it, and whatever is left of the job
     # on this host can be found by its session.
     process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
         argv,
         env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdin=stdin,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        pass_fds=descriptors,
     )
     for stream in (process.stdout, process.stderr):
         if stream is not None:

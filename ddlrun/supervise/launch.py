@@ -4,11 +4,13 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddlrun.agent.protocol import AgentJob, HostRanks
 from ddlrun.keeper import protocol
 from ddlrun.keeper.program_streams import VARIABLE
+from ddlrun.keeper.settings import SHIPPED
 from ddlrun.listening import own_addresses
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.plan import STDIN, Plan
@@ -25,7 +27,7 @@ from ddlrun.supervise.standard_input import input_variable
 from ddlrun.supervise.supervision import Supervision
 
 if TYPE_CHECKING:
-    from ddlrun.agent.relay import JobRelay
+    from ddlrun.agent.job import Job
 
 # A connection, a log, and a relay, of which a host has one.
 FILES_PER_RANK = 3
@@ -63,21 +65,21 @@ def run_plan(
         guard_session(options.grace + SLACK_SECONDS, path) as guard,
         _session_folder(path if folder_names or relay_variables else None) as folder,
         closing(Listener(job.addresses, options.encryption)) as listener,
-        links.lead(_other_hosts(plan) if plan.manager.uses_links else ()) as relay,
+        links.agents.lead(_other_hosts(plan)) if plan.manager.uses_agents else nullcontext() as agents,
         _open_relays(plan, links, options.grace, relay_variables, folder) as relays,
     ):
         session = {} if folder is None else dict.fromkeys(folder_names, folder)
         relayed = {} if relays is None else relays.variables
         signals.queue()
         addresses = {protocol.ADDRESSES: listener.variable()}
-        process = _start(plan, relay, {**environ, **session, **addresses, **relayed})
+        process = _start(plan, agents, {**environ, **session, **addresses, **relayed})
         guard(process.pid)
         allow_files(FILES_PER_RANK * job.ranks)
         with process:
             try:
                 supervision = Supervision(options, job, plan.run_dir, listener, process, signals, relays)
-                if relay is not None or relays is not None:
-                    supervision.attend(links.agents.loop)
+                if agents is not None or relays is not None:
+                    supervision.attend(links.agents.loop, agents)
                 outcome = supervision.run()
             finally:  # an ssh client may outlive Open MPI 4.1 even after success, if the network was cut meanwhile
                 end_session(process.pid)
@@ -120,16 +122,33 @@ def _open_relays(
         yield relays
 
 
-def _start(plan: Plan, relay: "JobRelay | None", environ: Mapping[str, str]) -> Process:
-    """Start the process manager, with its way to the agents on other hosts if there are some. Raises OSError."""
+def _start(plan: Plan, agents: "Job | None", environ: Mapping[str, str]) -> Process:
+    """Start the process manager, or this host's agent and the job over all agents. Raises OSError."""
     argv, arguments = plan.short_command()
-    environ = {**environ, **arguments}
-    if relay is None:
-        return start_manager(argv, environ)
+    if agents is None:
+        return start_manager(argv, {**environ, **arguments})
     try:
-        return start_manager(plan.manager.add_link(argv, relay.option), environ, relay.descriptors)
+        process = start_manager(argv, environ, *agents.descriptors)
     finally:
-        relay.started()
+        agents.started()
+    _begin(plan, agents, environ)
+    return process
+
+
+def _begin(plan: Plan, agents: "Job", environ: Mapping[str, str]) -> None:
+    """Let agents start the ranks."""
+    names, topology = plan.placement.hosts.names, plan.placement.topology
+    ranks = [topology.ranks_of(at, plan.placement.order) for at in range(len(names))]
+    hosts = [HostRanks(number=at, name=name, ranks=ranks[at]) for at, name in enumerate(names) if ranks[at]]
+    job = AgentJob(
+        program=plan.program,
+        folder="/" if SHIPPED in environ else os.getcwd(),  # keepers go to the files that were shipped
+        name=f"ddlrun-{os.urandom(8).hex()}",
+        size=topology.size,
+        environ={name: environ[name] for name in plan.exports if name in environ},
+    )
+    own = next((name for name in names if name in plan.local_hosts), "")
+    agents.begin(job, hosts, own, float(environ["DDLRUN_GRACE"]))
 
 
 def _supervised_job(plan: Plan) -> SupervisedJob:

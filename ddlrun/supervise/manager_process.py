@@ -5,13 +5,11 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddlrun.agent.protocol import TO_DDLRUN
 from ddlrun.keeper.proc_files import STOPPED, StopDetector, read_stat
 from ddlrun.managers.end import EndCode, EndFinding, ManagerEnd, ManagerOutput
 from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.remote.manager_session import Process, TimeoutExpired, end_session
 from ddlrun.supervise.relays import Relays
-from ddlrun.wire.frames import Checksums, Decoder
 from ddlrun.wire.loop import ENDED, READ, Loop
 
 # The last bytes of its output are stored: they may hold the reason for its end.
@@ -50,8 +48,6 @@ class ManagerProcess:
         for fd in self._pipes:
             loop.watch(fd, READ, lambda events, fd=fd: self._on_pipe(fd, events))  # type: ignore[misc]
         self._output = b""
-        self._decoder = Decoder(Checksums(), TO_DDLRUN) if job.manager.sends_reports else None
-        """Decodes its standard output; None if that is text."""
         self._reports: list[tuple[bytes, bytes]] = []
         self._ended_by_ddlrun = False
         """Whether SIGTERM or SIGKILL was sent to it."""
@@ -98,15 +94,13 @@ class ManagerProcess:
             del self._pipes[fd]
 
     def _read(self, fd: int) -> bool:
-        """Store and pass on what a pipe holds now: text, or that of messages; return False if that is nothing."""
+        """Store and pass on what a pipe holds now; return False if that is nothing."""
         try:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return False
-        is_text = self._decoder is None or self._pipes[fd] != 0
-        chunk = data if is_text else self._decode(data)
-        if chunk:
-            self._take(self._pipes[fd], chunk, is_text=is_text)
+        if data:
+            self._take(self._pipes[fd], data)
         return bool(data)
 
     def _take(self, stream: int, chunk: bytes, *, is_text: bool = True) -> None:
@@ -117,11 +111,11 @@ class ManagerProcess:
             self.refused_spawn = any(finding.code is EndCode.REFUSED_SPAWN for finding in findings)
         self._on_output(stream, chunk, is_text)
 
-    def _decode(self, data: bytes) -> bytes:
-        reports = [] if self._decoder is None else list(self._decoder.feed(data))
-        self._reports += reports
-        findings = self._find(ManagerOutput(0, reports=reports))
-        return "".join(f"ddlrun: {finding.text}\n" for finding in findings).encode()
+    def add_report(self, kind: bytes, text: bytes) -> None:
+        """Take a message of agents about what ends the job."""
+        self._reports.append((kind, text))
+        for finding in self._find(ManagerOutput(0, reports=self._reports[-1:])):
+            self._take(0, f"ddlrun: {finding.text}\n".encode(), is_text=False)
 
     def end_report(self) -> ManagerEnd:
         """Return its exit code, its findings, and whether ddlrun has ended it."""
@@ -139,7 +133,7 @@ class ManagerProcess:
         return [self._add_host(finding) for finding in self._job.manager.read_end(output)]
 
     def _add_host(self, finding: EndFinding) -> EndFinding:
-        of_rank = finding.rank >= 0 and not finding.host
+        of_rank = 0 <= finding.rank < self._job.ranks and not finding.host
         return finding._replace(host=self._job.host_of(finding.rank)) if of_rank else finding
 
     def terminate(self) -> None:

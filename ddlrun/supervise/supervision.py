@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.keeper import protocol
@@ -26,6 +27,9 @@ from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.standard_input import InputForwarder
 from ddlrun.wire.loop import NEVER, READ, Loop
 from ddlrun.wording import printable
+
+if TYPE_CHECKING:
+    from ddlrun.agent.job import Job
 
 LONGEST_WAIT = 5.0
 # The interval of checks while the job or the process manager is about to end.
@@ -89,9 +93,11 @@ class Supervision:
             protocol.HANDOVER: lambda peer, _rank, _text: self._ending.hand_over(peer),
         }
 
-    def attend(self, loop: Loop) -> None:
-        """Also see to the events of another loop."""
+    def attend(self, loop: Loop, job: "Job | None") -> None:
+        """Also see to the events of another loop, and to the reports of a job on agents."""
         self._loop.watch_loop(loop)
+        if job is not None:
+            job.on_report = self._manager.add_report
 
     def run(self) -> Outcome:
         """Stay until the process manager and all ranks have ended; return the outcome."""

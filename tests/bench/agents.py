@@ -8,6 +8,7 @@ import operator
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from typing import NamedTuple
 
 from ddlrun.agent import protocol
 from ddlrun.keeper.protocol import VERSION
-from ddlrun.managers.own import START
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.wire.frames import Checksums, Encoder
 from tests.bench.measure import DDLRUN, Row, Sample, Series, interleaved, show, wall
@@ -56,7 +56,7 @@ def main() -> int:
     adopt_orphans()
     print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {sizes.rounds} rounds in turn")
     with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
-        failed = _one_host(sizes.rounds, Path(name))
+        failed = _one_host(sizes.rounds)
         if not why_not():
             for count in sizes.hosts:
                 failed += _hosts(count, sizes.rounds, Path(name))
@@ -64,10 +64,10 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _one_host(rounds: int, folder: Path) -> list[str]:
+def _one_host(rounds: int) -> list[str]:
     """Show the time of two ranks by hand, and what the process manager adds to a fork."""
     samplers = {"fork": wall(["sh", "-c", "/bin/true & /bin/true & wait"])}
-    samplers["ddlrun"] = wall(_by_hand(_write_hosts(folder, ["n0"]), ["--local=n0"]), _environ("2x1"))
+    samplers["ddlrun"] = wall(_by_hand(["n0"], "2x1", "--local=n0"))
     samplers |= {title: wall(argv) for title, argv in _mpiruns(["--oversubscribe", "-np", "2", "/bin/true"])}
     series = interleaved(samplers, rounds)
     rows = [Row(name, series[name], base=series["fork"]) for name in samplers]
@@ -104,11 +104,10 @@ def _hosts(count: int, rounds: int, folder: Path) -> list[str]:
 
 def _managers_alone(hostfile: Path, count: int) -> dict[str, list[str]]:
     """Return the command line of each process manager, as ddlrun launch starts it on the first of the hosts."""
-    variables = [f"{name}={value}" for name, value in _variables(f"1x{count}").items()]
-    ssh = [f"--via={word}" for word in AgentLauncher().shell]
-    ours = ["--local=h1", *ssh, f"--export={','.join(_variables(''))}"]
+    names = [f"h{number}" for number in range(1, count + 1)]
+    ours = _by_hand(names, f"1x{count}", "--local=h1", f"--via={shlex.join(AgentLauncher().shell)}", "--fan-out=64")
     mpiruns = _mpiruns(["--hostfile", str(hostfile), "-np", str(count), "/bin/true"])
-    return {"ddlrun": ["env", *variables, *_by_hand(hostfile, ours)], **dict(mpiruns)}
+    return {"ddlrun": ours, **dict(mpiruns)}
 
 
 def _launches(names: list[str]) -> dict[str, list[str]]:
@@ -132,7 +131,7 @@ def _compared(series: dict[str, Series]) -> list[Row]:
 
 
 def _simulated(count: int, folder: Path) -> None:
-    """Show the processor time and the memory of the root of a job over simulated hosts, without a tree."""
+    """Show the processor time and the memory of the process that leads a job over simulated hosts, without a tree."""
     agent = folder / "agent"
     encoder = Encoder(Checksums(), protocol.FROM_AGENT)
     end = protocol.ExitedRank(rank=0, code=0).pack()
@@ -140,10 +139,10 @@ def _simulated(count: int, folder: Path) -> None:
     messages = "".join(f"\\{byte:03o}" for byte in b"".join(frames))
     agent.write_text(SIMULATED_AGENT.format(version=VERSION, messages=messages))
     agent.chmod(0o755)
-    file = _write_hosts(folder, [f"n{number}" for number in range(count)])
-    argv = _by_hand(file, [f"--via={agent}", "--via=@host", f"--fan-out={count}"])
+    names = [f"n{number}" for number in range(count)]
+    argv = _by_hand(names, f"1x{count}", f"--via={agent} @host", f"--fan-out={count}")
     begin = time.monotonic()
-    with subprocess.Popen(argv, env=_environ(f"1x{count}")) as root:
+    with subprocess.Popen(argv) as root:
         ticks, memory = 0, 0
         while root.poll() is None:
             ticks, memory = _usage(root.pid) or (ticks, memory)
@@ -163,16 +162,6 @@ def _usage(pid: int) -> tuple[int, int] | None:
     return (int(words[11]) + int(words[12]), int(largest[1])) if largest else None
 
 
-def _variables(topology: str) -> dict[str, str]:
-    """Return the variables that ranks by hand need."""
-    names = "DDLRUN_RANK DDLRUN_LOCAL_RANK DDLRUN_SIZE"
-    return {"DDLRUN_TOPOLOGY": topology, "DDLRUN_RANK_ORDER": "host", "DDLRUN_RANK_VARIABLES": names}
-
-
-def _environ(topology: str) -> dict[str, str]:
-    return {**os.environ, **_variables(topology)}
-
-
 def _write_hosts(folder: Path, names: list[str]) -> Path:
     """Write a hostfile with one slot per host; return its path."""
     file = folder / f"{names[0]}-{len(names)}"
@@ -180,10 +169,10 @@ def _write_hosts(folder: Path, names: list[str]) -> Path:
     return file
 
 
-def _by_hand(hostfile: Path, options: list[str]) -> list[str]:
-    """Return the command line of ddlrun's process manager for ranks of /bin/true."""
-    python = [sys.executable, "-I", "-S"]
-    return [*python, START, f"--hostfile={hostfile}", *options, "--", *python, "start.py", "/bin/true"]
+def _by_hand(hosts: list[str], topology: str, *options: str) -> list[str]:
+    """Return the command line of agents without ddlrun for ranks of /bin/true."""
+    words = [f"--hosts={','.join(hosts)}", f"--topology={topology}", *options]
+    return [sys.executable, "-m", "tests.support.agent_job", *words, "--", "/bin/true"]
 
 
 if __name__ == "__main__":

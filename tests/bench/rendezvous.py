@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ddlrun.agent.job import PmiRoot
 from ddlrun.agent.pmi import PmiServer
 from ddlrun.agent.pmi_values import KeyValues
-from ddlrun.agent.root import PmiRoot
 from tests.bench.options import bench_parser
 from tests.support.pmi_ranks import connect
 

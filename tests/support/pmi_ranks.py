@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ddlrun.agent.job import PmiRoot
 from ddlrun.agent.pmi import PmiServer
 from ddlrun.agent.pmi_service import open_link, rank_variables
 from ddlrun.agent.pmi_values import KeyValues, process_mapping
-from ddlrun.agent.root import PmiRoot
 
 SECONDS = 300
 

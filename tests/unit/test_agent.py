@@ -98,7 +98,7 @@ def test_a_changed_message_has_a_new_revision() -> None:
         sorted(kinds.items()),
     )
     found = protocol.REVISION, binascii.crc32(repr(messages).encode())
-    assert found == (15, 1848374247), "increase protocol.REVISION: hosts may have this version and the other one"
+    assert found == (16, 1041456176), "increase protocol.REVISION: hosts may have this version and the other one"
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
@@ -129,36 +129,13 @@ def test_messages_arrive_in_any_pieces_after_a_login_shell_has_printed(
     assert (greeting, received, bytes(noise)) == (b"1.0", messages, b"Welcome!\nno newline")
 
 
-def command(
-    hosts: str, local: set[str], launcher: tuple[str, ...], *, works_everywhere: bool = True
-) -> tuple[str, ...]:
+def test_the_command_shows_the_program() -> None:
+    program = ("python", "-I", "-S", "start.py", "x")
     job = ManagerJob(
-        ranks=2, hosts=parse_hosts(hosts), rankfile="rf", hostfile="hf", root=False, ssh=(), exports=("A", "B"),
-        extra=(), program=("python", "-I", "-S", "start.py", "x"), local=frozenset(local), launcher=launcher,
-        works_everywhere=works_everywhere,
+        ranks=2, hosts=parse_hosts("a,b"), rankfile="rf", hostfile="hf", root=False, ssh=(), exports=(), extra=(),
+        program=program,
     )  # fmt: skip
-    return own_manager("").command(job)
-
-
-def test_the_command_names_the_way_to_other_hosts_alone() -> None:
-    shell = ("ssh", "@host", "exec sh -s")
-    begin = (sys.executable, "-I", "-S", START, "--hostfile=hf", "--local=a")
-    end = ("--", "python", "-I", "-S", "start.py", "x")
-    assert command("a", {"a"}, shell) == (*begin, *end)
-    assert command("a,b", {"a"}, shell) == (*begin, *(f"--via={word}" for word in shell), "--export=A,B", *end)
-    assert "--fan-out=2" in command("a,b,c", {"a"}, shell, works_everywhere=False)
-
-
-def test_no_word_of_the_command_is_too_long_for_the_kernel() -> None:
-    names = tuple(f"VARIABLE_WITH_A_LONG_NAME_{number}" for number in range(12_000))
-    job = ManagerJob(
-        ranks=2, hosts=parse_hosts("a,b"), rankfile="rf", hostfile="hf", root=False, ssh=(), exports=names,
-        extra=(), program=("python",), local=frozenset("a"), launcher=("ssh", "@host"),
-    )  # fmt: skip
-    line = own_manager("").command(job)
-    assert max(map(len, line)) < 131_072
-    exports = [word.partition("=")[2].split(",") for word in line if word.startswith("--export=")]
-    assert tuple(name for part in exports for name in part) == names
+    assert own_manager("").command(job) == (sys.executable, "-I", "-S", START, "--here", "--", *program)
 
 
 OLD = "import sys; sys.version_info, sys.version = (3, 7, 16), '3.7.16 (main)'; "
@@ -319,22 +296,21 @@ def test_options_of_open_mpi_do_not_go_with_ddlruns_own_process_manager() -> Non
 
 
 def by_hand(
-    folder: Path, script: str, *, via: Path | None = None, others: tuple[str, ...] = ("there",), start: str = START
+    script: str,
+    *,
+    via: Path | None = None,
+    others: tuple[str, ...] = ("there",),
+    start: str = START,
+    ranks: int = 2,
+    before: str = "",
 ) -> list[str]:
-    """Return the command line of a job by hand: two ranks here, or one here and one on each stand-in of a host."""
+    """Return the command line of a job without ddlrun: ranks here, or one here and one on each stand-in of a host."""
     hosts = ["here"] if via is None else ["here", *others]
-    (folder / "hosts").write_text("".join(f"{host}\n" for host in hosts))
-    environ = {
-        "DDLRUN_TOPOLOGY": "2x1" if via is None else f"1x{len(hosts)}",
-        "DDLRUN_RANK_ORDER": "host",
-        "DDLRUN_RANK_VARIABLES": "DDLRUN_RANK DDLRUN_LOCAL_RANK DDLRUN_SIZE",
-    }
-    names = ",".join([*environ, "DDLRUN_GRACE"])
-    launcher = [] if via is None else [f"--via={via}", "--via=@host", f"--export={names}"]
+    topology = f"{ranks}x1" if via is None else f"1x{len(hosts)}"
     return [
-        "env", "DDLRUN_GRACE=60", *(f"{name}={value}" for name, value in environ.items()),
-        sys.executable, "-I", "-S", start, f"--hostfile={folder}/hosts", "--local=here", "--fan-out=1", *launcher,
-        "--", sys.executable, "-I", "-S", "start.py", "sh", "-c", script,
+        sys.executable, "-m", "tests.support.agent_job", f"--hosts={','.join(hosts)}", "--local=here",
+        f"--topology={topology}", f"--via={via} @host", f"--start={start}", f"--before={before}",
+        "--", "sh", "-c", script,
     ]  # fmt: skip
 
 
@@ -355,13 +331,13 @@ def wait_for_rank_0(folder: Path) -> str:
 def test_ranks_know_their_numbers_and_the_first_failure_is_the_exit_code(tmp_path: Path) -> None:
     numbers = "$DDLRUN_RANK $DDLRUN_LOCAL_RANK $DDLRUN_SIZE"
     script = f"echo {numbers}; {wait_for_rank_0(tmp_path)}; exit $((DDLRUN_RANK * 3))"
-    done = subprocess.run(by_hand(tmp_path, script), capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (3, ["0 0 2", "1 1 2"])
+    done = subprocess.run(by_hand(script), capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, sorted(done.stderr.splitlines())) == (3, ["0 0 2", "1 1 2"])
 
 
 def test_a_rank_behind_a_shell_gets_the_environment_and_the_folder(tmp_path: Path) -> None:
     script = f"echo $DDLRUN_RANK $DDLRUN_SIZE $PWD >&2; {wait_for_rank_0(tmp_path)}; exit $((DDLRUN_RANK * 3))"
-    line = by_hand(tmp_path, script, via=shell(tmp_path))
+    line = by_hand(script, via=shell(tmp_path))
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
     assert (done.returncode, sorted(done.stderr.splitlines())) == (3, [f"0 2 {tmp_path}", f"1 2 {tmp_path}"])
 
@@ -394,7 +370,7 @@ def test_a_tree_of_agents_over_hosts_with_and_without_ddlrun(
         [ $DDLRUN_RANK = 2 ] && exit 3 || exec sleep 300
     """
     start = hidden_start if shipped else START
-    line = by_hand(tmp_path, script, via=shell(tmp_path), others=("one", "two"), start=start)
+    line = by_hand(script, via=shell(tmp_path), others=("one", "two"), start=start)
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     here, there = "0", str(int(shipped))
     assert (done.returncode, sorted(done.stderr.splitlines())) == (3, [f"0 3 {here}", f"1 3 {there}", f"2 3 {there}"])
@@ -406,7 +382,7 @@ def test_an_agent_of_another_version_is_replaced(tmp_path: Path) -> None:
     greeting = f"if mkdir {tmp_path}/other; then echo '@ddlrun-agent 0.1.0'; exec cat; fi"
     path.write_text(f"#!/bin/sh\n{greeting} 2>/dev/null\ncat | env -i PATH=$PATH sh -s\n")
     path.chmod(0o755)
-    line = by_hand(tmp_path, "echo $DDLRUN_RANK $(tr '\\0' ' ' </proc/$PPID/cmdline | grep -c memfd[_]create) >&2",
+    line = by_hand("echo $DDLRUN_RANK $(tr '\\0' ' ' </proc/$PPID/cmdline | grep -c memfd[_]create) >&2",
                    via=path)  # fmt: skip
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["0 0", "1 1"])
@@ -455,7 +431,7 @@ def record(function):
         return function(*words)
     return call
 
-Agent.run, Agent._begin = record(Agent.run), record(Agent._begin)
+Agent.run, Agent._take_job = record(Agent.run), record(Agent._take_job)
 """
 
 
@@ -464,9 +440,9 @@ def test_a_tree_cancels_the_limit_of_its_agent(tmp_path: Path, copied_start: Pat
     script, end, rest = copied_start.read_text().partition('if __name__ == "__main__":')
     record = RECORD.replace("RECORD", str(lines))
     copied_start.write_text(script + record + end + rest)
-    line = by_hand(tmp_path, "true", via=shell(tmp_path), start=str(copied_start))
+    line = by_hand("true", via=shell(tmp_path), start=str(copied_start))
     assert subprocess.run(line, check=False, timeout=300).returncode == 0
-    assert lines.read_text().splitlines() == ["run True", "_begin False"]
+    assert sorted(lines.read_text().splitlines()) == ["_take_job False"] * 2 + ["run True"] * 2
 
 
 # What an MPI library sends and reads in MPI_Init.
@@ -490,9 +466,9 @@ def test_a_message_that_is_altered_between_agents_ends_the_job(tmp_path: Path, o
     path = tmp_path / "shell"
     path.write_text(f"#!/bin/sh\n{alter} | env -i PATH=$PATH sh -s | {alter}\n")
     path.chmod(0o755)
-    line = by_hand(tmp_path, "[ $DDLRUN_RANK = 0 ] || exit 7 # to", via=path)
+    line = by_hand("[ $DDLRUN_RANK = 0 ] || exit 7 # to", via=path)
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-    reason = "lost host there: a message of its agent, or to it, was altered on the way (shell)"
+    reason = "host there was lost: a message of its agent, or to it, was altered on the way (shell)"
     assert (done.returncode, done.stderr.splitlines()[:1]) == (3, [f"ddlrun: {reason}"])
 
 
@@ -500,16 +476,16 @@ def test_what_the_way_to_a_host_prints_at_its_end_is_no_message(tmp_path: Path) 
     path = tmp_path / "shell"
     path.write_text("#!/bin/sh\nenv -i PATH=$PATH sh -s; echo 'Connection to there closed.'\n")
     path.chmod(0o755)
-    line = by_hand(tmp_path, "true", via=path)
+    line = by_hand("true", via=path)
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_rank_without_mpi_finalize_ends_the_job(tmp_path: Path) -> None:
     script = f'[ $DDLRUN_RANK = 1 ] || exec sleep 300; exec {sys.executable} -c "{INIT}"'
-    line = by_hand(tmp_path, script, via=shell(tmp_path))
+    line = by_hand(script, via=shell(tmp_path))
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, "ddlrun: rank 1 on there ended without MPI_Finalize\n" in done.stderr) == (1, True)
+    assert (done.returncode, "ddlrun: rank 1 ended without MPI_Finalize\n" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(("hosts", "request_"), [(1, "cmd=barrier_in"), (1, "cmd=get_appnum"), (2, "cmd=barrier_in")])
@@ -519,15 +495,14 @@ def test_a_rank_that_ends_before_mpi_init_ends_the_job(tmp_path: Path, hosts: in
     parts = [f'exec {sys.executable} -c "{meet}"', f"touch {tmp_path}/1; exit 0"]
     parts[late] = f"until [ -e {tmp_path}/{1 - late} ]; do sleep 0.01; done; {parts[late]}"
     script = f"[ $DDLRUN_RANK = 0 ] || {{ {parts[1]}; }}; {parts[0]}"
-    line = by_hand(tmp_path, script, via=shell(tmp_path) if hosts > 1 else None)
+    line = by_hand(script, via=shell(tmp_path) if hosts > 1 else None)
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-    host = "there" if hosts > 1 else "here"
-    assert (done.returncode, f"ddlrun: rank 1 on {host} ended without MPI_Finalize\n" in done.stderr) == (1, True)
+    assert (done.returncode, "ddlrun: rank 1 ended without MPI_Finalize\n" in done.stderr) == (1, True)
 
 
 def test_sigterm_ends_the_ranks_of_all_hosts(tmp_path: Path) -> None:
     script = "exec >&2; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    line = by_hand(tmp_path, script, via=shell(tmp_path))
+    line = by_hand(script, via=shell(tmp_path))
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as job:
         assert job.stderr is not None
         assert [job.stderr.readline() for _ in range(2)] == ["up\n"] * 2
@@ -540,51 +515,46 @@ def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
     path = tmp_path / "shell"
     path.write_text("#!/bin/sh\necho 'No route to host' >&2\nexit 255\n")
     path.chmod(0o755)
-    line = by_hand(tmp_path, "exec sleep 300", via=path)
+    line = by_hand("exec sleep 300", via=path)
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
-    assert "ddlrun: lost host there: its agent did not start (shell: exit code 255)" in done.stderr.splitlines()
+    assert "ddlrun: host there was lost: its agent did not start (shell: exit code 255)" in done.stderr.splitlines()
 
 
-def test_a_job_that_ddlrun_supervises_reports_by_messages(tmp_path: Path) -> None:
-    """The keepers cannot connect, and exit with 3."""
+def test_ranks_that_cannot_reach_the_ddlrun_that_supervises_them_end_the_job() -> None:
     environ = {**os.environ, protocol.ADDRESSES: "of another version"}
-    done = subprocess.run(by_hand(tmp_path, "true"), env=environ, capture_output=True, check=False, timeout=300)
-    messages = [*Decoder(Checksums(), agent_protocol.TO_DDLRUN).feed(done.stdout)]
+    done = subprocess.run(by_hand("true"), env=environ, capture_output=True, check=False, timeout=300)
     assert (done.returncode, b"cannot reach ddlrun: its host has version" in done.stderr) == (3, True)
-    kind, text = messages[0]
-    assert (kind, agent_protocol.ExitedRank.parse(text).code) == (agent_protocol.EXITED, 3)
 
 
 def test_the_host_is_named_from_which_another_cannot_be_reached(tmp_path: Path) -> None:
     path = tmp_path / "shell"
     path.write_text("#!/bin/sh\n[ $1 = one ] || exit 255\ncat | env -i PATH=$PATH sh -s\n")
     path.chmod(0o755)
-    line = by_hand(tmp_path, "exec sleep 300", via=path, others=("one", "two"))
+    line = by_hand("exec sleep 300", via=path, others=("one", "two"))
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     reason = "its agent did not start (shell on one: exit code 255)"
-    assert (done.returncode, done.stderr) == (3, f"ddlrun: lost host two: {reason}\n")
+    assert (done.returncode, done.stderr) == (3, f"ddlrun: host two was lost: {reason}\n")
 
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    line = by_hand(tmp_path, "exec sleep 300", via=tmp_path / "missing")
+    line = by_hand("exec sleep 300", via=tmp_path / "missing")
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
         f"{tmp_path}/missing: No such file or directory",
-        "ddlrun: lost host there: its agent did not start (missing: exit code 127)",
+        "ddlrun: host there was lost: its agent did not start (missing: exit code 127)",
     ]
 
 
 @pytest.mark.parametrize("files", [40, 41])
-def test_a_host_with_too_low_limits_is_named(files: int, tmp_path: Path) -> None:
+def test_a_host_with_too_low_limits_is_named(files: int) -> None:
     reason = "no process can be started: Too many open files (see ulimit -u, ulimit -n)"
     failed = (5, f"ddlrun: {os.uname().nodename}: {reason}\n")
     ends = []
     for ranks in range(12, 19):  # the last file goes to another purpose each time
-        line = [word.replace("TOPOLOGY=2x1", f"TOPOLOGY={ranks}x1") for word in by_hand(tmp_path, "exit 0")]
-        limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *line]
-        done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=300)
+        line = by_hand("exit 0", ranks=ranks, before=f"prlimit --nofile={files}")
+        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
         ends.append((done.returncode, done.stderr))
     assert ends == sorted(ends)
     assert set(ends) == {(0, ""), failed}
@@ -595,7 +565,7 @@ def test_programs_that_lead_to_hosts_end_with_a_process_manager_that_was_killed(
     path = tmp_path / "shell"
     path.write_text(f"#!/bin/sh\nexec sleep {seconds}\n")  # it does not notice the end of its input
     path.chmod(0o755)
-    with subprocess.Popen(by_hand(tmp_path, "exec sleep 300", via=path)) as job:
+    with subprocess.Popen(by_hand("exec sleep 300", via=path)) as job:
         wait_until(lambda: running(seconds))
         job.kill()
     wait_until(lambda: not running(seconds))
@@ -603,7 +573,7 @@ def test_programs_that_lead_to_hosts_end_with_a_process_manager_that_was_killed(
 
 def test_the_archive_has_the_modules_that_agents_and_keepers_import() -> None:
     names = zipfile.ZipFile(io.BytesIO(build_archive())).namelist()
-    assert {"ddlrun/__init__.py", "ddlrun/errors.py", "ddlrun/agent/node.py", "ddlrun/keeper/keeper.py"} <= set(names)
+    assert {"ddlrun/__init__.py", "ddlrun/errors.py", "ddlrun/agent/agent.py", "ddlrun/keeper/keeper.py"} <= set(names)
 
 
 @pytest.mark.parametrize("absent", ["None", "type('C', (), {'make_scanner': None, 'make_encoder': None})()"])

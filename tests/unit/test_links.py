@@ -15,8 +15,8 @@ import pytest
 
 from ddlrun.agent import protocol
 from ddlrun.agent.children import Children
+from ddlrun.agent.job import Job
 from ddlrun.agent.protocol import AgentTree, LostHost, ProgramEnd, ProgramOutput, ProgramRequest
-from ddlrun.agent.relay import JobRelay
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.managers.own import START
 from ddlrun.remote.agent_links import idle_seconds
@@ -25,18 +25,12 @@ from ddlrun.remote.tasks import TaskReply
 from ddlrun.wire.authentication import SHA256
 from ddlrun.wire.frames import Checksums, Encoder
 from ddlrun.wire.loop import Loop
+from tests.support.agent_job import job_environ, start_job
 from tests.support.ports import reserved_port
 from tests.support.processes import mark, running
 from tests.support.waiting import PATIENCE, wait_until
 
 SHELL = "#!/bin/sh\necho Welcome to $1\n{before}\nexec env -i PATH=$PATH HOME=/ sh -s\n"
-# What a job by hand needs on each host.
-VARIABLES = {
-    "DDLRUN_TOPOLOGY": "1x3",
-    "DDLRUN_RANK_ORDER": "host",
-    "DDLRUN_RANK_VARIABLES": "DDLRUN_RANK DDLRUN_LOCAL_RANK DDLRUN_SIZE",
-    "DDLRUN_GRACE": "60",
-}
 
 
 class Links:
@@ -53,7 +47,8 @@ class Links:
         )
         self.loop = Loop()
         self.children = Children(self.loop, self._on_message, VERSION)
-        self.relay: JobRelay | None = None
+        self.active: Job | None = None
+        self.reports: list[tuple[bytes, bytes]] = []
         self.outputs: dict[tuple[str, int, int], bytes] = {}
         self.noise: dict[str, bytes] = {}
         self.ends: dict[tuple[str, int], int | None] = {}
@@ -73,8 +68,8 @@ class Links:
         else:
             if kind == protocol.LOST:
                 self.lost.append(LostHost.parse(text))
-            if self.relay is not None:
-                self.relay.report(kind, text)
+            if self.active is not None:
+                self.active.report(kind, text)
 
     def wait(self, condition: Callable[[], object]) -> None:
         """Drive the loop until a condition holds."""
@@ -95,19 +90,15 @@ class Links:
         return self.ends[host, number], self.outputs.get((host, number, 1), b"")
 
     @contextmanager
-    def job(self, script: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-        """Run a job on three hosts by a root that has no links of its own."""
-        (self.folder / "hosts").write_text("one\ntwo\nthree\n")
-        environ = {**os.environ, **VARIABLES, **variables}
-        self.relay = JobRelay(self.loop, self.children)
-        exports = ",".join([*VARIABLES, *variables])
-        line = [sys.executable, "-I", "-S", START, f"--hostfile={self.folder}/hosts", self.relay.option,
-                f"--export={exports}", "--", sys.executable, "-I", "-S", "start.py", "sh", "-c", script]  # fmt: skip
-        with subprocess.Popen(line, env=environ, pass_fds=self.relay.descriptors, text=True) as root:
-            self.relay.started()
-            yield root
+    def job(self, script: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a job on three hosts; provide the agent of this host, which has no ranks."""
+        self.active = Job(self.loop, self.children)
+        self.active.on_report = lambda *report: self.reports.append(report)
+        environ = {**job_environ("1x3"), **variables}
+        with start_job(self.active, ["sh", "-c", script], ["one", "two", "three"], environ) as agent:
+            yield agent
+        self.active.close()
         self.wait(lambda: self.children.over)
-        self.relay.close()
 
 
 @contextmanager
@@ -384,9 +375,11 @@ def test_jobs_follow_each_other_on_the_same_agents(tmp_path: Path) -> None:
     with linked(tmp_path) as links:
         before = links.result("echo $PPID", "three", 1)
         for number, (code, variables) in enumerate([(0, {"FIRST": "1"}), (5, {"SECOND": "2"})], 2):
-            with links.job(f"{report}; exit {code}", **variables) as root:
-                links.wait(lambda root=root: root.poll() is not None)  # type: ignore[misc]
-            assert root.returncode == code
+            with links.job(f"{report}; exit {code}", **variables) as agent:
+                links.wait(lambda agent=agent: agent.poll() is not None)  # type: ignore[misc]
+            assert agent.returncode == code
+            failed = [protocol.ExitedRank.parse(text).code for _, text in links.reports]
+            assert set(failed) == ({code} if code else set())
             assert links.result("echo $PPID $FIRST $SECOND $PWD", "three", number)[1].split() == [
                 before[1].strip(), os.getcwd().encode(),
             ]  # fmt: skip
@@ -399,22 +392,22 @@ def test_jobs_follow_each_other_on_the_same_agents(tmp_path: Path) -> None:
 def test_the_end_of_a_root_ends_its_job_alone(tmp_path: Path, number: int) -> None:
     seconds = mark()
     with linked(tmp_path) as links:
-        with links.job(f"exec sleep {seconds}") as root:
+        with links.job(f"exec sleep {seconds}") as agent:
             links.wait(lambda: len(running(seconds)) == 3)
-            root.send_signal(number)
-            links.wait(lambda: root.poll() is not None)
+            agent.send_signal(number)
+            links.wait(lambda: agent.poll() is not None)
         assert running(seconds) == []
         assert links.result("echo up", "three", 1) == (0, b"up\n")
 
 
 def test_a_host_that_is_lost_during_a_job_ends_the_job(tmp_path: Path) -> None:
     with linked(tmp_path) as links:
-        agent = int(links.result("echo $PPID", "three", 1)[1])
-        with links.job(f"[ $DDLRUN_RANK = 2 ] && touch {tmp_path}/up; exec sleep 300") as root:
+        third = int(links.result("echo $PPID", "three", 1)[1])
+        with links.job(f"[ $DDLRUN_RANK = 2 ] && touch {tmp_path}/up; exec sleep 300") as agent:
             links.wait((tmp_path / "up").exists)
-            os.kill(agent, signal.SIGKILL)
-            links.wait(lambda: root.poll() is not None)
-        assert (root.returncode, [host.name for host in links.lost]) == (3, ["three"])
+            os.kill(third, signal.SIGKILL)
+            links.wait(lambda: agent.poll() is not None)
+        assert (agent.returncode, [host.name for host in links.lost]) == (3, ["three"])
         assert links.result("echo up", "two", 2) == (0, b"up\n")
 
 
