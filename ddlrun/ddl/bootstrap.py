@@ -41,7 +41,7 @@ def start_learner(
     over_tcp = world.size > 1 and world.collectives is None
     if context.options.mode == "m" and over_tcp:
         raise InputError(
-            "-mode m: the collectives of MPI need a job of MPI, but this one runs over TCP; use mode r or p"
+            "-mode m: the collectives of MPI need an MPI job, but this one runs over TCP; use mode r or p"
         )
     grid = Grid(context.topology, context.order, world)
     host, hosts = _find_hosts(world, grid)

@@ -44,13 +44,13 @@ def as_numpy(x: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
         raise InputError(f"{type(x).__name__} is a number, which nothing can be written to; pass an array")
     device = str(getattr(x, "device", "cpu")).lower()
     if "cpu" not in device:
-        raise InputError(f"{type(x).__name__} on {device}: only torch tensors there, else arrays in this host's memory")
+        raise InputError(f"{type(x).__name__} on {device}: pass a torch tensor, or an array in this host's memory")
     if hasattr(x, "detach"):
         return _view_tensor(x.detach())  # numpy accepts no tensor that requires a gradient
     try:
         view = np.asarray(x) if hasattr(x, "__array_interface__") else np.from_dlpack(x)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
-        raise InputError(f"{type(x).__name__} is no array: {error}; pass a numpy array or a torch tensor") from error
+        raise InputError(f"{type(x).__name__} is not an array: {error}; pass a NumPy array or torch tensor") from error
     return view, view.dtype.name
 
 

@@ -34,7 +34,7 @@ class Handle:
         """Return when the results are in the arrays. A second call returns at once.
 
         Raises:
-            InputError: A message had another length, because another rank reduces other arrays.
+            InputError: A message had the wrong length, because another rank reduces other arrays.
             LostRankError: A rank has ended (without MPI), or an exception such as KeyboardInterrupt has interrupted an
                 earlier call of this rank.
         """
@@ -85,6 +85,4 @@ class Handle:
 
     def explain(self, error: Exception) -> InputError:
         """Return an error of the transport or MPI with the dtype and shape of the arrays, which it lacks."""
-        return InputError(
-            f"{self._description}: {error}; -dbg_level 1 tells whether another rank reduces something else"
-        )
+        return InputError(f"{self._description}: {error}; -dbg_level 1 shows whether ranks reduce different arrays")

@@ -38,7 +38,7 @@ FEWEST = 4
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The begin of a reduction on a rank.
+    """The start of a reduction on a rank.
 
     own: seconds since the reduction before, in which the rank waited for no other; 0 if that was still in progress.
     former: seconds of the reduction before.
@@ -143,7 +143,7 @@ class LateHostMonitor:
         """Host -> the comparison from which on it is tried again: noise may have spoiled the last trial."""
 
     def is_due(self, engine: Engine) -> bool:
-        """Note the begin of a reduction; return True if the hosts are to be compared now."""
+        """Note the start of a reduction; return True if the hosts are to be compared now."""
         now, begin = time.perf_counter(), Begin(0, 0)
         if engine.is_idle:
             begin = Begin(now - engine.idle_since, engine.idle_since - self._began)

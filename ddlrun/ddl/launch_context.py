@@ -27,7 +27,7 @@ LAUNCH_VARIABLES = (*WORLD_SIZES, "PMIX_RANK", "PMI_RANK")
 def find_transport(environ: Mapping[str, str]) -> str:
     """Return the transport of this process's job: "mpi", "tcp", or "" for a process that runs alone.
 
-    The first of: DDLRUN_DDL_TRANSPORT; TCP in a job of torchrun, whatever started torchrun; MPI in a job of MPI; TCP in
+    The first of: DDLRUN_DDL_TRANSPORT; TCP in a job of torchrun, whatever started torchrun; MPI in an MPI job; TCP in
     another job with RANK and WORLD_SIZE; MPI if the script has loaded it. Without mpi4py no job with RANK and
     WORLD_SIZE is one of MPI: ddlrun's own process manager sets the variables of MPI for every program.
 
@@ -53,8 +53,8 @@ def find_transport(environ: Mapping[str, str]) -> str:
 def find_world(environ: Mapping[str, str]) -> Communicator:
     """Return the communicator of all ranks of the job. In a process that runs alone, do not load MPI.
 
-    Raises InputError if mpi4py loaded another MPI than the launcher's, which would make each process rank 0 of 1, or if
-    a variable of a job without MPI is wrong; LostRankError if a rank of a job without MPI does not arrive.
+    Raises InputError if mpi4py loaded an MPI other than the launcher's, which would make each process rank 0 of 1, or
+    if a variable of a job without MPI is wrong; LostRankError if a rank of a job without MPI does not arrive.
     """
     transport = find_transport(environ)
     if transport == "tcp":

@@ -141,7 +141,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return f"DistributedOptimizer({self.optimizer!r})"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse copy, deepcopy and pickle: a copy would have other parameters than the model."""
+        """Refuse copy, deepcopy and pickle: a copy's parameters would not be the model's."""
         raise InputError(
             f"{describe_rank()}: DistributedOptimizer: no copy or pickle of it; copy its state_dict(), or copy the "
             "model and its optimizer (.optimizer) and make a DistributedOptimizer of the copy"

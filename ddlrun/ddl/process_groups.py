@@ -35,10 +35,10 @@ class GpuSupport:
 
 
 def explain_no_nccl(ranks: Sequence[GpuSupport]) -> str:
-    """Return the reason for which the ranks' GPUs cannot communicate by NCCL, or "" if they can.
+    """Return the reason why the ranks' GPUs cannot communicate by NCCL, or "" if they can.
 
     >>> explain_no_nccl([GpuSupport(True, "a"), GpuSupport(True, "b"), GpuSupport(True, "a")])
-    'ranks 0 and 2 are on one GPU; call torch.cuda.set_device(ddl.local_rank()) before, or start one rank a GPU'
+    'ranks 0 and 2 are on one GPU; call torch.cuda.set_device(ddl.local_rank()) first, or start one rank per GPU'
     """
     owners: dict[str, int] = {}
     for rank, support in enumerate(ranks):
@@ -49,7 +49,7 @@ def explain_no_nccl(ranks: Sequence[GpuSupport]) -> str:
         if support.gpu in owners:
             return (
                 f"ranks {owners[support.gpu]} and {rank} are on one GPU; call torch.cuda.set_device(ddl.local_rank()) "
-                "before, or start one rank a GPU"
+                "first, or start one rank per GPU"
             )
         owners[support.gpu] = rank
     return ""
@@ -58,7 +58,7 @@ def explain_no_nccl(ranks: Sequence[GpuSupport]) -> str:
 class ProcessGroups:
     """The process groups of the grid. All learners create it together, and request groups in the same order.
 
-    A default group that the script started is used and kept. `why_no_nccl` is the reason for which NCCL cannot be used,
+    A default group that the script started is used and kept. `why_no_nccl` is the reason why NCCL cannot be used,
     or "". Raises InputError on every learner if the default group's ranks are not the grid's.
     """
 

@@ -45,7 +45,7 @@ def init(
 ) -> Session:
     """Join the other learners. All ranks call it together.
 
-    The learners are the ranks of a job of MPI, else of a job with RANK and WORLD_SIZE, whose messages go over TCP.
+    The learners are the ranks of an MPI job, else of a job with RANK and WORLD_SIZE, whose messages go over TCP.
     DDLRUN_DDL_TRANSPORT overrides this. In a process that runs alone there is a single learner. A second call first
     calls `free`, which makes communicators and process groups of the first session invalid.
 
@@ -168,7 +168,7 @@ def all_reduce_n(
 
     Args:
         arrays: The arrays; their shapes and dtypes are the same on all learners.
-        op: As in `all_reduce`, with another default.
+        op: As in `all_reduce`, but default "avg".
         axes: As in `all_reduce`.
         in_place: Overwrite the arrays with the results.
         wire: As in `all_reduce`.

@@ -87,7 +87,7 @@ class SamplerShard:
     def __init__(self, sampler: Any, rank: int, size: int, *, drop_last: bool = False) -> None:  # noqa: ANN401
         if getattr(sampler, "num_replicas", 1) > 1:
             raise InputError(
-                f"shard: {type(sampler).__name__} deals out to {sampler.num_replicas} ranks by itself; use it as it is"
+                f"shard: {type(sampler).__name__} already shards over {sampler.num_replicas} ranks; use it as it is"
             )
         self.sampler = sampler
         self._rank, self._size, self._drop_last = rank, size, drop_last
@@ -99,8 +99,8 @@ class SamplerShard:
         indices = list(self.sampler)
         if wrong := [index for index in indices if not hasattr(index, "__index__")]:
             raise InputError(
-                f"shard: {type(self.sampler).__name__} gives {type(wrong[0]).__name__}, no index; shard the sampler "
-                "that it is made of"
+                f"shard: {type(self.sampler).__name__} yields {type(wrong[0]).__name__}, not an index; shard the "
+                "sampler that it wraps"
             )
         count = int(session.bcast(np.array(len(indices))))
         order = session.bcast(np.array(indices if session.rank() == 0 else [0] * count, dtype=np.int64))

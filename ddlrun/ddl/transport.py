@@ -11,7 +11,7 @@ LANE = 1 << 15
 
 
 class WrongLengthError(RuntimeError):
-    """A message has another length than the buffer that was posted for it."""
+    """A message differs in length from the buffer posted for it."""
 
 
 def message_errors() -> tuple[type[Exception], ...]:
@@ -47,7 +47,7 @@ class Transport(Protocol[Owner]):
 
         Raises:
             LostRankError: Over TCP, a rank that a message is awaited from has ended.
-            RuntimeError: A message has another length than its buffer (over TCP, WrongLengthError), or MPI reports an
+            RuntimeError: A message differs in length from its buffer (over TCP, WrongLengthError), or MPI reports an
                 error.
         """
 

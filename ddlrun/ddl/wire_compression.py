@@ -70,7 +70,7 @@ def find_wire(text: str, mode: str, axes: str, leaving: str) -> str:
     if unknown:
         raise InputError(f"wire {text!r}: no dimension {unknown[0]!r}; there are {', '.join(axes)}")
     if wire.dtype and mode == "m":
-        raise InputError(f"wire {text!r}: MPI's own collectives, mode m, know none; use mode r, c, b, n or p")
+        raise InputError(f"wire {text!r}: not supported by mode m, MPI's own collectives; use mode r, c, b, n or p")
     chosen = wire.axes or leaving
     return f"{wire.dtype}:{chosen}" if wire.dtype and chosen else ""
 

@@ -85,7 +85,7 @@ def test_a_flat_array_is_the_callers_memory() -> None:
 
 
 def test_other_objects_are_refused() -> None:
-    with pytest.raises(InputError, match="str is no array"):
+    with pytest.raises(InputError, match="str is not an array"):
         flatten("text")
     with pytest.raises(InputError, match="read-only"):
         flatten(np.broadcast_to(np.zeros(1), (3,)))

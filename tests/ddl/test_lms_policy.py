@@ -157,9 +157,9 @@ def test_arguments_take_precedence_over_the_launcher_and_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("size", "frac", "environ", "message"),
     [
-        (None, None, {"DDLRUN_LMS": "1M"}, "DDLRUN_LMS '1M' is no number; write one such as 1024"),
-        (None, None, {"DDLRUN_LMS": "nan"}, "DDLRUN_LMS 'nan' is no number; write one such as 1024"),
-        (float("inf"), None, {}, "lms: size_kb inf is no number; write one such as 1024"),
+        (None, None, {"DDLRUN_LMS": "1M"}, "DDLRUN_LMS '1M' is not a number; write one such as 1024"),
+        (None, None, {"DDLRUN_LMS": "nan"}, "DDLRUN_LMS 'nan' is not a number; write one such as 1024"),
+        (float("inf"), None, {}, "lms: size_kb inf is not a number; write one such as 1024"),
         (None, 70, {}, "lms: frac 70: a share of the device is wanted, 0 to 1"),
         (None, None, {"DDLRUN_LMS_FRAC": "-0.1"}, "lms: frac -0.1: a share of the device is wanted, 0 to 1"),
     ],

@@ -83,7 +83,7 @@ def test_torchs_data_loader_reads_a_shard() -> None:
         return [number for batch in data.DataLoader(dataset, batch_size=2) for number in batch.tolist()]
 
     assert loaded(take_shard(Dataset(5), 1, 2)) == loaded(take_shard(Numbers(), 1, 2)) == [1, 3, 0]
-    with pytest.raises(InputError, match="DistributedSampler deals out to 2 ranks by itself"):
+    with pytest.raises(InputError, match="DistributedSampler already shards over 2 ranks"):
         take_shard(data.DistributedSampler(Dataset(5), 2, 0), 0, 2)
 
 
@@ -114,7 +114,7 @@ except InputError as error:
 def test_samplers_are_divided_in_rank_0s_order_and_the_rate_grows(mpirun: str) -> None:
     needs.package("torch", "torch==2.13.0")
     done = started(mpirun, 3, "-c", RANKS)
-    message = "shard: BatchSampler gives list, no index; shard the sampler that it is made of"
+    message = "shard: BatchSampler yields list, not an index; shard the sampler that it wraps"
     # mpirun may put the newlines of ranks that print at the same time anywhere.
     rest = done.stdout.replace(message, "").strip()
     assert (done.returncode, done.stdout.count(message), rest) == (0, 3, ""), done.stdout + done.stderr

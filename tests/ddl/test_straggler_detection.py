@@ -123,7 +123,7 @@ SLOW = IterationStats(0.2, 0.001, 0.05, delayed=0.0, idle=0.2, throttled=0.0, sw
         (
             replace(SLOW, idle=0.6),
             CauseCode.WAITS_ELSEWHERE,
-            "it waits for something else than a CPU: data, a disk, a device",
+            "it waits for something other than a CPU: data, a disk, a device",
         ),
         (replace(SLOW, clock=0.5), CauseCode.SLOW_CORE, "which run at 50% of their clock: a slow core"),
         (SLOW, CauseCode.SLOW_CORE, "it works longer on its own CPUs: a slow core, or more to do"),

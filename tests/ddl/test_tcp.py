@@ -209,7 +209,7 @@ def test_what_a_job_without_mpi_needs() -> None:
         read_job({"RANK": "1", "WORLD_SIZE": "2"})
     with pytest.raises(InputError, match="RANK 2: WORLD_SIZE is 2"):
         read_job({**right, "RANK": "2"})
-    with pytest.raises(InputError, match="MASTER_PORT 'x': it is no number"):
+    with pytest.raises(InputError, match="MASTER_PORT 'x': it is not a number"):
         read_job({**right, "MASTER_PORT": "x"})
 
 

@@ -134,7 +134,7 @@ def test_settings_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("options", "tuning", "message"),
     [
-        ("-mode m:1x1x1", "wire=bfloat16", "wire 'bfloat16': MPI's own collectives, mode m, know none; use mode r"),
+        ("-mode m:1x1x1", "wire=bfloat16", "wire 'bfloat16': not supported by mode m, MPI's own collectives"),
         ("-mode r:1x1x1", "wire=bfloat16:A", "wire 'bfloat16:A': no dimension 'A'; there are X, Y, Z"),
     ],
 )

@@ -98,5 +98,5 @@ def _number(value: float | None, name: str, variable: str, environ: Mapping[str,
     except (TypeError, ValueError):
         number = float("nan")
     if not abs(number) < 1e15:
-        raise InputError(f"{where} {text!r} is no number; write one such as {default:g}")
+        raise InputError(f"{where} {text!r} is not a number; write one such as {default:g}")
     return number

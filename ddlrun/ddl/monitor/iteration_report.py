@@ -44,8 +44,8 @@ class IterationReport:
         """Return this learner's figures of some iterations.
 
         They are: the number of iterations; the medians of compute, inside and their sum, in seconds; the jitter; bytes
-        and then seconds of each dimension. Last come seconds since 1970, or nan: begin and end of the last iteration,
-        then the begins and the ends of each phase.
+        and then seconds of each dimension. Last come seconds since 1970, or nan: start and end of the last iteration,
+        then the starts and the ends of each phase.
         """
         compute, inside = [item.compute for item in times], [item.inside for item in times]
         whole = [item.compute + item.inside for item in times]
@@ -82,7 +82,7 @@ class IterationReport:
         })  # fmt: skip
 
     def _spans(self, rows: NDArray[Any]) -> dict[str, Any]:
-        """Return when the last iteration and its phases began and ended on each rank, in seconds from the first begin.
+        """Return when the last iteration and its phases began and ended on each rank, in seconds from the first start.
 
         Times are by the clock of each rank's host; null if a rank has no such phase.
         """

@@ -1,8 +1,8 @@
 """The load of this process, and the CPUs of its host, from /proc and /sys; unknown values are nan or empty.
 
 `ddlrun.keeper.processes` reads /proc too: stat, status and cmdline of any process, and the memory controller of the
-cgroup. The two have readers of their own, because training scripts import `ddl` without the launcher, and `rank` starts
-without what `ddl` imports.
+cgroup. The two have readers of their own, because training scripts import `ddl` without the launcher, and `keeper`
+starts without what `ddl` imports.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def find_cause(stats: IterationStats, score: float) -> Cause:
     if stats.delayed >= half or (math.isnan(stats.delayed) and stats.switches >= SWITCHES):
         return Cause(CauseCode.WAITS_FOR_CPU, "queue")
     if stats.idle - stats.inside / whole >= half:
-        return Cause(CauseCode.WAITS_ELSEWHERE, "it waits for something else than a CPU: data, a disk, a device")
+        return Cause(CauseCode.WAITS_ELSEWHERE, "it waits for something other than a CPU: data, a disk, a device")
     clock = "" if math.isnan(stats.clock) else f", which run at {stats.clock:.0%} of their clock"
     return Cause(
         CauseCode.SLOW_CORE,

@@ -42,7 +42,7 @@ class TrafficMeter:
     `axis_of` has the number of the dimension in which a rank differs from this one, `names` the algorithm of each
     dimension. Every list has one place per dimension, and a last one for collectives of MPI over all dimensions:
     `wires` the 16-bit formats in use, `sent` bytes, `seconds` the time with messages in progress. `begins` and `ends`
-    (perf_counter, nan: none) have two places each, one per phase: the begin of its first message, the end of its last.
+    (perf_counter, nan: none) have two places each, one per phase: the start of its first message, the end of its last.
     """
 
     def __init__(self, axis_of: Mapping[int, int], names: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ class PeerConnection(Connection):
         self._following = bytearray(FRAME)
         self._wake = 1
         self.ended = ""
-        """The reason for which the connection has ended; "" while it is usable."""
+        """The reason why the connection has ended; "" while it is usable."""
 
     @property
     def is_usable(self) -> bool:
@@ -117,7 +117,7 @@ class PeerConnection(Connection):
         Raises:
             OSError: The connection has ended (ClosedError) or is broken.
             FrameError: Bytes were altered on the way.
-            WrongLengthError: A message has another length than its buffer.
+            WrongLengthError: A message differs in length from its buffer.
         """
         while self.reading:  # not after a message of a wrong length
             incoming = self._incoming

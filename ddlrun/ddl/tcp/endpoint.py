@@ -94,7 +94,7 @@ class Endpoint:
 
         Raises:
             LostRankError: A rank has ended or is unreachable, and a message from or to it is awaited.
-            WrongLengthError: A message has another length than the buffer for it.
+            WrongLengthError: A message differs in length from its buffer.
             TimeoutError: It is later than `until`.
         """
         if self.until < math.inf:
@@ -274,7 +274,7 @@ class ProgressReports:
 
 
 def _explain(error: OSError | FrameError) -> str:
-    """Return the reason for which a connection has ended."""
+    """Return the reason why a connection has ended."""
     if isinstance(error, HandshakeError):
         return "it does not know the secret of the job"
     if isinstance(error, ConnectionError | ProcessLookupError):

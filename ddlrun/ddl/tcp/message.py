@@ -89,7 +89,7 @@ class Mailbox:
         return incoming
 
     def check_length(self, size: int, completion: Completion) -> None:
-        """Raise WrongLengthError if a message has another length than its buffer."""
+        """Raise WrongLengthError if a message differs in length from its buffer."""
         if completion.buffer is not None and len(completion.buffer) != size:
             raise WrongLengthError(
                 f"a message of rank {self._peer} has {size} bytes instead of {len(completion.buffer)}"

@@ -128,5 +128,5 @@ def _own_address(job: Membership) -> str:
 def _read_number(environ: Mapping[str, str], name: str, default: str = "") -> int:
     text = environ.get(name, default)
     if not (text.isascii() and text.isdigit()):
-        raise InputError(f"{name} {text!r}: it is no number")
+        raise InputError(f"{name} {text!r}: it is not a number")
     return int(text)

@@ -40,7 +40,7 @@ class Inquiry:
         return not self._silent() or self.until <= time.monotonic()
 
     def explain(self) -> str:
-        """Return the reason for which the collective is not complete."""
+        """Return the reason why the collective is not complete."""
         of = self._endpoint.progress.of
         late = [peer for peer in self._present if peer in of and of[peer] < self._number]
         reasons = (

@@ -1,4 +1,4 @@
-"""Tensors on other devices than the CPU: `cuda:nccl` in `init_process_group("cpu:ddl,cuda:nccl")`."""
+"""Tensors on devices other than the CPU: `cuda:nccl` in `init_process_group("cpu:ddl,cuda:nccl")`."""
 
 from __future__ import annotations
 

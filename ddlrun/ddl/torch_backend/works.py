@@ -36,7 +36,7 @@ class Call(NamedTuple):
     seconds: float | None = None
     """The time limit; None: that of the group."""
     missing: str = ""
-    """The reason for which a message is late, such as "no message of rank 2"; "" for a collective."""
+    """The reason why a message is late, such as "no message of rank 2"; "" for a collective."""
 
 
 class Limit(NamedTuple):
@@ -90,7 +90,7 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
         """
         seconds = 0.0 if timeout is None else timeout.total_seconds()
         if seconds > 0 and not self._is_done_within(seconds):
-            raise GroupError(f"the work was not complete at the timeout of {seconds:g} s of its wait")
+            raise GroupError(f"wait() timed out after {seconds:g} s: the operation was not complete")
         self._future.wait()
         self._given.wait()
         return True
