@@ -33,12 +33,17 @@ def request_examination(folder: str, interval: float) -> dict[str, Any]:
     return record
 
 
-def examine_folder(folder: str) -> dict[str, Any]:
-    """Return the examination of a job that has left dumps in a folder. Raises InputError."""
+def examine_folder(folder: str, *, required: bool = True) -> dict[str, Any]:
+    """Return the examination of a job that has left dumps in a folder. Raises InputError.
+
+    Args:
+        folder: The folder; its files and those below it are read.
+        required: Raise InputError also if there is no dump.
+    """
     dumps: dict[int, list[Dump]] = {}
     seen: dict[str, str] = {}
     problems = []
-    for path in _list_files(folder):
+    for path in list_files(folder):
         name = os.path.basename(path)
         rank = find_rank(name)
         try:
@@ -53,7 +58,7 @@ def examine_folder(folder: str) -> dict[str, Any]:
             dumps.setdefault(rank, []).append(dump)
     if problems:
         raise InputError("\n".join(problems))
-    if not dumps:
+    if not dumps and required:
         raise InputError(f"{folder}: no file of it is a dump of a flight recorder or by py-spy with a rank in its name")
     try:
         return record_examination(examine_dumps(dumps), "", time.time())
@@ -61,7 +66,8 @@ def examine_folder(folder: str) -> dict[str, Any]:
         raise InputError(f"{folder}: {error}") from error
 
 
-def _list_files(folder: str) -> list[str]:
+def list_files(folder: str) -> list[str]:
+    """Return the paths of all files in a folder and those below it."""
     return sorted(os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
 
 

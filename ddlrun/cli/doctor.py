@@ -5,9 +5,11 @@ import os
 import click
 
 from ddlrun.application.examination import examine_folder, request_examination
+from ddlrun.application.nccl_networks import examine_networks, record_networks, render_networks
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.types import SECONDS
 from ddlrun.cli.result import print_result
+from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.hangs.examination import render_record
 from ddlrun.runs.history import find_run_folder
 from ddlrun.runs.store import state_folder
@@ -23,8 +25,12 @@ from ddlrun.runs.store import state_folder
     "Run", "--dumps", type=click.Path(exists=True, file_okay=False), metavar="FOLDER",
     help="Examine the dumps of a job that has ended.",
 )  # fmt: skip
+@option(
+    "Run", "--expect-transport", "expected", metavar="NAME",
+    help="Fail if NCCL uses another network than, for example, IB.",
+)  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
-def command(run: str | None, interval: float, dumps: str | None, *, as_json: bool) -> None:
+def command(run: str | None, interval: float, dumps: str | None, expected: str | None, *, as_json: bool) -> int:
     """Find the reason why RUN hangs.
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
@@ -34,12 +40,16 @@ def command(run: str | None, interval: float, dumps: str | None, *, as_json: boo
     installed on the hosts. Of a run that has ended, the last examination is printed.
 
     Dumps are files with the rank in their names: those of PyTorch's flight recorder (pickles or JSON), and the output
-    of `py-spy dump`.
+    of `py-spy dump`. Logs of NCCL, there or of the run, show the networks of hosts.
     """
-    if dumps is not None:
-        if run is not None:
-            raise click.UsageError("--dumps examines a folder, not a run: give one of them")
-        record = examine_folder(dumps)
-    else:
-        record = request_examination(find_run_folder(run, state_folder(os.environ)), interval)
-    print_result(record, render_record(record), as_json=as_json)
+    if dumps is not None and run is not None:
+        raise click.UsageError("--dumps examines a folder, not a run: give one of them")
+    folder = dumps or find_run_folder(run, state_folder(os.environ))
+    networks = examine_networks(folder, expected, of_run=dumps is None)
+    record = (
+        request_examination(folder, interval) if dumps is None else examine_folder(folder, required=not networks.hosts)
+    )
+    parts = [render_record(record)] if record["ranks"] else []
+    text = "\n".join([*parts, *([render_networks(networks)] if networks.hosts else [])])
+    print_result({**record, "nccl": record_networks(networks)}, text, as_json=as_json)
+    return 0 if networks.is_expected else EXIT_PREFLIGHT

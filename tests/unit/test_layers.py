@@ -33,7 +33,9 @@ ALLOWED = {
     "plugins": {"errors"},
     "environment": {"errors", "machine", "mapping", "ranges", "topology", "units", "wording"},
     "schedulers": {"environment", "errors", "host_names", "hosts", "plugins", "ranges", "topology", "units"},
-    "network": {"allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units"},
+    "network": {
+        "allreduce_algorithms", "block_sizing", "environment", "errors", "hosts", "topology", "units", "wording",
+    },
     "wire": set(),
     "keeper": {"errors", "ranges", "wire"},
     "hangs": {"hosts", "keeper", "ranges", "wording"},
