@@ -171,7 +171,7 @@ class RankSnapshot(NamedTuple):
     operations: tuple[RecordedOperation, ...] = ()
     """The first operation of each group, and with each peer, that has not ended; the oldest first."""
     started: Mapping[str, StartedGroup] = MappingProxyType({})
-    """Group's name -> the operations that the rank has begun in it; empty: not known."""
+    """PositionGroup's name -> the operations that the rank has begun in it; empty: not known."""
     complete: bool = False
     """Whether it has all groups."""
     ended: int = 0

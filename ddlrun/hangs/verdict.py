@@ -50,7 +50,7 @@ class HangVerdict(NamedTuple):
     """A sentence."""
 
 
-class Group(NamedTuple):
+class PositionGroup(NamedTuple):
     """Ranks at the same position."""
 
     ranks: tuple[int, ...]
@@ -62,7 +62,7 @@ class Group(NamedTuple):
         return f"{name_ranks(self.ranks)} {describe(self.position, plural=len(self.ranks) > 1)}"
 
 
-def group_ranks(located: LocatedJob) -> list[Group]:
+def group_ranks(located: LocatedJob) -> list[PositionGroup]:
     """Return the ranks that have been examined by their positions, the largest group first."""
     groups: dict[tuple[object, ...], list[tuple[int, Position]]] = {}
     # A rank whose operation is not known, as it was too busy to reply, does not differ from the others.
@@ -75,12 +75,12 @@ def group_ranks(located: LocatedJob) -> list[Group]:
     return sorted(joined, key=lambda group: (-len(group.ranks), group.ranks))
 
 
-def _join(members: Sequence[tuple[int, Position]]) -> Group:
+def _join(members: Sequence[tuple[int, Position]]) -> PositionGroup:
     """Return a group; its position has no frame if its ranks wait for their GPUs in different lines."""
     position = members[0][1]
     if position.activity is Activity.GPU and any(other.frame != position.frame for _, other in members):
         position = position._replace(frame=None)
-    return Group(tuple(rank for rank, _ in members), position)
+    return PositionGroup(tuple(rank for rank, _ in members), position)
 
 
 def judge(job: JobSnapshot) -> HangVerdict:
@@ -109,15 +109,15 @@ def judge(job: JobSnapshot) -> HangVerdict:
     return _judge_without_waiting(others)
 
 
-def _narrow(group: Group, ranks: Collection[int]) -> Group:
+def _narrow(group: PositionGroup, ranks: Collection[int]) -> PositionGroup:
     return group._replace(ranks=tuple(rank for rank in group.ranks if rank in ranks))
 
 
-def _all_ranks(groups: Sequence[Group]) -> tuple[int, ...]:
+def _all_ranks(groups: Sequence[PositionGroup]) -> tuple[int, ...]:
     return tuple(sorted(rank for group in groups for rank in group.ranks))
 
 
-def _sentence(groups: Sequence[Group], *more: str) -> str:
+def _sentence(groups: Sequence[PositionGroup], *more: str) -> str:
     """Return the positions of groups, of many only those of some, the last ones among them."""
     if len(groups) > MOST_GROUPS:
         half = MOST_GROUPS // 2
@@ -126,7 +126,7 @@ def _sentence(groups: Sequence[Group], *more: str) -> str:
     return "; ".join([*(group.text for group in groups), *more])
 
 
-def _judge_silent(job: JobSnapshot, silent: tuple[int, ...], groups: Sequence[Group]) -> HangVerdict:
+def _judge_silent(job: JobSnapshot, silent: tuple[int, ...], groups: Sequence[PositionGroup]) -> HangVerdict:
     """Return the verdict where some ranks were not examined; those on hosts that are cut off are the reason."""
     lost = [rank for rank in job.ranks if rank.rank in silent and not rank.reachable]
     mute = lost or [rank for rank in job.ranks if rank.rank in silent]
@@ -137,7 +137,7 @@ def _judge_silent(job: JobSnapshot, silent: tuple[int, ...], groups: Sequence[Gr
     return HangVerdict(HangFinding.SILENT_HOST if groups else HangFinding.UNKNOWN, silent, _sentence(groups, text))
 
 
-def _judge_absent(waiting: Sequence[Group], others: Sequence[Group]) -> HangVerdict:
+def _judge_absent(waiting: Sequence[PositionGroup], others: Sequence[PositionGroup]) -> HangVerdict:
     """Return the verdict where some ranks wait for others that are elsewhere.
 
     Ranks that are at their end wait for the others too: the smaller part differs.
@@ -154,7 +154,7 @@ def _judge_absent(waiting: Sequence[Group], others: Sequence[Group]) -> HangVerd
     return HangVerdict(HangFinding.ABSENT, _all_ranks(absent), _sentence([*waiting, *left, *absent]))
 
 
-def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...], *, dumped: bool) -> HangVerdict:
+def _judge_ended(waiting: Sequence[PositionGroup], ended: tuple[int, ...], *, dumped: bool) -> HangVerdict:
     """Return the verdict where ranks wait for others that have ended, or have left no dump."""
     fewer = len(ended) <= len(_all_ranks(waiting))
     if dumped:
@@ -165,7 +165,7 @@ def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...], *, dumped: bo
     return HangVerdict(HangFinding.ENDED, guilty, _sentence(waiting, f"{name_ranks(ended)} {verb} ended"))
 
 
-def _judge_waiting(located: LocatedJob, waiting: Sequence[Group], roots: Roots | None) -> HangVerdict:
+def _judge_waiting(located: LocatedJob, waiting: Sequence[PositionGroup], roots: Roots | None) -> HangVerdict:
     """Return the verdict where all ranks wait for each other."""
     cut = _find_cut_off(located.job)
     if cut is not None:
@@ -182,13 +182,13 @@ def _judge_waiting(located: LocatedJob, waiting: Sequence[Group], roots: Roots |
     return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(waiting[0].position, plural=True)}")
 
 
-def _are_in_one_operation(waiting: Sequence[Group]) -> bool:
+def _are_in_one_operation(waiting: Sequence[PositionGroup]) -> bool:
     operations = {group.position.collective and group.position.collective.call for group in waiting}
     return len(operations) == 1 and None not in operations
 
 
 def _find_odd(
-    located: LocatedJob, waiting: Sequence[Group], roots: Roots | None
+    located: LocatedJob, waiting: Sequence[PositionGroup], roots: Roots | None
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the ranks that differ, and notes: those at the root of all waits, or else those unlike more than half."""
     at_root = waiting if roots is None else [group for group in waiting if roots.ranks.intersection(group.ranks)]
@@ -219,7 +219,7 @@ def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:
     return ranks, f"data to and from {where} is not acknowledged: its network, or that to it, is cut"
 
 
-def _judge_without_waiting(others: Sequence[Group]) -> HangVerdict:
+def _judge_without_waiting(others: Sequence[PositionGroup]) -> HangVerdict:
     """Return the verdict where no rank is known to wait for another. A rank with an unknown wait may do so."""
     if not others:
         return HangVerdict(HangFinding.UNKNOWN, (), "no rank could be examined")
