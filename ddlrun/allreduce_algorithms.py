@@ -131,7 +131,7 @@ class MessageClass(NamedTuple):
     """The properties of an allreduce that its algorithm depends on.
 
     size: bytes. whole: it covers the whole grid. blocking: the caller waits for it. wire: as in `AllreduceAlgorithm`.
-    weighted: the links of the job are unequal.
+    weighted: the links of the job are unequal. division: when an average divides, as in `ReduceOp`.
     """
 
     size: int
@@ -140,6 +140,7 @@ class MessageClass(NamedTuple):
     blocking: bool
     wire: str = ""
     weighted: bool = False
+    division: str = ""
 
 
 def dimension_algorithm(mode: str, learners: int) -> str:
@@ -147,14 +148,18 @@ def dimension_algorithm(mode: str, learners: int) -> str:
     return ALGORITHMS.get(mode) or ("direct" if learners <= MAX_DIRECT else "ring")
 
 
-@lru_cache(maxsize=64)
+def can_weigh(message: MessageClass) -> bool:
+    """Return True if an allreduce may have blocks that are sized by the links."""
+    return message.whole and message.division != "each" and not message.wire.startswith(NOT_WEIGHTED)
+
+
 def default_algorithm(mode: str, tuning: Tuning, learners: Sequence[int], message: MessageClass) -> AllreduceAlgorithm:
     """Return the algorithm of a mode before any measurement; `learners` has the size of each dimension."""
     if message.whole and message.blocking and mode in FLAT_MODES and message.size <= tuning.flat:
         return AllreduceAlgorithm("flat")
     if mode == "m":
         return AllreduceAlgorithm("native")
-    weighted = message.weighted and message.whole and not message.wire.startswith(NOT_WEIGHTED)
+    weighted = message.weighted and can_weigh(message)
     return AllreduceAlgorithm(
         method="chunks",
         algorithms=WEIGHTED if weighted else tuple(dimension_algorithm(mode, size) for size in learners),

@@ -6,9 +6,14 @@ import os
 import sys
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from ddlrun.allreduce_algorithms import (
+    BETWEEN_HOSTS,
+    CONNECTIONS,
+    ONE_HOST,
+    TCP_DEPTH,
     AlgorithmSpace,
     AllreduceAlgorithm,
     MessageClass,
@@ -19,113 +24,144 @@ from ddlrun.ddl import autotune
 from ddlrun.ddl.wire_compression import WIRES, parse_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ddlrun.allreduce_algorithms import Tuning
     from ddlrun.ddl.communicators import Communicator
-    from ddlrun.ddl.dimensions import Grid
+    from ddlrun.ddl.group_settings import GroupSettings
     from ddlrun.ddl.options import Options
-    from ddlrun.ddl.unequal_links import HostGroups
     from ddlrun.ddl.weighted_schedule import HostLayout
 
 
 @dataclass(frozen=True, slots=True)
-class AlgorithmSelector:
-    """Selects the algorithm of each reduction. All ranks create it together.
+class GroupSizes:
+    """The sizes that the reductions of a group work with, by its transport and its hosts.
 
-    learners: the size of each dimension. comm: a communicator of all learners. cache: the
-    algorithms measured so far, None unless mode p explores. grows: chunks grow with the array, as over TCP.
-    local_ranks: the number of learners if they are on one host, otherwise 0. host_ranks: the size of the first
-    dimension if that is inside the hosts and others are not, over TCP, otherwise 1. connections: numbers of connections
-    to a rank that mode p tries. layout: the hosts if they or their links are unequal. monitored: the hosts if the rates
-    of their NICs are to be measured.
+    tuning: for small arrays. grows: chunks grow with the array. local_ranks: the number of ranks if they are on one
+    host, otherwise 0. host_ranks: the size of the first dimension if its ranks exchange parts of an array that are
+    longer than chunks, otherwise 1. connections: numbers of connections to a rank that mode p tries.
     """
 
-    options: Options
     tuning: Tuning
-    learners: tuple[int, ...]
-    comm: Communicator
-    cache: autotune.AutotuneCache | None
     grows: bool = False
     local_ranks: int = 0
     host_ranks: int = 1
     connections: tuple[int, ...] = ()
-    layout: HostLayout | None = None
-    monitored: HostGroups | None = None
 
-    def select(self, message: MessageClass, make_measure: Callable[[], autotune.Measure]) -> AllreduceAlgorithm:
-        """Return the algorithm for a message class.
+    def of(self, size: int, *, weighted: bool = False) -> Tuning:
+        """Return the sizes for an array of `size` bytes, as sent."""
+        if not self.grows:
+            return self.tuning
+        return grow_chunks(self.tuning, size, local_ranks=self.local_ranks, weighted=weighted)
 
-        `make_measure()` returns a function that measures an algorithm, in seconds that are the same on all ranks.
-        """
-        if self.comm.collectives is None:
-            message = message._replace(blocking=False)  # the collectives of MPI serve callers that wait
-        if self.cache is None or not message.whole or message.size <= autotune.SMALLEST:
-            return self._default(message)
-        size = autotune.size_class(message.size)
-        call = "all_reduce" if message.blocking else "start"
-        name = f"{message.dtype} {size} {call}{message.wire and f' by {message.wire}'}"
-        if message.weighted:
-            name += f" on links {zlib.crc32(repr(self.layout).encode()):08x}"
-        cached = self.cache.get(name)
-        return self._explore(self.cache, name, message, make_measure()) if cached is None else cached
 
-    def _default(self, message: MessageClass) -> AllreduceAlgorithm:
-        wire = parse_wire(message.wire).dtype
-        sent = message.size * WIRES[wire] // 4 if wire else message.size  # instead of float32
-        tuning = self.tuning
-        if self.grows:
-            tuning = grow_chunks(tuning, sent, local_ranks=self.local_ranks, weighted=message.weighted)
-        return default_algorithm(self.options.mode, tuning, self.learners, message)
+def find_sizes(comm: Communicator, settings: GroupSettings, *, hosts: int, host_ranks: int) -> GroupSizes:
+    """Return the sizes of a group.
 
-    def _explore(
-        self, cache: autotune.AutotuneCache, name: str, message: MessageClass, measure: autotune.Measure
-    ) -> AllreduceAlgorithm:
+    Args:
+        comm: The group.
+        settings: The sizes that are set.
+        hosts: The number of hosts.
+        host_ranks: The size of the first dimension if that is inside the hosts and others are not, otherwise 1.
+    """
+    default = ONE_HOST if hosts == 1 else BETWEEN_HOSTS
+    if comm.collectives is not None:
+        return GroupSizes(settings.tuning(default)._replace(connections=1))
+    tuning = settings.tuning(default._replace(depth=TCP_DEPTH))
+    return GroupSizes(
+        tuning=tuning._replace(depth=max(tuning.depth, tuning.connections)),  # a chunk uses one connection
+        grows=not settings.sets("chunk"),
+        local_ranks=comm.size if hosts == 1 else 0,
+        host_ranks=host_ranks,
+        connections=CONNECTIONS if hosts > 1 and not settings.sets("connections") else (),
+    )
+
+
+class Selection:
+    """Selects the algorithm of each reduction. All ranks create it together.
+
+    Args:
+        options: The mode.
+        sizes: The sizes of the group.
+        learners: The size of each dimension.
+        comm: A communicator of all learners.
+        cache: The algorithms measured so far, None unless mode p explores.
+        layout: The hosts if they or their links are unequal.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        sizes: GroupSizes,
+        *,
+        learners: tuple[int, ...],
+        comm: Communicator,
+        cache: autotune.AutotuneCache | None = None,
+        layout: HostLayout | None = None,
+    ) -> None:
+        self.options, self.sizes, self.tuning, self.layout = options, sizes, sizes.tuning, layout
+        self._learners, self._comm, self._cache = learners, comm, cache
+        self.default = lru_cache(maxsize=256)(self._make_default)
+        """default(message): the algorithm of a message class before any measurement."""
+        self.find = lru_cache(maxsize=256)(self._find)
+        """find(message): the algorithm of a message class, None if it is to be explored."""
+
+    @property
+    def explores(self) -> bool:
+        """True if algorithms are measured."""
+        return self._cache is not None
+
+    def explore(self, message: MessageClass, measure: autotune.Measure) -> None:
+        """Find the fastest algorithm for a message class; `measure` returns the same seconds on all ranks."""
+        if self._cache is None or self._find(message) is not None:
+            return
         space = AlgorithmSpace(
             # Sized blocks are used if they are faster indeed: measured rates may be wrong.
-            default=self._default(message._replace(weighted=False)),
-            chunked=self._default(message._replace(blocking=False)),
-            learners=self.learners,
+            default=self.default(message._replace(weighted=False)),
+            chunked=self.default(message._replace(blocking=False)),
+            learners=self._learners,
             size=message.size,
             blocking=message.blocking,
-            connections=self.connections,
+            connections=self.sizes.connections,
         )
-        result = autotune.search(space, measure, self.tuning.explore)
-        is_writer = self.comm.rank == 0
-        written = cache.put(name, result.algorithm, write=is_writer)
+        result, name = autotune.search(space, measure, self.tuning.explore), self._name(message)
+        is_writer = self._comm.rank == 0
+        written = self._cache.put(name, result.algorithm, write=is_writer)
+        self.find.cache_clear()
         if is_writer and (self.options.dbg_level or result.seconds > 1):
-            where = f", kept in {cache.path}" if written else ""
+            where = f", kept in {self._cache.path}" if written else ""
             sys.stderr.write(
                 f"ddlrun.ddl: explored {name}: {result.algorithm} after {result.runs} reductions, "
                 f"{result.seconds:.1f} s{where}\n"
             )
-        return result.algorithm
+
+    def _find(self, message: MessageClass) -> AllreduceAlgorithm | None:
+        if self._cache is None or not message.whole or message.size <= autotune.SMALLEST:
+            return self.default(message)
+        return self._cache.get(self._name(message))
+
+    def _name(self, message: MessageClass) -> str:
+        size = autotune.size_class(message.size)
+        call = "all_reduce" if message.blocking else "start"
+        name = f"{message.dtype} {size} {call}{message.wire and f' by {message.wire}'}"
+        return f"{name} on links {zlib.crc32(repr(self.layout).encode()):08x}" if message.weighted else name
+
+    def _make_default(self, message: MessageClass) -> AllreduceAlgorithm:
+        wire = parse_wire(message.wire).dtype
+        sent = message.size * WIRES[wire] // 4 if wire else message.size  # instead of float32
+        tuning = self.sizes.of(sent, weighted=message.weighted)
+        return default_algorithm(self.options.mode, tuning, self._learners, message)
 
 
-def make_selector(grid: Grid, options: Options, tuning: Tuning, environ: Mapping[str, str]) -> AlgorithmSelector:
-    """Return the selector of a grid. All ranks call it together; rank 0 reads the cache for all."""
-    comm = grid.members(grid.axes)
-    explores = comm.size > 1 and options.mode == "p" and tuning.explore > 0
-    return AlgorithmSelector(
-        options=options,
-        tuning=tuning,
-        learners=grid.topology.dims,
-        comm=comm,
-        cache=_load_cache(grid, comm, tuning.connections, environ) if explores else None,
-    )
+def load_cache(comm: Communicator, environ: Mapping[str, str], shape: Mapping[str, Any]) -> autotune.AutotuneCache:
+    """Return the algorithms that earlier jobs have measured on the same hosts, with the same library and shape.
 
-
-def _load_cache(grid: Grid, comm: Communicator, connections: int, environ: Mapping[str, str]) -> autotune.AutotuneCache:
+    All ranks call it together; rank 0 reads for all.
+    """
     names = comm.gather(os.uname().nodename)
     arguments = None
     if names is not None:
-        key = {
-            "hosts": list(dict.fromkeys(names)),
-            "topology": str(grid.topology),
-            "order": grid.order.value,
-            "mpi": comm.library,
-            "connections": connections,
-        }
+        key = {"hosts": list(dict.fromkeys(names)), "mpi": comm.library, **shape}
         path = autotune.cache_path(environ, key)
         arguments = path, key, autotune.read_file(path)
     return autotune.AutotuneCache(*comm.bcast(arguments))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, CONNECTIONS, ONE_HOST, TCP_DEPTH
-from ddlrun.ddl.algorithm_selection import make_selector
+from ddlrun.ddl.algorithm_selection import Selection, find_sizes, load_cache
 from ddlrun.ddl.communicators import SingleRank
 from ddlrun.ddl.dimensions import Grid
+from ddlrun.ddl.engine import Engine
+from ddlrun.ddl.group import Group
+from ddlrun.ddl.late_host_monitor import find_host_place, make_monitors
 from ddlrun.ddl.launch_context import HostPosition, adopt, find_world
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.order_check import describe_mismatch
+from ddlrun.ddl.schedule_cache import ScheduleCache
 from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
-from ddlrun.ddl.unequal_links import find_links, group_hosts
+from ddlrun.ddl.unequal_links import RACKS, group_hosts, with_racks
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.options import Options
+    from ddlrun.ddl.start_settings import StartSettings
     from ddlrun.ddl.unequal_links import HostGroups
+    from ddlrun.ddl.weighted_schedule import HostLayout
+
+AnyGroup = TypeVar("AnyGroup", bound=Group)
 
 
 def start_learner(
@@ -38,29 +43,18 @@ def start_learner(
         world = SingleRank()
     settings = agree_on_settings(StartRequest(options, tuning, world.size, part), world, environ)
     context = settings.context
-    over_tcp = world.size > 1 and world.collectives is None
-    if context.options.mode == "m" and over_tcp:
+    if context.options.mode == "m" and world.size > 1 and world.collectives is None:
         raise InputError(
             "-mode m: the collectives of MPI need an MPI job, but this one runs over TCP; use mode r or p"
         )
     grid = Grid(context.topology, context.order, world)
-    host, hosts = _find_hosts(world, grid)
-    default = ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS
-    sizes = settings.tuning(default._replace(depth=TCP_DEPTH) if over_tcp else default)
-    # A chunk uses one connection.
-    sizes = sizes._replace(depth=max(sizes.depth, sizes.connections)) if over_tcp else sizes._replace(connections=1)
-    selector = make_selector(grid, context.options, sizes, environ)
-    if over_tcp:
-        several = CONNECTIONS if host.hosts > 1 and not settings.sets("connections") else ()
-        local_ranks = world.size if host.hosts == 1 else 0
-        selector = replace(selector, grows=not settings.sets("chunk"), local_ranks=local_ranks, connections=several)
-        if host.leaving and grid.axes[0] not in host.leaving:
-            selector = replace(selector, host_ranks=grid.topology.ranks_per_host)
-    if world.size > 1 and not _is_instrumented(context.options):
-        links = find_links(world, hosts, environ)
-        monitored = hosts if selector.cache is not None and links.are_unknown else None
-        selector = replace(selector, layout=links.layout, monitored=monitored)
-    learner = _make_learner(grid, selector, host, environ)
+    host, hosts = _find_hosts(world, grid, environ)
+    measures = world.size > 1 and not _is_instrumented(context.options)
+    layout = settings.group.layout(hosts) if measures else None
+    selection = make_selection(grid, settings, host, layout, environ)
+    learner = _make_learner(grid, selection, host, environ)
+    if measures and selection.explores and not settings.group.links:
+        learner.group.monitors += make_monitors(learner.group, world, hosts, find_host_place(grid, hosts))
     if grid.rank == 0:
         if mismatch := describe_mismatch(context, hosts.ranks):
             sys.stderr.write(f"ddlrun.ddl: {mismatch}\n")
@@ -69,12 +63,32 @@ def start_learner(
     return learner
 
 
-def _make_learner(grid: Grid, selector: AlgorithmSelector, host: HostPosition, environ: Mapping[str, str]) -> Learner:
-    if not _is_instrumented(selector.options):
-        return Learner(grid, selector, host)
-    from ddlrun.ddl.monitor.instrumented_learner import InstrumentedLearner  # noqa: PLC0415 - 20 ms, for -dump_iter and -rebind_iter alone
+def make_selection(
+    grid: Grid, settings: StartSettings, host: HostPosition, layout: HostLayout | None, environ: Mapping[str, str]
+) -> Selection:
+    """Return the selection of a grid. All ranks call it together."""
+    comm, options, topology = grid.members(grid.axes), settings.context.options, grid.topology
+    inside = host.leaving and grid.axes[0] not in host.leaving
+    sizes = find_sizes(comm, settings.group, hosts=host.hosts, host_ranks=topology.ranks_per_host if inside else 1)
+    explores = comm.size > 1 and options.mode == "p" and sizes.tuning.explore > 0
+    shape = {"topology": str(topology), "order": grid.order.value}
+    cache = load_cache(comm, environ, shape | {"connections": sizes.tuning.connections}) if explores else None
+    return Selection(options, sizes, learners=topology.dims, comm=comm, cache=cache, layout=layout)
 
-    return InstrumentedLearner(grid, selector, host, environ)
+
+def make_group(kind: type[AnyGroup], grid: Grid, selection: Selection) -> AnyGroup:
+    """Return the group of a grid, of a class. All ranks call it together."""
+    engine = Engine(grid.base.make_transport(), grid.rank)
+    schedules = ScheduleCache(grid.dimensions(selection.options.mode), grid.rank, selection.layout)
+    return kind(grid.members(grid.axes), engine, schedules=schedules, selection=selection, grid=grid)
+
+
+def _make_learner(grid: Grid, selection: Selection, host: HostPosition, environ: Mapping[str, str]) -> Learner:
+    if not _is_instrumented(selection.options):
+        return Learner(grid, make_group(Group, grid, selection), host)
+    from ddlrun.ddl.monitor.instrumented_learner import InstrumentedGroup, InstrumentedLearner  # noqa: PLC0415 - 20 ms, for -dump_iter and -rebind_iter alone
+
+    return InstrumentedLearner(grid, make_group(InstrumentedGroup, grid, selection), host, environ)
 
 
 def _is_instrumented(options: Options) -> bool:
@@ -82,15 +96,16 @@ def _is_instrumented(options: Options) -> bool:
     return bool(options.dump_iter or options.rebind_iter)
 
 
-def _find_hosts(world: Communicator, grid: Grid) -> tuple[HostPosition, HostGroups]:
+def _find_hosts(world: Communicator, grid: Grid, environ: Mapping[str, str]) -> tuple[HostPosition, HostGroups]:
     """Return this learner's position on its host, and the hosts of the job."""
     local = world.split_hosts()
     local_ranks = set(local.allgather(world.rank))
     # The dimensions in which this learner has a peer on another host.
     leaving = "".join(axis for axis in grid.axes if not local_ranks.issuperset(grid.peers(axis)))
     rows = world.allgather((min(local_ranks), leaving))
+    racks = world.bcast({RACKS: environ.get(RACKS, "")})
     leaving_anywhere = {axis for _, axes in rows for axis in axes}
-    hosts = group_hosts(grid, [leader for leader, _ in rows])
+    hosts = with_racks(group_hosts(grid, [leader for leader, _ in rows]), racks)
     position = HostPosition(
         local.rank,
         local.size,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, cast
 
+from ddlrun.allreduce_algorithms import dimension_algorithm
 from ddlrun.ddl.communicators import SingleRank
+from ddlrun.ddl.schedule import Dimension
 from ddlrun.errors import InputError
 from ddlrun.topology import AXES, RankOrder, Topology
 
@@ -100,6 +102,11 @@ class Grid:
         """
         return peers_of(self.topology, self.order, self.coords, self._number(axis))
 
+    def dimensions(self, mode: str) -> dict[str, Dimension]:
+        """Return the dimensions by their letters, with the algorithms of a mode before any measurement."""
+        lines = zip(self.axes, map(self.peers, self.axes), self.coords, strict=True)
+        return {axis: Dimension(peers, at, dimension_algorithm(mode, len(peers))) for axis, peers, at in lines}
+
     def communicator(self, axes: str) -> Intracomm:
         """Return the communicator of the learners that differ from this one in `axes` only, such as "X" or "YZ".
 
@@ -124,6 +131,11 @@ class Grid:
             color = rank_at(self.topology, RankOrder.DDL, tuple(fixed))
             self._communicators[name] = self.base.Split(color, self.host_index_of(self.rank))
         return self._communicators[name]
+
+    def along(self, axes: str) -> dict[int, Communicator]:
+        """Return the communicators of the dimensions in `axes` ("": all) with several learners, by their numbers."""
+        comms = {number: self.members(self.axes[number]) for number in self.places(axes or self.axes)}
+        return {number: comm for number, comm in comms.items() if comm.size > 1}
 
     def places(self, axes: str) -> list[int]:
         """Return the numbers of dimensions, ascending. Raises InputError if the grid has no dimension of a letter."""

@@ -13,7 +13,7 @@ from ddlrun.ddl.launch_context import parse_order
 from ddlrun.ddl.schedule import Dimension
 from ddlrun.ddl.unequal_links import HostGroups, with_racks
 from ddlrun.errors import InputError
-from ddlrun.topology import RankOrder, Topology, parse_topology
+from ddlrun.topology import AXES, RankOrder, Topology, parse_topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,17 +26,23 @@ if TYPE_CHECKING:
 class GroupDimensions:
     """The dimensions of a group from the view of a member.
 
-    order: the member of each block, in the order of the blocks in a reduce-scatter over the dimensions. hosts: the
-    members of each host and the racks, which an allreduce follows where they are unequal.
+    dimensions: by their letters. order: the member of each block, in the order of the blocks in a reduce-scatter over
+    the dimensions. hosts: the members of each host and the racks, which an allreduce follows where they are unequal.
     """
 
-    dimensions: list[Dimension]
+    dimensions: dict[str, Dimension]
     order: list[int]
     hosts: HostGroups
 
+    @property
+    def host_place(self) -> int | None:
+        """The place of this member's host in the last dimension, if that is the one between all hosts, else None."""
+        *_, last = [line for line in self.dimensions.values() if len(line.peers) > 1] or self.dimensions.values()
+        return last.me if len(last.peers) == len(self.hosts.ranks) else None
+
 
 def find_dimensions(
-    hosts: Sequence[str], numbers: Sequence[int], *, rank: int, environ: Mapping[str, str]
+    hosts: Sequence[str], numbers: Sequence[int], *, rank: int, environ: Mapping[str, str], mode: str = "r"
 ) -> GroupDimensions:
     """Return the dimensions of a group, which are equal on all members.
 
@@ -48,6 +54,7 @@ def find_dimensions(
         numbers: The rank of each member in the job.
         rank: This member.
         environ: Has the topology of the job, or its unequal racks.
+        mode: The mode whose algorithms the dimensions have before any measurement.
     """
     first = [hosts.index(host) for host in hosts]
     racks = _find_racks(first, numbers, environ)
@@ -58,7 +65,7 @@ def find_dimensions(
     lines = [[members[at] for at in peers_of(topology, RankOrder.HOST, coords, axis)] for axis in range(len(coords))]
     blocks = (coords_of(topology, RankOrder.DDL, block) for block in range(topology.size))
     return GroupDimensions(
-        [_dimension(line, rank) for line in lines if len(line) > 1],
+        {axis: _dimension(line, rank, mode) for axis, line in zip(AXES, lines, strict=False)},
         [members[rank_at(topology, RankOrder.HOST, block)] for block in blocks],
         with_racks(_group_hosts([(places[member], member) for member in members]), environ),
     )
@@ -105,5 +112,5 @@ def _find_topology(places: Sequence[Place]) -> Topology:
     return Topology((*sizes, *counts.values()))
 
 
-def _dimension(peers: Sequence[int], rank: int) -> Dimension:
-    return Dimension(tuple(peers), peers.index(rank), dimension_algorithm("r", len(peers)))
+def _dimension(peers: Sequence[int], rank: int, mode: str) -> Dimension:
+    return Dimension(tuple(peers), peers.index(rank), dimension_algorithm(mode, len(peers)))

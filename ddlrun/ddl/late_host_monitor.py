@@ -10,11 +10,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from ddlrun.allreduce_algorithms import WEIGHTED
+from ddlrun.allreduce_algorithms import WEIGHTED, wait_for_late_host
 from ddlrun.ddl.dimensions import coords_of
-from ddlrun.ddl.nic_monitor import LEAST_BYTES, is_faster
+from ddlrun.ddl.nic_monitor import LEAST_HOSTS as LEAST_MEASURED
+from ddlrun.ddl.nic_monitor import NicMonitor
+from ddlrun.ddl.trials import LEAST_BYTES, Monitor, is_faster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm, MessageClass
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
-    from ddlrun.ddl.engine import Engine
-    from ddlrun.ddl.nic_monitor import Comparison
+    from ddlrun.ddl.group import Group
+    from ddlrun.ddl.trials import Comparison
     from ddlrun.ddl.unequal_links import HostGroups
 
 # With fewer hosts less than a third of the time after the arrival can be saved.
@@ -46,17 +48,6 @@ class Begin:
 
     own: float
     former: float
-
-
-class LateSchedules(Protocol):
-    """Schedules that may take a host last."""
-
-    @property
-    def late_host(self) -> int | None:
-        """The host that is taken last, as its place in the dimension between hosts; None if no host is."""
-
-    def set_late_host(self, host: int | None) -> None:
-        """Take another host last from the next reduction on. All ranks call it together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +93,14 @@ def can_wait(message: MessageClass, algorithm: AllreduceAlgorithm) -> bool:
     return large and algorithm.method == "chunks" and algorithm.algorithms != WEIGHTED
 
 
-def make_late_host_monitor(grid: Grid, hosts: HostGroups | None, measure: int) -> LateHostMonitor | None:
-    """Return a monitor if one dimension of the grid is that of the hosts, and there are enough of them.
-
-    Args:
-        grid: The grid of all ranks.
-        hosts: The hosts of the job, None if there is nothing to measure.
-        measure: 0 if nothing is measured.
-    """
-    if hosts is None or len(hosts.ranks) < LEAST_HOSTS or not measure:
-        return None
+def find_host_place(grid: Grid, hosts: HostGroups) -> int | None:
+    """Return the place of this rank's host in the last dimension, if that is the one between all hosts, else None."""
     places = [{coords_of(grid.topology, grid.order, rank) for rank in ranks} for ranks in hosts.ranks]
     for axis, size in enumerate(grid.topology.dims):
         is_last = all(other == 1 for other in grid.topology.dims[axis + 1 :])
         on_host = all(len({place[axis] for place in of_host}) == 1 for of_host in places)
         if size == len(hosts.ranks) and is_last and on_host:
-            return LateHostMonitor(grid.base, grid.coords[axis])
+            return grid.coords[axis]
     return None
 
 
@@ -128,11 +111,13 @@ class LateHostMonitor:
     figures they find the same host.
 
     Args:
-        world: The communicator of all ranks.
+        group: The group of all ranks.
+        world: Its communicator.
         host: The place of this rank's host in the dimension between hosts.
     """
 
-    def __init__(self, world: Communicator, host: int) -> None:
+    def __init__(self, group: Group, world: Communicator, host: int) -> None:
+        self._engine, self._schedules = group.engine, group.schedules
         self._world, self._host = world, host
         self._begins: list[Begin] = []
         self._began = time.perf_counter()
@@ -142,8 +127,11 @@ class LateHostMonitor:
         self._next_trial: dict[int, int] = {}
         """Host -> the comparison from which on it is tried again: noise may have spoiled the last trial."""
 
-    def is_due(self, engine: Engine) -> bool:
+    def is_due(self, message: MessageClass, algorithm: AllreduceAlgorithm) -> bool:
         """Note the start of a reduction; return True if the hosts are to be compared now."""
+        if self._schedules.layout is not None or not can_wait(message, algorithm):
+            return False
+        engine = self._engine
         now, begin = time.perf_counter(), Begin(0, 0)
         if engine.is_idle:
             begin = Begin(now - engine.idle_since, engine.idle_since - self._began)
@@ -151,11 +139,9 @@ class LateHostMonitor:
         self._begins.append(begin)
         return len(self._begins) == INTERVAL
 
-    def update(self, schedules: LateSchedules, make_comparison: Callable[[float], Comparison]) -> None:
-        """Compare the hosts, and let the schedules take the late one last if that is faster. Nothing is in progress.
-
-        `make_comparison` is called with the seconds by which this rank begins late.
-        """
+    def update(self, make_comparison: Callable[[float], Comparison]) -> None:
+        """Compare the hosts, and let the schedules take the late one last if that is faster. Nothing is in progress."""
+        schedules = self._schedules
         late, former = self._compare(), schedules.late_host
         self._comparisons += 1
         if late is not None and self._is_to_be_tried(late.place):
@@ -171,6 +157,11 @@ class LateHostMonitor:
         if chosen != former:
             self._report(late if chosen is not None else None)
         self._began = time.perf_counter()
+
+    def adapt(self, message: MessageClass, algorithm: AllreduceAlgorithm) -> AllreduceAlgorithm:
+        """Return the algorithm, or the one that takes the late host last while there is one."""
+        waits = self._schedules.late_host is not None and can_wait(message, algorithm)
+        return wait_for_late_host(message.size) if waits else algorithm
 
     def _is_to_be_tried(self, host: int) -> bool:
         return host not in self._faster and self._comparisons >= self._next_trial.get(host, 0)
@@ -193,3 +184,20 @@ class LateHostMonitor:
         if late is not None:
             text = f"{dict(names)[late.place]} begins reductions {late.delay:.3f} s after the others: it is taken last"
         sys.stderr.write(f"ddlrun.ddl: {text}\n")
+
+
+def make_monitors(group: Group, world: Communicator, hosts: HostGroups, place: int | None) -> list[Monitor]:
+    """Return the monitors of a group with unknown rates of links; none if its hosts are few or unequal.
+
+    Args:
+        group: The group.
+        world: Its communicator, in rank order.
+        hosts: Its hosts.
+        place: The place of this rank's host in the dimension between hosts, None if there is none.
+    """
+    monitors = list[Monitor]()
+    if group.schedules.layout is None and group.selection.tuning.measure and len(hosts.ranks) >= LEAST_MEASURED:
+        monitors.append(NicMonitor(group, world, hosts))
+        if place is not None and len(hosts.ranks) >= LEAST_HOSTS:
+            monitors.append(LateHostMonitor(group, world, place))
+    return monitors

@@ -17,9 +17,9 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.gpu_reduction import GpuReduction
+    from ddlrun.ddl.group import Group
     from ddlrun.ddl.handle import Handle
     from ddlrun.ddl.launch_context import HostPosition
 
@@ -31,11 +31,11 @@ MAX_BROADCAST = 1 << 30
 class Learner:
     """Runs collectives over a grid. All ranks create it together, and `free` it before MPI ends."""
 
-    def __init__(self, grid: Grid, selector: AlgorithmSelector, host: HostPosition) -> None:
-        self.grid, self.host, self._selector = grid, host, selector
-        self.options, self.tuning = selector.options, selector.tuning
+    def __init__(self, grid: Grid, group: Group, host: HostPosition) -> None:
+        self.grid, self.group, self.host = grid, group, host
+        self.options, self.tuning = group.selection.options, group.selection.tuning
         self._find_wire = lru_cache(maxsize=16)(self._make_wire)
-        self.reducer = self._make_reducer()
+        self.reducer = HostReducer(grid, group, self._find_wire(None))
         self.guard = self.reducer.guard
         self._small_messages = self.reducer.small_messages
         self._devices: GpuReduction | None = None
@@ -123,7 +123,7 @@ class Learner:
             with self.guard:
                 self.guard.begin_messages()
                 for at in range(0, len(memory), MAX_BROADCAST):
-                    self.reducer.comm.Bcast(memory[at : at + MAX_BROADCAST], root_in_comm)
+                    self.group.communicator.Bcast(memory[at : at + MAX_BROADCAST], root_in_comm)
                 array.write_back()
         return restore_type(x, result)
 
@@ -132,7 +132,7 @@ class Learner:
         if self.grid.size > 1:
             with self.guard:
                 self.guard.begin_messages()
-                self.reducer.comm.Barrier()
+                self.group.communicator.Barrier()
 
     def piece(self, count: int) -> tuple[int, int]:
         """Return (low, high): the block of a flat array of `count` elements that reduce_scatter leaves here."""
@@ -140,9 +140,6 @@ class Learner:
 
     def __str__(self) -> str:
         return f"rank {self.grid.rank} of {self.grid.size}"
-
-    def _make_reducer(self) -> HostReducer:
-        return HostReducer(self.grid, self._selector, self._find_wire(None))
 
     def _start(self, arrays: Sequence[Any], op: str, axes: str, wire: str | None, *, blocking: bool = True) -> Handle:
         complete_wire = self._find_wire(wire)

@@ -1,11 +1,11 @@
-"""A cache of the schedules of a learner's collectives."""
+"""A cache of the schedules of a rank's collectives."""
 
 from __future__ import annotations
 
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.allreduce_algorithms import LATE, WEIGHTED, dimension_algorithm
+from ddlrun.allreduce_algorithms import LATE, WEIGHTED
 from ddlrun.ddl import late_schedule, weighted_schedule
 from ddlrun.ddl.operation import HostParts
 from ddlrun.ddl.schedule import (
@@ -21,7 +21,8 @@ from ddlrun.ddl.schedule import (
 from ddlrun.ddl.wire_compression import parse_wire
 
 if TYPE_CHECKING:
-    from ddlrun.ddl.dimensions import Grid
+    from collections.abc import Mapping
+
     from ddlrun.ddl.schedule import Steps
     from ddlrun.ddl.weighted_schedule import HostLayout
 
@@ -31,7 +32,7 @@ class Collective(NamedTuple):
 
     name: "all_reduce", "reduce_scatter" or "allgather"; or a stage of an all_reduce whose first dimension is inside
     the hosts: "scatter_part" or "between_hosts". axes: the dimensions that it covers, "" for all.
-    algorithms: that of each dimension of the grid, LATE or WEIGHTED; empty: the mode's. wire: "bfloat16:YZ" or the
+    algorithms: that of each dimension, LATE or WEIGHTED; empty: the usual ones. wire: "bfloat16:YZ" or the
     like, "" for float32.
     """
 
@@ -42,10 +43,16 @@ class Collective(NamedTuple):
 
 
 class ScheduleCache:
-    """The schedules of one learner of a grid. `layout` has the hosts if they or their links are unequal."""
+    """The schedules of one rank.
 
-    def __init__(self, grid: Grid, mode: str, layout: HostLayout | None = None) -> None:
-        self._grid, self._mode, self.layout = grid, mode, layout
+    Args:
+        dimensions: The dimensions by their letters, with their usual algorithms.
+        rank: This rank.
+        layout: The hosts if they or their links are unequal.
+    """
+
+    def __init__(self, dimensions: Mapping[str, Dimension], rank: int, layout: HostLayout | None = None) -> None:
+        self._dimensions, self._rank, self.layout = dimensions, rank, layout
         self.late_host: int | None = None
         """The host that is taken last by LATE, as its place in the dimension between hosts."""
         self.steps = lru_cache(maxsize=256)(self._make_steps)
@@ -80,7 +87,7 @@ class ScheduleCache:
         return self.dimensions(collective.axes, collective.algorithms, collective.wire)
 
     def _make_steps(self, collective: Collective, count: int, division: str) -> tuple[ScheduleStep, ...]:
-        if collective.algorithms == WEIGHTED and self.layout is not None:
+        if collective.algorithms == WEIGHTED and self.layout is not None and division != "each":
             weighted = self._make_weighted_steps(self.layout, count, division, collective.wire)
             return (*weighted, *mirror(weighted))
         if collective.algorithms == LATE and self.late_host is not None:
@@ -100,20 +107,15 @@ class ScheduleCache:
         """Return a reduce-scatter over unequal hosts or links; the wire is that between hosts, in all dimensions."""
         between_hosts = parse_wire(wire).dtype
         return weighted_schedule.reduce_scatter(
-            layout, self._grid.rank, count, division=bool(division), wires=("", between_hosts, between_hosts)
+            layout, self._rank, count, division=bool(division), wires=("", between_hosts, between_hosts)
         )
 
     def _make_dimensions(self, axes: str, algorithms: tuple[str, ...] = (), wire: str = "") -> list[Dimension]:
-        dimensions, wire_format = [], parse_wire(wire)
-        for number in self._grid.places(axes or self._grid.axes):
-            axis = self._grid.axes[number]
-            peers = self._grid.peers(axis)
-            dimensions.append(
-                Dimension(
-                    peers,
-                    self._grid.coords[number],
-                    algorithms[number] if algorithms else dimension_algorithm(self._mode, len(peers)),
-                    wire_format.dtype if axis in wire_format.axes else "",
-                )
-            )
+        dimensions, narrow = [], parse_wire(wire)
+        named = algorithms if algorithms not in {WEIGHTED, LATE} else ()
+        for number, (axis, dimension) in enumerate(self._dimensions.items()):
+            if not axes or axis in axes:
+                algorithm = named[number] if named else dimension.algorithm
+                dtype = narrow.dtype if axis in narrow.axes else ""
+                dimensions.append(dimension._replace(algorithm=algorithm, wire=dtype))
         return dimensions

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import TYPE_CHECKING
 
 from ddlrun import __version__
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
+from ddlrun.ddl.group_settings import GroupSettings
 from ddlrun.ddl.launch_context import find_context
 from ddlrun.ddl.tuning_parameters import parse_tuning
+from ddlrun.ddl.unequal_links import LINKS
 from ddlrun.errors import InputError
 from ddlrun.ranges import name_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ddlrun.allreduce_algorithms import Tuning
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.launch_context import LaunchContext
 
@@ -55,16 +56,7 @@ class StartSettings:
     """The settings of a learner."""
 
     context: LaunchContext
-    tuning_text: str
-
-    def tuning(self, default: Tuning) -> Tuning:
-        """Return the sizes; `default` depends on the number of hosts, which is not known at first."""
-        return parse_tuning(self.tuning_text, default)
-
-    def sets(self, name: str) -> bool:
-        """Return True if a size, which may not be 0, is set."""
-        unset: dict[str, Any] = {name: 0}
-        return bool(getattr(self.tuning(BETWEEN_HOSTS._replace(**unset)), name))
+    group: GroupSettings
 
     def shared(self) -> list[SharedSetting]:
         """Return the settings that must be the same on all ranks."""
@@ -82,8 +74,8 @@ class StartSettings:
 
     def _sizes(self) -> Iterator[tuple[str, str]]:
         """Yield the name and the text of each size."""
-        between_hosts = self.tuning(BETWEEN_HOSTS)._asdict()
-        for name, value in self.tuning(ONE_HOST)._asdict().items():
+        between_hosts = self.group.tuning(BETWEEN_HOSTS)._asdict()
+        for name, value in self.group.tuning(ONE_HOST)._asdict().items():
             yield name, repr(value) if value == between_hosts[name] else "the default"
 
 
@@ -101,7 +93,8 @@ def agree_on_settings(request: StartRequest, comm: Communicator, environ: Mappin
         _compare(comm, [], error)
         raise
     _compare(comm, settings.shared())
-    return settings
+    links = comm.bcast(environ.get(LINKS, ""))
+    return replace(settings, group=replace(settings.group, links=links))
 
 
 def read_settings(request: StartRequest, environ: Mapping[str, str]) -> StartSettings:
@@ -111,7 +104,7 @@ def read_settings(request: StartRequest, environ: Mapping[str, str]) -> StartSet
     if text is None:
         text, source = environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING"
     parse_tuning(text, BETWEEN_HOSTS, source)
-    return StartSettings(context, text)
+    return StartSettings(context, GroupSettings(text, is_part=request.part))
 
 
 def _compare(comm: Communicator, shared: list[SharedSetting], problem: Exception | None = None) -> None:

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ddlrun.block_sizing import JobLinks, divide_blocks, is_equal
 from ddlrun.ddl.weighted_schedule import HostLayout
@@ -15,10 +15,9 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
 
-VARIABLE = "DDLRUN_DDL_LINKS"
+LINKS = "DDLRUN_DDL_LINKS"
 # The hosts of each rack, from `ddlrun launch`.
 RACKS = "DDLRUN_RACKS"
 FIELDS = ("nics", "racks", "uplinks")
@@ -33,17 +32,6 @@ class HostGroups:
 
     ranks: tuple[tuple[int, ...], ...]
     racks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LinksReply:
-    """The layout of unequal hosts or links, None if all are equal.
-
-    are_unknown: the hosts are equal, and the rates of their links are not given.
-    """
-
-    layout: HostLayout | None
-    are_unknown: bool
 
 
 def parse_links(text: str) -> dict[str, tuple[float, ...]]:
@@ -61,7 +49,7 @@ def parse_links(text: str) -> dict[str, tuple[float, ...]]:
         numbers = [float(term[2]) for term in terms if term for _ in range(min(int(term[1] or 1), MOST_HOSTS))]
         if name not in FIELDS or None in terms or min(numbers, default=0) <= 0:
             raise InputError(
-                f"{VARIABLE} {text!r}: {part.strip()!r} is not NAME=NUMBERS with {', '.join(FIELDS)}; write for "
+                f"{LINKS} {text!r}: {part.strip()!r} is not NAME=NUMBERS with {', '.join(FIELDS)}; write for "
                 "example nics=3*100+50,racks=2+2,uplinks=2*400"
             )
         lists[name] = tuple(numbers)
@@ -81,7 +69,7 @@ def make_layout(text: str, hosts: HostGroups) -> HostLayout | None:
     racks = tuple(int(size) for size in lists.get("racks", hosts.racks))
     links = JobLinks(lists.get("nics", (1.0,) * count), racks, lists.get("uplinks", ()))
     problems = [
-        f"{VARIABLE} {text!r}: {there} {name}, but the job has {expected}"
+        f"{LINKS} {text!r}: {there} {name}, but the job has {expected}"
         for name, there, expected in (
             ("NICs", len(links.nics), count),
             ("hosts in racks", sum(racks), count),
@@ -116,25 +104,6 @@ def layout_of(links: JobLinks, hosts: HostGroups) -> HostLayout | None:
     if len(hosts.ranks) == 1 or (same_ranks and is_equal(links)):
         return None
     return HostLayout(hosts.ranks, divide_blocks(links))
-
-
-def find_links(world: Communicator, hosts: HostGroups, environ: Mapping[str, str]) -> LinksReply:
-    """Return the reply of rank 0, whose environment alone counts. All ranks call it together.
-
-    Raises InputError on all ranks if DDLRUN_DDL_LINKS is wrong.
-    """
-    reply, problems = world.bcast(_read_links(with_racks(hosts, environ), environ.get(VARIABLE, "")))
-    if problems:
-        raise InputError(*problems)
-    return cast("LinksReply", reply)
-
-
-def _read_links(hosts: HostGroups, text: str) -> tuple[LinksReply | None, tuple[str, ...]]:
-    try:
-        layout = make_layout(text, hosts)
-    except InputError as error:
-        return None, tuple(error.problems)
-    return LinksReply(layout, are_unknown=layout is None and not text), ()
 
 
 def with_racks(hosts: HostGroups, environ: Mapping[str, str]) -> HostGroups:

@@ -7,7 +7,6 @@ All ranks are on one machine, and count as hosts of 2. Rank 0 prints the errors 
 
 import os
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,14 @@ import numpy as np
 
 from ddlrun import ddl
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, LATE
-from ddlrun.ddl.algorithm_selection import make_selector
+from ddlrun.ddl.algorithm_selection import GroupSizes, Selection
+from ddlrun.ddl.bootstrap import make_group
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.group import Group
 from ddlrun.ddl.host_reduction import HostReducer
-from ddlrun.ddl.late_host_monitor import INTERVAL
+from ddlrun.ddl.late_host_monitor import INTERVAL, find_host_place, make_monitors
 from ddlrun.ddl.launch_context import find_world
 from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.options import parse_options
@@ -44,7 +45,7 @@ DTYPES = ("float32", "float64", "float16", "int32")
 def begin_without_the_late_host(world: Communicator, checks: Checks) -> None:
     """The late host starts only when all other ranks have done what can be done without it."""
     grid = Grid(SHAPE, RankOrder.HOST, world)
-    schedules = ScheduleCache(grid, "p")
+    schedules = ScheduleCache(grid.dimensions("p"), grid.rank)
     schedules.set_late_host(LATE_HOST)
     engine = Engine(world.make_transport(), world.rank)
     start = partial(
@@ -84,8 +85,11 @@ def reduce_with_a_late_host(world: Communicator, order: RankOrder, checks: Check
     grid = Grid(SHAPE, order, world)
     hosts = HostGroups(tuple(grid_ranks(grid, host) for host in range(4)), (4,))
     tuning = BETWEEN_HOSTS._replace(explore=0)
-    selector = make_selector(grid, parse_options("-mode p"), tuning, os.environ)
-    reducer = HostReducer(grid, replace(selector, monitored=hosts), "")
+    comm = grid.members(grid.axes)
+    selection = Selection(parse_options("-mode p"), GroupSizes(tuning), learners=SHAPE.dims, comm=comm)
+    group = make_group(Group, grid, selection)
+    group.monitors += make_monitors(group, world, hosts, find_host_place(grid, hosts))
+    reducer = HostReducer(grid, group, "")
     reducer.schedules.set_late_host(LATE_HOST)
     late = grid.coords[1] == LATE_HOST
     for number, (dtype, op) in enumerate((dtype, op) for dtype in DTYPES for op in WHOLE if op != "prod"):

@@ -20,9 +20,10 @@ from ddlrun.allreduce_algorithms import (
     size_blocks,
 )
 from ddlrun.block_sizing import JobLinks, cut, divide_blocks, is_equal
-from ddlrun.ddl.nic_monitor import can_size_blocks, choose_rates, is_clearly_faster
+from ddlrun.ddl.nic_monitor import can_size_blocks, choose_rates
 from ddlrun.ddl.nic_rates import pair_hosts, round_rates
 from ddlrun.ddl.schedule import ScheduleStep, mirror
+from ddlrun.ddl.trials import is_clearly_faster
 from ddlrun.ddl.unequal_links import HostGroups, degraded_hosts, make_layout, parse_links
 from ddlrun.ddl.weighted_schedule import HostLayout, reduce_scatter
 from ddlrun.errors import InputError

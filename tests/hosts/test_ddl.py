@@ -102,7 +102,7 @@ if sys.argv[1] in ("group", "late"):
     dist.init_process_group("ddl")
     rank, size = dist.get_rank(), dist.get_world_size()
     if sys.argv[1] == "late":
-        dist.group.WORLD._collectives.set_late_host(1)
+        dist.group.WORLD._collectives.group.schedules.set_late_host(1)
     ops = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
 
     def reduce(x, op):
@@ -185,7 +185,7 @@ import torch, torch.distributed as dist
 import ddlrun.ddl.torch
 dist.init_process_group("ddl")
 rank, size = dist.get_rank(), dist.get_world_size()
-collectives = dist.group.WORLD._collectives
+schedules = dist.group.WORLD._collectives.group.schedules
 mine = torch.randint(100, (2**18,), generator=torch.Generator().manual_seed(rank)).float()
 numbers = [torch.empty_like(mine) for _ in range(size)]
 dist.all_gather(numbers, mine)
@@ -203,10 +203,10 @@ def reduce():
     return bool((x == exact).all()) and ranks.item() == 6 and message.item() == rank // 2 * 2 + 1
 
 right = [reduce()]
-while collectives.layout is None:
+while schedules.layout is None:
     right.append(reduce())
 right.append(reduce())
-line = json.dumps(dict(right=all(right), steps=len(right), shares=collectives.layout.shares.hosts[0]))
+line = json.dumps(dict(right=all(right), steps=len(right), shares=schedules.layout.shares.hosts[0]))
 os.write(1, (line + "\\n").encode())
 dist.destroy_process_group()
 """
@@ -250,7 +250,7 @@ late_host_monitor.INTERVAL = 8
 delay, limit, reductions = map(float, sys.argv[1:])
 dist.init_process_group("ddl", timeout=timedelta(seconds=limit))
 rank, wrong, number = dist.get_rank(), 0, 0
-late = lambda: dist.group.WORLD._collectives.late_host
+late = lambda: dist.group.WORLD._collectives.group.schedules.late_host
 while number < reductions or (not reductions and late() is None):
     number += 1
     small, large = torch.full((3,), rank), torch.full((2**18,), float(rank + number))

@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from ddlrun.allreduce_algorithms import dimension_algorithm
+from ddlrun.ddl.group import Group
 from ddlrun.ddl.handle import Handle
-from ddlrun.ddl.host_reduction import HostReducer
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.monitor.core_rebinding import CoreRebinding
 from ddlrun.ddl.monitor.event_log import EventLog
@@ -25,71 +25,66 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm
-    from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.launch_context import HostPosition
     from ddlrun.ddl.monitor.iteration_timer import Iteration
     from ddlrun.ddl.operation import Operation
+    from ddlrun.ddl.options import Options
     from ddlrun.ddl.reduce_ops import ReduceOp
 
 
-class InstrumentedReducer(HostReducer):
-    """A host reducer that meters the traffic of the iterations that are sampled."""
+class InstrumentedGroup(Group):
+    """A group that meters the traffic of the iterations that are sampled."""
 
-    def __init__(self, grid: Grid, selector: AlgorithmSelector, usual_wire: str) -> None:
-        super().__init__(grid, selector, usual_wire)
-        self.meter = _make_meter(grid, selector.options.mode)
-        self.sampled = False
+    meter: TrafficMeter
+    sampled = False
 
     def sample(self, *, on: bool) -> None:
         """Meter the next iteration, or not. Call it only while nothing is in progress."""
         self.sampled = on
         if on:
             self.meter.reset()
-        self._engine.meter = self.meter if on else None
+        self.engine.meter = self.meter if on else None
 
-    def _execute(
+    def execute(  # noqa: D102
         self,
         algorithm: AllreduceAlgorithm,
         elements: Any,  # noqa: ANN401
         reduce_op: ReduceOp,
-        axes: str,
+        axes: str = "",
         losses: Any = None,  # noqa: ANN401
     ) -> Operation | None:
+        if self.sampled and algorithm.algorithms:
+            self.meter.names[: len(algorithm.algorithms)] = algorithm.algorithms
+        return super().execute(algorithm, elements, reduce_op, axes, losses)
+
+    def reduce_by_library(self, algorithm: AllreduceAlgorithm, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401, D102
+        collectives = self.communicator.collectives
+        if self.sampled and collectives is not None and algorithm.method == "native" and self.grid is not None:
+            comms = self.grid.along(axes).items()
+            timed = [TimedCommunicator(cast("Intracomm", comm), self.meter, axis) for axis, comm in comms]
+            collectives.allreduce_by_dimension(timed, elements, reduce_op)
+            return
         start = perf_counter()
-        operation = super()._execute(algorithm, elements, reduce_op, axes, losses)
+        super().reduce_by_library(algorithm, elements, reduce_op, axes)
         if self.sampled and algorithm.method == "flat":
             self.meter.add(-1, elements.nbytes, start, "MPI_Allreduce")
-        elif self.sampled and algorithm.algorithms:
-            self.meter.names[: len(algorithm.algorithms)] = algorithm.algorithms
-        return operation
-
-    def _reduce_natively(self, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401
-        if not self.sampled or self.comm.collectives is None:
-            super()._reduce_natively(elements, reduce_op, axes)
-            return
-        places = self.grid.places(axes or self.grid.axes)
-        comms = [(i, self.grid.members(self.grid.axes[i])) for i in places]
-        timed = [TimedCommunicator(cast("Intracomm", comm), self.meter, i) for i, comm in comms if comm.size > 1]
-        self.comm.collectives.allreduce_by_dimension(timed, elements, reduce_op)
 
 
 class InstrumentedLearner(Learner):
     """A learner whose calls are timed; `environ` has the run folder and the host's spare CPUs."""
 
-    reducer: InstrumentedReducer
+    group: InstrumentedGroup
 
-    def __init__(self, grid: Grid, selector: AlgorithmSelector, host: HostPosition, environ: Mapping[str, str]) -> None:
-        super().__init__(grid, selector, host)
-        rounds = _make_rounds(grid, selector, self.reducer.meter, environ)
+    def __init__(self, grid: Grid, group: InstrumentedGroup, host: HostPosition, environ: Mapping[str, str]) -> None:
+        super().__init__(grid, group, host)
+        group.meter = _make_meter(grid, self.options.mode)
+        rounds = _make_rounds(grid, self.options, group.meter, environ)
         self._dump, self._rebind = rounds.dump, rounds.rebind
         self._warm = False
         self._timer = IterationTimer()
         if self._dump is not None:
             atexit.register(self._dump.last)
-
-    def _make_reducer(self) -> InstrumentedReducer:
-        return InstrumentedReducer(self.grid, self._selector, self._find_wire(None))
 
     def free(self) -> None:
         """Free the communicators and the process groups."""
@@ -151,7 +146,7 @@ class InstrumentedLearner(Learner):
                     rounds.add(iteration)
         self._warm = True  # the first iteration included the start of the script
         sampled = self._dump is not None and self._dump.last_of_round
-        self.reducer.sample(on=sampled)
+        self.group.sample(on=sampled)
         # A sampled iteration takes no short path past the reducer.
         self._small_messages = None if sampled else self.reducer.small_messages
         self._timer.skip()
@@ -193,9 +188,9 @@ class _Rounds:
     rebind: ExchangeRounds | None
 
 
-def _make_rounds(grid: Grid, selector: AlgorithmSelector, meter: TrafficMeter, environ: Mapping[str, str]) -> _Rounds:
+def _make_rounds(grid: Grid, options: Options, meter: TrafficMeter, environ: Mapping[str, str]) -> _Rounds:
     """Return the rounds that the options request. All ranks call it together."""
-    base, options = grid.base, selector.options
+    base = grid.base
     hosts = base.allgather(os.uname().nodename)
     log = EventLog(environ.get("DDLRUN_RUN_DIR", "") if grid.rank == 0 else "")
     dump = rebind = None

@@ -7,21 +7,23 @@ The start-up hook of `ddlrun launch` registers it by its name, and so does torch
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
 
+from ddlrun.ddl.group_settings import publish, read_published
 from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.tcp.address_exchange import Membership
 from ddlrun.ddl.tcp.store_exchange import address_key, join_by_store
 from ddlrun.ddl.torch_backend.group_base import NAME
-from ddlrun.ddl.torch_backend.group_settings import GroupSettings
 from ddlrun.ddl.torch_backend.process_group import DdlProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+    from ddlrun.ddl.group_settings import GroupSettings
     from ddlrun.ddl.tcp.endpoint import Endpoint
 
 distributed: Any = torch_distributed  # its stubs lack the methods that are called here
@@ -55,7 +57,7 @@ def make_group(options: Any, backend_options: Any) -> DdlProcessGroup:  # noqa: 
     return DdlProcessGroup(*join(options), backend_options=backend_options)
 
 
-def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], GroupSettings]:  # noqa: ANN401 - DistributedBackendOptions
+def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], Callable[[], GroupSettings]]:  # noqa: ANN401 - DistributedBackendOptions
     """Join the other members of a group; return the arguments of its class."""
     ranks = tuple(options.global_ranks_in_group)  # none for the default group
     timeout: timedelta = options.timeout
@@ -70,8 +72,8 @@ def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], GroupSet
         ranks=ranks,
     )
     store = options.store
-    settings = GroupSettings(store, is_part=bool(ranks) and len(ranks) < distributed.get_world_size())
+    read_settings = partial(read_published, store, is_part=bool(ranks) and len(ranks) < distributed.get_world_size())
     if job.rank == 0:
-        settings.publish()  # before its address, with which the others read them
+        publish(store)  # before its address, with which the others read them
     endpoint = join_by_store(job, store)
-    return endpoint, job.seconds, lambda rank: bool(store.check([address_key(rank)])), settings
+    return endpoint, job.seconds, lambda rank: bool(store.check([address_key(rank)])), read_settings

@@ -16,9 +16,9 @@ from ddlrun.ddl.torch_backend.works import Call, FutureWork
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddlrun.ddl.group_settings import GroupSettings
     from ddlrun.ddl.operation import Chunk
     from ddlrun.ddl.tcp.endpoint import Endpoint
-    from ddlrun.ddl.torch_backend.group_settings import GroupSettings
     from ddlrun.ddl.torch_backend.progress_thread import Start
 
 distributed: Any = torch_distributed  # its stubs differ from the methods that it calls
@@ -33,16 +33,20 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
     """
 
     def __init__(
-        self, endpoint: Endpoint, seconds: float, arrived: Callable[[int], bool], settings: GroupSettings
+        self,
+        endpoint: Endpoint,
+        seconds: float,
+        arrived: Callable[[int], bool],
+        read_settings: Callable[[], GroupSettings],
     ) -> None:
-        """Start the thread; `seconds` and `arrived` are as in ProgressThread."""
+        """Start the thread; see ProgressThread, and GroupCollectives for `read_settings`."""
         super().__init__(endpoint.rank, endpoint.size)
         self._job, self._name = endpoint.job, ""
         members = TcpCommunicator(endpoint, range(endpoint.size), 1)
         self._messages = MessageStarter(members.Dup())
         transport: TcpTransport[Chunk] = TcpTransport(members.Dup())
         engine = Engine(transport, endpoint.rank)
-        self._collectives = GroupCollectives(endpoint, engine, settings, members.Dup())
+        self._collectives = GroupCollectives(endpoint, engine, read_settings, members.Dup())
         self._blobs = BlobExchange(members.Dup())
         self._barriers = members.Dup()
         self._barrier_calls = 0

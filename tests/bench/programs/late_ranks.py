@@ -54,13 +54,12 @@ class GroupWithLateHost(DdlGroup):
 
     def __init__(self, name: str, plan: dict[str, Any]) -> None:
         kind = name.partition("-torch")[0]
-        os.environ["DDLRUN_DDL_TUNING"] = "" if kind == "found" else "measure=0"
         super().__init__(one_host=False)
         hosts = WORLD.allgather(os.uname().nodename)
         is_late = list(dict.fromkeys(hosts)).index(hosts[WORLD.rank]) == plan["late"]
         self._delay = plan["delays"][name] if is_late else 0.0
         if kind in ("last", "early"):
-            self._group._collectives.set_late_host(plan["late"])  # type: ignore[attr-defined]  # noqa: SLF001
+            self._group._collectives.group.schedules.set_late_host(plan["late"])  # type: ignore[attr-defined]  # noqa: SLF001
         self._before = INTERVAL if kind == "found" else 1
 
     def prepare(self, count: int, repeat: int) -> None:  # noqa: ARG002 - of Algorithm
