@@ -44,9 +44,7 @@ def start_learner(
     settings = agree_on_settings(StartRequest(options, tuning, world.size, part), world, environ)
     context = settings.context
     if context.options.mode == "m" and world.size > 1 and world.collectives is None:
-        raise InputError(
-            "-mode m: the collectives of MPI need an MPI job, but this one runs over TCP; use mode r or p"
-        )
+        raise InputError("-mode m: the collectives of MPI need an MPI job, but this one runs over TCP; use mode r or p")
     grid = Grid(context.topology, context.order, world)
     host, hosts = _find_hosts(world, grid, environ)
     measures = world.size > 1 and not _is_instrumented(context.options)
