@@ -286,6 +286,47 @@ def test_under_torchrun_a_script_needs_no_import_where_ddlrun_is_installed(tmp_p
     assert (done.returncode, done.stdout.count("[[1.0, 1.0]]")) == (0, 2), done.stderr
 
 
+# What torch imports of TorchComms: it has gloo, and no other backend.
+TORCHCOMMS = {
+    "__init__.py": """
+def is_backend_built(backend):
+    return backend == "gloo"
+def new_comm(backend, *arguments, **words):
+    raise RuntimeError(f"TorchComms makes {backend}")
+""",
+    "_comms.py": """
+class _BackendWrapper:
+    pass
+def _is_backend_registered(backend):
+    return False
+""",
+    "hooks.py": "class FlightRecorderHook:\n    pass\n",
+}
+BESIDE_TORCHCOMMS = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("ddl")
+some, rank = dist.new_group(), dist.get_rank()
+rows = list(torch.zeros(2, 1)) if rank == 0 else None
+dist.gather(torch.ones(1), rows, 0, group=some)
+dist.barrier()
+print(dist.distributed_c10d._TORCHCOMM_AVAILABLE, rows)
+"""
+
+
+def test_torchcomms_makes_no_groups_of_the_backend(tmp_path: Path) -> None:
+    """A stand-in takes its place, as there is no release of it."""
+    (tmp_path / "torchcomms").mkdir()
+    for name, text in TORCHCOMMS.items():
+        (tmp_path / "torchcomms" / name).write_text(text)
+    environ = {"PYTHONPATH": f"{HOOK}:{tmp_path}:{ROOT}", "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", **UNEXTENDED}
+    ends = started_alone(2, "-c", BESIDE_TORCHCOMMS, **environ)
+    assert [end.stdout for end in ends] == [
+        "True [tensor([1.]), tensor([1.])]\n",
+        "True None\n",
+    ], [end.stderr for end in ends]
+
+
 def test_a_python_without_ddlrun_is_named(tmp_path: Path) -> None:
     (tmp_path / "ddlrun").mkdir()
     (tmp_path / "ddlrun" / "__init__.py").touch()  # hides the one of this Python

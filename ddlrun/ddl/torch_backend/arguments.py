@@ -58,9 +58,9 @@ def check_length(call: str, kind: str, items: Sequence[Any], size: int) -> None:
         )
 
 
-def check_empty(call: str, kind: str, items: Sequence[Any]) -> None:
-    """Raise ArgumentError if a rank that is not the root has an `input` or `output`."""
-    if items:
+def check_empty(call: str, kind: str, lists: Sequence[Sequence[Any]]) -> None:
+    """Raise ArgumentError if a rank that is not the root has an `input` or `output`. TorchComms needs an empty list."""
+    if any(lists):
         raise ArgumentError(f"ddl {call}: requires empty {kind} on non-root ranks")
 
 
