@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.clients.run import PYTHON, install
@@ -23,6 +24,12 @@ SMALL, MORE_RANKS = "Skipped due to small world size.", "8"
 # Cases that cannot pass, and the reason.
 EXPECTED = {
     "test_ddp_logging_data_cpu": "it compares the name of the backend with gloo's",
+}
+
+# Why PyTorch skips cases, and words of its reasons, in order.
+KINDS = {
+    "need GPUs or NCCL": ("CUDA", "NCCL", "Nccl", "nccl"),
+    "are switched off by PyTorch": ("https://github.com", "flakiness"),
 }
 
 
@@ -66,6 +73,27 @@ def summary(gloo: dict[str, str], ddl: dict[str, str]) -> tuple[str, list[str]]:
     return "\n".join(lines), [case for case in worse if case.rpartition(".")[2] not in EXPECTED]
 
 
+def skips(results: Collection[dict[str, str]]) -> str:
+    """Return the reasons for which PyTorch skips cases: those of each kind, with the number of cases.
+
+    >>> cases = [{"state": "skipped", "reason": reason} for reason in ("no torchvision", "CUDA is not available.")]
+    >>> print(skips([*cases, cases[1], {"state": "passed", "reason": ""}]))
+    2 need GPUs or NCCL:
+      2  CUDA is not available.
+    1 other:
+      1  no torchvision
+    """
+    counts = Counter(result["reason"].strip() for result in results if result["state"] == "skipped")
+    kinds: dict[str, dict[str, int]] = {}
+    for reason, count in counts.most_common():
+        kind = next((kind for kind, words in KINDS.items() if any(word in reason for word in words)), "other")
+        kinds.setdefault(kind, {})[reason] = count
+    lines = []
+    for kind, reasons in kinds.items():
+        lines += [f"{sum(reasons.values())} {kind}:", *(f"  {count}  {reason}" for reason, count in reasons.items())]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run the cases with both backends."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.c10d", description="Compare ddl with gloo.")
@@ -76,6 +104,7 @@ def main() -> None:
     states = [{case: result["state"] for case, result in results[backend].items()} for backend in ("gloo", "ddl")]
     text, worse = summary(*states)
     print(text)
+    print(skips(results["ddl"].values()))
     for case in worse:
         print(f"\n{case}: {results['ddl'].get(case, {}).get('reason', 'it was not run')}")
     sys.exit(bool(worse))

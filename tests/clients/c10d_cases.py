@@ -8,12 +8,13 @@ cases are those that its wheel contains.
 
 import argparse
 import importlib
+import inspect
 import json
 import logging
 import os
 import sys
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,18 @@ dist: Any = torch_distributed  # its stubs lack what is replaced here
 LIMIT = "300"
 # The names of gloo's entries in a profile, which have no counterpart here.
 PROFILES = ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS")
+# Cases that PyTorch skips without GPUs, with gloo or on Linux, and that run here.
+RUN_ANYWAY = {
+    "test_barrier_timeout_global",
+    "test_batch_isend_irecv_op_list_err",
+    "test_broadcast_object_list",
+    "test_new_subgroups",
+    "test_new_subgroups_by_enumeration_input_rank_exceeds_world_size",
+    "test_new_subgroups_by_enumeration_negative_input_rank",
+    "test_new_subgroups_group_size_exceeds_world_size",
+    "test_new_subgroups_overlap_not_allowed",
+    "test_new_subgroups_world_size_not_divisible_by_group_size",
+}
 
 
 class GlooOptions:
@@ -48,7 +61,9 @@ class DdlAsGloo(DdlProcessGroup):
 
     Options = _Options = GlooOptions
 
-    def __init__(self, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None, **_newer: Any
+    ) -> None:
         self.options = options or GlooOptions()
         limit = timeout or self.options._timeout  # noqa: SLF001 - gloo's name
         super().__init__(*join(SimpleNamespace(
@@ -96,7 +111,23 @@ def wheel_cases() -> Any:
         case._spawn_processes()  # noqa: SLF001
 
     bases = (distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase)  # noqa: SLF001
-    return unittest.defaultTestLoader.loadTestsFromTestCase(type("Cases", bases, {"setUp": set_up}))
+    methods = {"setUp": set_up, **dict(run_anyway(vars(bases[1])))}
+    return unittest.defaultTestLoader.loadTestsFromTestCase(type("Cases", bases, methods))
+
+
+def run_anyway(methods: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the cases that a backend for CPUs can run although PyTorch skips them, without what skips them."""
+    for name, method in methods.items():
+        if name in RUN_ANYWAY:
+            yield name, no_skip(inspect.unwrap(method))
+        elif name.startswith("test_all_to_all") and "cuda" not in name:  # "Only MPI supports" them
+            yield name, no_skip(method)
+
+
+def no_skip(method: Any) -> Any:
+    """Take back what unittest's decorators say of a case."""
+    method.__unittest_skip__ = False
+    return method
 
 
 def file_cases(path: Path) -> Any:
