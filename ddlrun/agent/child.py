@@ -6,7 +6,7 @@ import os
 
 from ddlrun.agent import protocol
 from ddlrun.agent.archive import build_archive
-from ddlrun.agent.launcher import LauncherErrors, agent_script
+from ddlrun.agent.launcher import SHELL, WANTED, LauncherErrors, agent_script, take_greeting
 from ddlrun.agent.protocol import (
     EXIT_LOST,
     LOGIN,
@@ -31,15 +31,9 @@ if TYPE_CHECKING:
     from ddlrun.agent.launcher import ClientGroup
     from ddlrun.wire.loop import Loop
 
-GREETING = b"@ddlrun-agent "
-"""The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
-WANTED = b"archive"
-"""The greeting of a host without ddlrun, which waits for the archive of the agent's modules."""
-SHELL = b"shell"
-"""The greeting of the shell that becomes the agent."""
 EXIT_NOT_FOUND = 127
-# The bytes of what a login has printed that are reported, and those that it may print.
-MOST_NOISE, MOST_PRINTED = 4096, 16 << 20
+# The bytes that a login may print.
+MOST_PRINTED = 16 << 20
 
 
 class Child:
@@ -286,21 +280,6 @@ class Child:
         if self.running:
             self.reap(0)
         self.given_up, self.status = False, None
-
-
-def take_greeting(printed: bytearray, noise: bytearray) -> bytes | None:
-    """Remove all lines up to the first one with a greeting; return that, None if it has not arrived.
-
-    What a login shell prints before it is added to `noise`.
-    """
-    at = printed.find(GREETING)
-    end = printed.find(b"\n", at) if at >= 0 else -1
-    before = at if end >= 0 else printed.rfind(b"\n") + 1
-    greeting = bytes(printed[at + len(GREETING) : end]) if end >= 0 else None
-    noise += printed[:before]
-    del noise[MOST_NOISE:]
-    del printed[: end + 1 or before]
-    return greeting
 
 
 def divide(hosts: Sequence[str], fan_out: int) -> list[list[str]]:

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from ddlrun.agent.protocol import AgentTree
     from ddlrun.wire.loop import Loop
 
+GREETING = b"@ddlrun-agent "
+"""The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
+WANTED = b"archive"
+"""The greeting of a host without ddlrun, which waits for the archive of the agent's modules."""
+SHELL = b"shell"
+"""The greeting of the shell that becomes the agent."""
+# The bytes of what a login has printed that are reported.
+MOST_NOISE = 4096
 # What a pipe holds at most.
 CHUNK = 1 << 16
 # The bytes of a launcher's errors that are kept.
@@ -126,6 +134,21 @@ def agent_script(tree: AgentTree, *, ship: bool) -> str:
         f"{AGENT_RUN}={_quote(tree.run)}; export {AGENT_RUN}\n"
         f'{installed}exec "$python" -I -S -X utf8 -c {_quote(BOOTSTRAP)} {script} --agent\n}}\n'
     )
+
+
+def take_greeting(printed: bytearray, noise: bytearray) -> bytes | None:
+    """Remove all lines up to the first one with a greeting; return that, None if it has not arrived.
+
+    What a login shell prints before it is added to `noise`.
+    """
+    at = printed.find(GREETING)
+    end = printed.find(b"\n", at) if at >= 0 else -1
+    before = at if end >= 0 else printed.rfind(b"\n") + 1
+    greeting = bytes(printed[at + len(GREETING) : end]) if end >= 0 else None
+    noise += printed[:before]
+    del noise[MOST_NOISE:]
+    del printed[: end + 1 or before]
+    return greeting
 
 
 def _quote(word: str) -> str:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ddlrun.agent import protocol as agent_protocol
 from ddlrun.agent.archive import BOOTSTRAP, PARTS, build_archive
-from ddlrun.agent.child import divide, take_greeting
-from ddlrun.agent.launcher import agent_script
+from ddlrun.agent.child import divide
+from ddlrun.agent.launcher import agent_script, take_greeting
 from ddlrun.agent.protocol import (
     AgentJob,
     AgentTree,
