@@ -7,8 +7,10 @@ import itertools
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Dict  # noqa: UP035 - the agent runs with Python 3.8
 
-    from ddlrun.agent.pmi_wire import Words
+    Words = Dict[bytes, bytes]  # noqa: UP006
+    """The words of a request."""
 
 # The limits that MPICH's own process manager reports: clients may have buffers of these sizes.
 LONGEST_NAME = 256

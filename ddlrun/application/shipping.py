@@ -20,8 +20,7 @@ from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import ProbeTarget, is_local, render_failures
 from ddlrun.runs.store import state_folder
 from ddlrun.ship.archive import Archive, find_archive, fingerprint_of_packages, make_archive, note_archive
-from ddlrun.ship.conda import check_prefixes
-from ddlrun.ship.environment import find_interpreter, read_environment
+from ddlrun.ship.environment import check_prefixes, find_interpreter, read_environment
 from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.host.unpack import FILE, FOLDER
 from ddlrun.ship.host_server import run_ship_tasks

@@ -4,10 +4,11 @@ See agent/children.py.
 """
 
 import itertools
+import re
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from ddlrun.agent import protocol
@@ -16,12 +17,13 @@ from ddlrun.agent.child import divide
 from ddlrun.agent.children import Children
 from ddlrun.agent.job import Job
 from ddlrun.agent.protocol import IDLE_SECONDS, AgentTree, LostHost, ProgramEnd, ProgramOutput, ProgramRequest
+from ddlrun.errors import InputError
+from ddlrun.hosts import fold, parse_hosts
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import refuse, run_on_hosts
-from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.remote.round import Round
-from ddlrun.remote.slurm_hosts import explain_hosts
 from ddlrun.remote.system_limits import allow_files
 from ddlrun.remote.tasks import as_scripts
 from ddlrun.wire.loop import Loop
@@ -33,6 +35,8 @@ IDLE_HEARTBEATS = 4
 LEAST_IDLE, LONGEST_IDLE = 10.0, 86400.0
 # The pipes of a launcher, and the file by which its end is seen.
 FILES_PER_LINK = 4
+# A Slurm host that is down is reported as "down", one that does not respond has a "*" behind its state.
+DOWN = r"down|fail|.*\*$"
 
 
 class HostEvents(Protocol):
@@ -99,7 +103,7 @@ class AgentLinks:
         self._without_agent |= this.without_agent
         others = as_scripts({name: texts[name] for name in this.without_agent}, module)
         if self._launcher.launcher == "srun":
-            this.explain(explain_hosts(self._launcher.words[0].partition("=")[2], this.unreached))
+            this.explain(_explain_slurm_hosts(self._launcher.words[0].partition("=")[2], this.unreached))
         return {**this.replies(), **run_on_hosts(others, self._launcher, max(1.0, end - time.monotonic()))}
 
     def _start_round(self, this: Round, hosts: Collection[str], seconds: float) -> None:
@@ -237,3 +241,22 @@ def _limit(launcher: AgentLauncher, seconds: float) -> AgentLauncher:
         return launcher
     options = (f"-oConnectTimeout={max(1, int(seconds))}", "-oForwardX11=no", "-oControlMaster=no")
     return launcher._replace(words=(*launcher.words, *options))
+
+
+def _explain_slurm_hosts(job: str, names: Collection[str]) -> dict[str, str]:
+    """Return those of some hosts of a Slurm job on which no step can start, and the reasons, as Slurm has them.
+
+    A host that was down and is up again is idle for Slurm, but lost for the job.
+    """
+    if not names:
+        return {}
+    states = start_command(["sinfo", "--noheader", "--Node", f"--nodes={fold(names)}", "--format=%N %T"])
+    lines = start_command(["squeue", "--noheader", f"--jobs={job}", "--format=%A %N"])().out.splitlines()
+    hosts_of_job = [words[1] for words in map(str.split, lines) if len(words) == 2 and words[0] == job]
+    reasons: dict[str, str] = {}
+    with suppress(InputError):  # a list that only Slurm can read says nothing about lost hosts
+        lost = set(names) - set(parse_hosts(hosts_of_job[0]).names) if hosts_of_job else ()
+        reasons |= dict.fromkeys(lost, "it is not in the Slurm job any more")
+    rows = (line.split() for line in states().out.splitlines())
+    state_of = {row[0]: row[1] for row in rows if len(row) == 2}
+    return reasons | {name: f"Slurm says: {state}" for name, state in state_of.items() if re.match(DOWN, state)}

@@ -1,18 +1,22 @@
-"""Environments that move: their interpreter, console scripts and editable packages."""
+"""Environments that move: their interpreter, console scripts and editable packages, and conda's prefixes."""
 
 import ast
 import glob
+import json
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ddlrun.errors import InputError
-from ddlrun.ship.conda import read_conda
-from ddlrun.ship.files import CONDA_MARK, ENVIRONMENT_MARK, Entry, list_tree, read_entries
+from ddlrun.ship.files import CONDA_MARK, ENVIRONMENT_MARK, EmbeddedPrefix, Entry, list_tree, read_entries
+from ddlrun.ship.host.store import OBJECTS
 from ddlrun.ship.host.unpack import FILE
 from ddlrun.ship.request import is_inside
 
+# Folders of conda's base environment: the package cache, and the other environments.
+OF_BASE = ("pkgs", "envs")
 LONGEST_SCRIPT = 1 << 16
 MOST_LINKS = 40
 # The first lines of a console script that starts the Python beside it: sh takes the second line, Python skips it.
@@ -121,3 +125,47 @@ def _mapping(text: str) -> dict[str, str]:
             table = ast.literal_eval(node.value) if node.value is not None else {}
             return {str(name): str(path) for name, path in table.items()}
     return {}
+
+
+def read_conda(folder: str) -> list[Entry]:
+    """Return the entries of a conda environment. Raises InputError for one that conda's records do not describe."""
+    others = frozenset(f"{folder}/{name}" for name in OF_BASE)
+    prefixes = {path: prefix for record in _records(folder) for path, prefix in _prefixes(folder, record)}
+    entries = read_entries(list_tree(folder, others), folder, keep_times=True)
+    return [replace(entry, prefix=prefixes.get(entry.path)) for entry in entries]
+
+
+def _records(folder: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of the packages in an environment. Raises InputError for one that has no list of files."""
+    for path in sorted(glob.glob(f"{glob.escape(folder)}/{CONDA_MARK}/*.json")):
+        try:
+            with open(path, encoding="utf-8") as file:
+                record = json.load(file)
+        except (OSError, ValueError) as error:
+            raise InputError(f"`--ship` env: {path}: {error}; reinstall the package") from error
+        if not isinstance(record, dict) or (record.get("files") and not record.get("paths_data")):
+            raise InputError(f"`--ship` env: {path} does not list prefixes; reinstall the package with a recent conda")
+        yield record
+
+
+def _prefixes(folder: str, record: dict[str, Any]) -> Iterator[tuple[str, EmbeddedPrefix]]:
+    """Yield the paths of a package's files that contain the prefix."""
+    for item in (record.get("paths_data") or {}).get("paths", ()):
+        placeholder = item.get("prefix_placeholder")
+        if placeholder:
+            longest = len(os.fsencode(placeholder)) if item.get("file_mode") == "binary" else None
+            yield f"{folder}/{item['_path']}", EmbeddedPrefix(folder, longest)
+
+
+def check_prefixes(entries: tuple[Entry, ...], folder: str, digest: str) -> None:
+    """Raise InputError where a binary file has no room for the prefix that the archive's digest has on the hosts."""
+    for entry in entries:
+        if entry.prefix is None or entry.prefix.longest is None:
+            continue
+        place = f"{folder}/{OBJECTS}/{digest}{entry.prefix.path}"
+        length = len(os.fsencode(place))
+        if length > entry.prefix.longest:
+            raise InputError(
+                f"`--ship` env: {entry.path} has room for a path of {entry.prefix.longest} bytes, and the "
+                f"environment's path on the hosts would have {length}: {place}; name a shorter folder: `--ship-dir`"
+            )

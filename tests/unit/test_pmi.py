@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.agent.job import PmiRoot
-from ddlrun.agent.pmi import PmiServer
+from ddlrun.agent.pmi import LONGEST_LINE, PmiServer
 from ddlrun.agent.pmi_service import open_link, rank_variables
 from ddlrun.agent.pmi_values import LONGEST_KEY, LONGEST_VALUE, MOST_PUT, KeyValues, process_mapping
-from ddlrun.agent.pmi_wire import LONGEST_LINE
 from tests.support.pmi_ranks import connect, ranks_of
 
 SECONDS = 300.0

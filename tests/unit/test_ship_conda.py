@@ -16,11 +16,16 @@ from hypothesis import strategies as st
 from ddlrun.errors import InputError
 from ddlrun.keeper.shipped import activate
 from ddlrun.ship.archive import make_archive
-from ddlrun.ship.conda import check_prefixes, read_conda
-from ddlrun.ship.environment import find_environment, find_interpreter, read_environment, relocate_script
+from ddlrun.ship.environment import (
+    check_prefixes,
+    find_environment,
+    find_interpreter,
+    read_conda,
+    read_environment,
+    relocate_script,
+)
 from ddlrun.ship.files import list_code
-from ddlrun.ship.host.prefix import replace_prefix
-from ddlrun.ship.host.unpack import unpack
+from ddlrun.ship.host.unpack import replace_prefix, unpack
 from ddlrun.ship.request import ShipSource, SourceKind
 from tests.support.conda_environment import make_conda_environment
 
