@@ -21,7 +21,7 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.keeper.protocol import VERSION
 from ddlrun.remote.agent import AgentLauncher
-from ddlrun.remote.fan_out import refuse, run_on_hosts
+from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.remote.round import Round
 from ddlrun.remote.system_limits import allow_files
@@ -145,10 +145,6 @@ class AgentLinks:
             self._children.stop(number)
 
     # -- links ------------------------------------------------------------------------------------
-
-    def prepare(self, hosts: Collection[str], seconds: float) -> None:
-        """Begin to open the links that the next round needs. Names that are not those of hosts are left to that."""
-        self.link([name for name in hosts if refuse(name) is None], seconds)
 
     def link(self, hosts: Collection[str], seconds: float = CONNECT_SECONDS) -> None:
         """Open the links to hosts that there are not, or no longer; ssh may take some seconds to connect."""

@@ -4,10 +4,10 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ddlrun.errors import EXIT_UNREACHABLE, InputError
+from ddlrun.errors import EXIT_TERMINATED, EXIT_UNREACHABLE, InputError
 from ddlrun.host_names import check_host_name
 from ddlrun.remote.agent import SCRIPT_SECONDS, SSH_OPTIONS, AgentLauncher, run_script
-from ddlrun.remote.processes import CapturedCommand, CommandRunner, FinishedProcess
+from ddlrun.remote.processes import CapturedCommand, CommandRunner, FinishedProcess, ProgramReply
 from ddlrun.wording import printable
 
 FANOUT = 128
@@ -34,7 +34,7 @@ def run_on_hosts(
     line = _command_line(agents, min(CONNECT_SECONDS, timeout), SCRIPT_SECONDS + fanout // HOSTS_PER_SECOND)
     commands = {name: _command(line, name, whole[script]) for name, script in scripts.items()}
     CommandRunner(timeout, MOST_BYTES).run(commands.values(), at_once=fanout)
-    return {**replies, **{name: _read_reply(command) for name, command in commands.items()}}
+    return {**replies, **{name: read_reply(command) for name, command in commands.items()}}
 
 
 def refuse(name: str) -> FinishedProcess | None:
@@ -65,13 +65,9 @@ def _command(line: Sequence[str], name: str, script: bytes) -> CapturedCommand:
     return CapturedCommand(words, script)
 
 
-def _read_reply(command: CapturedCommand) -> FinishedProcess:
-    if command.too_long:
-        return FinishedProcess(command.code, "", REPLY_TOO_LONG)
-    return read_reply(command.code, command.out, command.err)
-
-
-def read_reply(code: int | None, *streams: bytes | bytearray) -> FinishedProcess:
+def read_reply(reply: ProgramReply) -> FinishedProcess:
     """Return the exit code of a host's script, and its output and errors as a terminal can show them."""
-    texts = (data.decode(errors="replace").replace("\r\n", "\n").removesuffix("\n") for data in streams)
-    return FinishedProcess(code, *map(printable, texts))
+    if reply.too_long:
+        return FinishedProcess(EXIT_TERMINATED, "", REPLY_TOO_LONG)
+    texts = (data.decode(errors="replace").replace("\r\n", "\n").removesuffix("\n") for data in (reply.out, reply.err))
+    return FinishedProcess(reply.code, *map(printable, texts))

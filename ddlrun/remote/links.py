@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ddlrun.remote.agent import AgentLauncher
-from ddlrun.remote.fan_out import run_on_hosts
+from ddlrun.remote.fan_out import refuse, run_on_hosts
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.tasks import as_scripts
 
@@ -48,9 +48,12 @@ class HostLinks:
         return self._agents
 
     def open(self, hosts: Collection[str], seconds: float) -> None:
-        """Begin to open the links that the next `run` needs, each within a time limit in seconds."""
+        """Begin to open the links that the next `run` needs, each within a time limit in seconds.
+
+        Names that are not those of hosts are left to that.
+        """
         if self.launcher.passes_stdin:
-            self.agents.prepare(hosts, seconds)
+            self.agents.link([name for name in hosts if refuse(name) is None], seconds)
 
     def run(self, texts: Mapping[str, str], seconds: float, module: str = "") -> dict[str, FinishedProcess]:
         """Run each host's sh script there, all at once, each within a time limit in seconds; see AgentLinks.run."""

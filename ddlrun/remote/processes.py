@@ -34,17 +34,24 @@ class FinishedProcess(NamedTuple):
     err: str
 
 
-class CapturedCommand:
-    """A command, with its output so far. It has a process group of its own: a Ctrl-C reaches ddlrun alone."""
+class ProgramReply:
+    """The output of a program so far, and its end."""
+
+    def __init__(self) -> None:
+        self.out, self.err = bytearray(), bytearray()
+        self.code: int | None = None
+        """The exit code as a shell reports it; None if the program did not end in time."""
+        self.too_long = False
+        """Whether it was ended because it wrote too much."""
+
+
+class CapturedCommand(ProgramReply):
+    """A command on this machine. It has a process group of its own: a Ctrl-C reaches ddlrun alone."""
 
     def __init__(self, argv: list[str], script: bytes) -> None:
         """Take the command line, and the text of standard input."""
+        super().__init__()
         self.argv, self.script = argv, script
-        self.out, self.err = bytearray(), bytearray()
-        self.code: int | None = None
-        """The exit code as a shell reports it; None if the command did not end in time."""
-        self.too_long = False
-        """Whether it was ended because it wrote too much."""
         self.pid = 0
         self.pipes: set[int] = set()
         """The descriptors of its output, until their end."""

@@ -3,24 +3,8 @@
 from collections.abc import Collection, Mapping
 
 from ddlrun.agent.protocol import LostHost, ProgramEnd, ProgramOutput
-from ddlrun.errors import EXIT_TERMINATED
-from ddlrun.remote.fan_out import MOST_BYTES, REPLY_TOO_LONG, read_reply, refuse
-from ddlrun.remote.processes import FinishedProcess
-
-
-class HostReply:
-    """The reply of a host so far."""
-
-    def __init__(self) -> None:
-        self.out, self.err = bytearray(), bytearray()
-        self.code: int | None = None
-        self.too_long = False
-
-    def read(self) -> FinishedProcess:
-        """Return it as it is."""
-        if self.too_long:
-            return FinishedProcess(EXIT_TERMINATED, "", REPLY_TOO_LONG)
-        return read_reply(self.code, self.out, self.err)
+from ddlrun.remote.fan_out import MOST_BYTES, read_reply, refuse
+from ddlrun.remote.processes import FinishedProcess, ProgramReply
 
 
 class Round:
@@ -40,7 +24,7 @@ class Round:
         self._refused = {name: reply for name in texts if (reply := refuse(name)) is not None}
         self.texts = {name: text for name, text in texts.items() if name not in self._refused}
         self.module = module
-        self._replies = {name: HostReply() for name in self.texts}
+        self._replies = {name: ProgramReply() for name in self.texts}
         self._again: set[str] = set()
         """The hosts that were tried again."""
         self.without_agent = set(without_agent).intersection(self.texts)
@@ -87,7 +71,7 @@ class Round:
             if name not in again:
                 self._finish_lost(name, lost)
         self._again.update(again)
-        self._replies.update((name, HostReply()) for name in again)
+        self._replies.update((name, ProgramReply()) for name in again)
         return again
 
     def _finish_lost(self, name: str, lost: LostHost) -> None:
@@ -103,4 +87,4 @@ class Round:
 
     def replies(self) -> dict[str, FinishedProcess]:
         """Return all replies; those of unfinished hosts have no exit code."""
-        return {**self._refused, **{name: reply.read() for name, reply in self._replies.items()}}
+        return {**self._refused, **{name: read_reply(reply) for name, reply in self._replies.items()}}
