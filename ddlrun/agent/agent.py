@@ -72,12 +72,12 @@ class Agent:
         self._heard = time.monotonic()
         """The time of the last message from above."""
         self._idle = IDLE_SECONDS
-        """A cut network does not report the end of a connection. Ranks and daemons notice it by themselves; an agent
-        without any ends after this time without a message."""
+        """A cut network does not report the end of a connection. Ranks notice it by themselves; an agent without any
+        ends after this time without a message, or later if it has a daemon, which may notice it, too."""
         self._parent = parent
         protocol.begin(parent, sent=protocol.FROM_AGENT, received=protocol.TO_AGENT)
         parent.join(self._loop, self._on_parent)
-        self._loop.watch_deadline(self._idle_until, lambda _now: self._leave_parent())
+        self._loop.watch_deadline(self._idle_until, self._end_idle)
 
     def run(self) -> None:
         """Stay until the connection to the node above has ended, and all ranks and programs."""
@@ -110,8 +110,16 @@ class Agent:
             pid, status = _reap_child()
 
     def _idle_until(self) -> float:
-        works = not self._ranks_over or (self._programs and self._programs.lingering)
-        return NEVER if works or not self._parent.open else self._heard + self._idle
+        if not self._ranks_over or not self._parent.open:
+            return NEVER
+        return self._heard + self._idle + (self._programs.linger if self._programs else 0.0)
+
+    def _end_idle(self, now: float) -> None:
+        """Leave a node that was silent for too long, unless this process did not run, as the job was suspended."""
+        if now > self._idle_until() + self._idle / 2:
+            self._heard = now
+        else:
+            self._leave_parent()
 
     def report(self, kind: bytes, text: bytes) -> None:
         """Pass a message on to the node above; after much output, read no more until it was sent."""

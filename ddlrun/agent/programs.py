@@ -10,6 +10,7 @@ from ddlrun.agent.local_ranks import fork
 from ddlrun.agent.protocol import ProgramEnd, ProgramOutput
 from ddlrun.errors import EXIT_SIGNAL
 from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.processes import descendants_of, list_processes, send_signal
 from ddlrun.keeper.signals import IGNORED
 from ddlrun.wire.loop import NEVER, READ
 
@@ -37,6 +38,8 @@ class HostProgram:
         self.status: int | None = None
         self.stopped = self.late = False
         """Whether it has received SIGTERM; and whether because its time was over."""
+        self._others: list[int] = []
+        """Its descendants outside its process group, as of the first signal."""
 
     @property
     def code(self) -> int | None:
@@ -47,9 +50,12 @@ class HostProgram:
         return EXIT_SIGNAL + os.WTERMSIG(self.status) if killed else os.WEXITSTATUS(self.status)
 
     def signal(self, number: int) -> None:
-        """Send a signal to its process group, which exists while it is not reaped."""
+        """Send a signal to its process group, which exists while it is not reaped, and to its other descendants."""
         if self.status is None:
+            self._others = self._others or _descendants_elsewhere(self.pid)
             os.killpg(self.pid, number)
+        for pid in self._others:
+            send_signal(pid, number)
 
 
 class HostPrograms:
@@ -80,9 +86,9 @@ class HostPrograms:
         return bool(self._programs)
 
     @property
-    def lingering(self) -> bool:
-        """Whether one that may outlive the link has not ended."""
-        return any(program.linger for program in self._programs)
+    def linger(self) -> float:
+        """The longest time that one may go on after the end of the link."""
+        return max((program.linger for program in self._programs), default=0.0)
 
     def start(self, request: ProgramRequest) -> None:
         """Start a shell with a script as its standard input, or a fork of this process with a task."""
@@ -213,3 +219,17 @@ class HostPrograms:
 
     def _report_end(self, number: int, code: int | None) -> None:
         self._report(protocol.ENDED, ProgramEnd(host=self._host, number=number, code=code).pack())
+
+
+def _descendants_elsewhere(leader: int) -> list[int]:
+    """Return the descendants of the leader of a process group that have another, such as a daemon of Open MPI 5."""
+    descendants = descendants_of(leader, list_processes())
+    return [pid for pid in descendants if _group(pid) not in (0, leader)]
+
+
+def _group(pid: int) -> int:
+    """Return the process group of a process, 0 if it has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -271,14 +270,13 @@ class Run:
     def _end_what_may_stay(self) -> bool:
         """End what may stay on hosts that cannot be reached; return True if nothing is left.
 
-        These are mpirun's daemons without a keeper, for 15 minutes, and the processes of agents and keepers that were
-        stopped: see Left-over processes in docs/explanation/faults.md.
+        These are the processes of agents and keepers that were stopped: see Left-over processes in
+        docs/explanation/faults.md.
         """
         left = self._left()
-        daemons = self._scenario.cut_at_start and all(is_mpi_daemon(pid) and is_cut_off(pid) for pid in left)
         stopped = {fault.host for fault in self._scenario.faults if fault.kind in (Kind.STOP_KEEPER, Kind.STOP_DAEMON)}
         unreachable = {pid for host in stopped & self._cut for pid in self._cluster.processes(host)}
-        if not daemons and not unreachable.issuperset(left):
+        if not unreachable.issuperset(left):
             return False
         self._kill(left)
         return wait_until(lambda: not self._left(), time.monotonic() + SPARE_SECONDS)
@@ -394,13 +392,6 @@ def is_agent(pid: int) -> bool:
 def is_mpi_daemon(pid: int) -> bool:
     """Return True for mpirun's daemon."""
     return os.path.basename(command(pid)) in DAEMONS
-
-
-def is_cut_off(pid: int) -> bool:
-    """Return True for a process with a connection on which data is sent again and again."""
-    code = "import sys; from ddlrun.keeper.stacks.process_facts import list_unacknowledged as l; sys.exit(not l([PID]))"
-    argv = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", code.replace("PID", str(pid))]
-    return subprocess.run(argv, check=False).returncode == 0
 
 
 def is_session(word: str) -> bool:

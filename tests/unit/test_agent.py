@@ -419,6 +419,25 @@ def test_an_idle_agent_ends_for_a_cut_network_does_not_report_the_end_of_its_lin
         assert agent.wait(300) == 0
 
 
+def test_an_agent_that_is_cut_off_ends_a_daemon_with_a_session_of_its_own() -> None:
+    tree = AgentTree(launcher=["l"], python="p", script="s", fan_out=2, run="r", idle=1.0)
+    seconds = mark()
+    script = f"setsid sleep {seconds} & wait".encode()
+    request = ProgramRequest(number=1, seconds=0.0, linger=0.1, hosts=["here"], script=script)
+    messages = {agent_protocol.TREE: pack_words([tree.pack(), pack_words([b"here"])])}
+    messages[agent_protocol.RUN] = request.pack()
+    encoder = Encoder(Checksums(), agent_protocol.TO_AGENT)
+    frames = [part for message in messages.items() for part in encoder.encode(*message)]
+    line = [sys.executable, "-I", "-S", START, "--agent"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        agent.stdin.write(b"".join(frames))
+        agent.stdin.flush()
+        wait_until(lambda: running(seconds) or agent.poll() is not None)
+        assert agent.wait(300) == 0
+    assert not running(seconds)
+
+
 # Lines for the script of agents, by which one records whether it has an alarm when it waits for the tree and has a job.
 RECORD = """
 import signal
