@@ -93,6 +93,11 @@ class KeeperConnection(Connection):
         self.state = PeerState.RUNNING
 
 
+def decode_text(text: bytes) -> str:
+    """Return the text of a message as a terminal can show it."""
+    return printable(text.decode(errors="replace"))
+
+
 class Hello(NamedTuple):
     """The introduction of a keeper."""
 
@@ -103,8 +108,8 @@ class Hello(NamedTuple):
     @classmethod
     def parse(cls, text: bytes, ranks: int) -> "Hello":
         """Parse the text of a HELLO. Raises ProtocolError where it cannot be read, or the job has no such rank."""
-        words = text.decode(errors="replace").split("\t")
+        words = decode_text(text).split("\t")
         if len(words) != HELLO_WORDS:
             raise ProtocolError("its introduction cannot be read")
         rank, local_rank = (protocol.parse_number(word, ranks - 1) for word in (words[0], words[2]))
-        return cls(rank, " ".join(printable(words[1]).split()), local_rank)
+        return cls(rank, " ".join(words[1].split()), local_rank)

@@ -14,7 +14,7 @@ from ddlrun.remote.manager_session import Process
 from ddlrun.supervise.cause import EndCause
 from ddlrun.supervise.ending import Ending, Phase
 from ddlrun.supervise.examinations import Examinations
-from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
+from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState, decode_text
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.limits import JobLimits, explain_silence
 from ddlrun.supervise.listener import Listener
@@ -26,7 +26,6 @@ from ddlrun.supervise.sampling import Sampling
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.standard_input import InputForwarder
 from ddlrun.wire.loop import NEVER, READ, Loop
-from ddlrun.wording import printable
 
 if TYPE_CHECKING:
     from ddlrun.agent.job import Job
@@ -204,7 +203,7 @@ class Supervision:
         if kind == protocol.HELLO:
             self._on_start(peer, Hello.parse(text, self.ranks.job.ranks))
         elif kind == protocol.ALTERED:
-            raise protocol.ProtocolError(_decode(text))
+            raise protocol.ProtocolError(decode_text(text))
         elif rank is None:
             return
         elif kind in protocol.OUTPUT:
@@ -213,7 +212,7 @@ class Supervision:
         elif kind == protocol.ENDED:
             self._on_end(peer, rank, protocol.RankEnd.parse(text))
         elif kind in self._on_text:
-            self._on_text[kind](peer, rank, _decode(text))
+            self._on_text[kind](peer, rank, decode_text(text))
 
     def _on_start(self, peer: KeeperConnection, hello: Hello) -> None:
         self.ranks.start(hello.rank, hello.host)
@@ -299,8 +298,3 @@ class Supervision:
         unprinted = self._output.finish(seconds, lambda: {*self._signals.take()} - {signal.SIGWINCH}, failed=failed)
         self._loop.close()
         return unprinted
-
-
-def _decode(text: bytes) -> str:
-    """Return the text of a message as a terminal can show it."""
-    return printable(text.decode(errors="replace"))
