@@ -31,8 +31,8 @@ SESSION_FOLDERS = ("pid", "jf", "ompi", "prted")
 USER_FOLDER = "ompi"
 INTERVAL = 1.0
 LONGEST_WAIT = 60.0
-# Once the job is over, a stopped daemon is continued after the first time, and any daemon is killed after the second.
-CONTINUE_SECONDS = 2.0
+# Once the job is over, a stopped daemon is resumed after the first time, and any daemon is killed after the second.
+RESUME_SECONDS = 2.0
 KILL_SECONDS = 8.0
 # The last message is waited for no longer than this.
 FAREWELL_SECONDS = 5.0
@@ -145,7 +145,7 @@ class HostDuties(Task):
         return self._detector.next_check
 
     def on_time(self, now: float) -> None:
-        """Continue a daemon that stays stopped: MPI waits for it without a limit, in MPI_Init for example."""
+        """Resume a daemon that stays stopped: MPI waits for it without a limit, in MPI_Init for example."""
         if self._detector.stays_stopped(now):
             daemon = "a daemon of the process manager" if self._settings.orders is None else "ddlrun's agent"
             text = f"{daemon} on {os.uname().nodename} was stopped, and was continued"
@@ -218,7 +218,7 @@ class DaemonWatcher:
             if not ends:
                 self._end_if_due(time.monotonic())
         if self._dismissed:
-            self._continue_stopped()
+            self._resume_stopped()
         self._loop.forget(self._daemon.pidfd)
 
     def _on_message(self, kind: bytes, _text: bytes) -> None:
@@ -230,10 +230,10 @@ class DaemonWatcher:
         if now > self._over_at + KILL_SECONDS:
             self._report(f"did not end within {KILL_SECONDS:g} s after the job, and was killed")
             self._kill()
-        elif now > self._over_at + CONTINUE_SECONDS:
-            self._continue_stopped()
+        elif now > self._over_at + RESUME_SECONDS:
+            self._resume_stopped()
 
-    def _continue_stopped(self) -> None:
+    def _resume_stopped(self) -> None:
         stat = read_stat(self._daemon.pid)
         if stat is not None and stat.state == STOPPED:
             self._report("was stopped when the job was over, and was continued")

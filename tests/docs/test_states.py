@@ -18,8 +18,8 @@ def test_the_page_has_the_deadlines_of_a_run() -> None:
     resume, (term, kill) = ending.RESUME_SECONDS, ending.MANAGER_SECONDS
     lost, starting = ending.LOST_SECONDS, ending.STARTING_SECONDS
     assert f"kills mpirun {slack:g} s later, or {ending.HURRY_SECONDS:g} s after a second signal" in row("ending")
-    assert f"{slack:g} s after that it waits for no keeper" in row("ending")
-    mpirun = f"continues a stopped mpirun after {resume:g} s; TERM to mpirun after {term:g} s, KILL after {kill:g} s"
+    assert f"{slack:g} s after that it stops waiting for keepers" in row("ending")
+    mpirun = f"resumes a stopped mpirun after {resume:g} s; TERM to mpirun after {term:g} s, KILL after {kill:g} s"
     assert mpirun in row("idle")
     assert mpirun in row("leaving")
     assert f"if a host was lost, {lost[0]:g} s and {lost[1]:g} s" in row("leaving")
@@ -36,7 +36,7 @@ def test_the_page_has_the_deadlines_of_a_keeper() -> None:
     stray = escalation.STRAY_SECONDS
     assert f"TERM after {stray:g} s, KILL after {2 * stray:g} s" in row("draining")
     assert f"processes that live {escalation.UNKILLABLE_SECONDS:g} s later" in row("draining")
-    resume, kill = daemon.CONTINUE_SECONDS, daemon.KILL_SECONDS
-    assert f"continues a stopped daemon {resume:g} s after the end of the job, and kills it {kill:g} s after" in row(
+    resume, kill = daemon.RESUME_SECONDS, daemon.KILL_SECONDS
+    assert f"resumes a stopped daemon {resume:g} s after the end of the job, and kills it {kill:g} s after" in row(
         "gone, alone"
     )
