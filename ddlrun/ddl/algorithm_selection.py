@@ -7,7 +7,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import (
     BETWEEN_HOSTS,
@@ -24,13 +24,14 @@ from ddlrun.ddl import autotune
 from ddlrun.ddl.wire_compression import WIRES, parse_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ddlrun.allreduce_algorithms import Tuning
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.group_settings import GroupSettings
     from ddlrun.ddl.options import Options
     from ddlrun.ddl.weighted_schedule import HostLayout
+    from ddlrun.topology import RankOrder, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Selection:
         sizes: The sizes of the group.
         learners: The size of each dimension.
         comm: A communicator of all learners.
-        cache: The algorithms measured so far, None unless mode p explores.
+        load: Returns the algorithms measured so far, when they are first needed; None unless mode p explores.
         layout: The hosts if they or their links are unequal.
     """
 
@@ -96,11 +97,12 @@ class Selection:
         *,
         learners: tuple[int, ...],
         comm: Communicator,
-        cache: autotune.AutotuneCache | None = None,
+        load: Callable[[], autotune.AutotuneCache] | None = None,
         layout: HostLayout | None = None,
     ) -> None:
         self.options, self.sizes, self.tuning, self.layout = options, sizes, sizes.tuning, layout
-        self._learners, self._comm, self._cache = learners, comm, cache
+        self._learners, self._comm, self._load = learners, comm, load
+        self._cache: autotune.AutotuneCache | None = None
         self.default = lru_cache(maxsize=256)(self._make_default)
         """default(message): the algorithm of a message class before any measurement."""
         self.find = lru_cache(maxsize=256)(self._find)
@@ -109,10 +111,13 @@ class Selection:
     @property
     def explores(self) -> bool:
         """True if algorithms are measured."""
-        return self._cache is not None
+        return self._load is not None
 
     def explore(self, message: MessageClass, measure: autotune.Measure) -> None:
         """Find the fastest algorithm for a message class; `measure` returns the same seconds on all ranks."""
+        if self._cache is None and self._load is not None:
+            self._cache = self._load()
+            self.find.cache_clear()
         if self._cache is None or self._find(message) is not None:
             return
         space = AlgorithmSpace(
@@ -136,9 +141,9 @@ class Selection:
             )
 
     def _find(self, message: MessageClass) -> AllreduceAlgorithm | None:
-        if self._cache is None or not message.whole or message.size <= autotune.SMALLEST:
+        if self._load is None or not message.whole or message.size <= autotune.SMALLEST:
             return self.default(message)
-        return self._cache.get(self._name(message))
+        return None if self._cache is None else self._cache.get(self._name(message))
 
     def _name(self, message: MessageClass) -> str:
         size = autotune.size_class(message.size)
@@ -153,15 +158,23 @@ class Selection:
         return default_algorithm(self.options.mode, tuning, self._learners, message)
 
 
-def load_cache(comm: Communicator, environ: Mapping[str, str], shape: Mapping[str, Any]) -> autotune.AutotuneCache:
-    """Return the algorithms that earlier jobs have measured on the same hosts, with the same library and shape.
+def load_cache(
+    comm: Communicator, environ: Mapping[str, str], topology: Topology, order: RankOrder, tuning: Tuning
+) -> autotune.AutotuneCache:
+    """Return the algorithms that earlier jobs have measured on the same hosts.
 
     All ranks call it together; rank 0 reads for all.
     """
     names = comm.gather(os.uname().nodename)
     arguments = None
     if names is not None:
-        key = {"hosts": list(dict.fromkeys(names)), "mpi": comm.library, **shape}
+        key = {
+            "hosts": list(dict.fromkeys(names)),
+            "topology": str(topology),
+            "order": order.value,
+            "mpi": comm.library,
+            "connections": tuning.connections,
+        }
         path = autotune.cache_path(environ, key)
         arguments = path, key, autotune.read_file(path)
     return autotune.AutotuneCache(*comm.bcast(arguments))

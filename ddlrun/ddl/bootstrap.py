@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ddlrun.ddl.algorithm_selection import Selection, find_sizes, load_cache
@@ -69,9 +70,8 @@ def make_selection(
     inside = host.leaving and grid.axes[0] not in host.leaving
     sizes = find_sizes(comm, settings.group, hosts=host.hosts, host_ranks=topology.ranks_per_host if inside else 1)
     explores = comm.size > 1 and options.mode == "p" and sizes.tuning.explore > 0
-    shape = {"topology": str(topology), "order": grid.order.value}
-    cache = load_cache(comm, environ, shape | {"connections": sizes.tuning.connections}) if explores else None
-    return Selection(options, sizes, learners=topology.dims, comm=comm, cache=cache, layout=layout)
+    load = partial(load_cache, comm, environ, topology, grid.order, sizes.tuning) if explores else None
+    return Selection(options, sizes, learners=topology.dims, comm=comm, load=load, layout=layout)
 
 
 def make_group(kind: type[AnyGroup], grid: Grid, selection: Selection) -> AnyGroup:

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import LATE, WEIGHTED, host_part
+from ddlrun.allreduce_algorithms import LATE, WEIGHTED, MessageClass, host_part
+from ddlrun.ddl.int8_compression import ErrorFeedback
 from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.schedule_cache import Collective
 from ddlrun.ddl.trials import LARGEST_TRIAL, Comparison, Monitor
-from ddlrun.ddl.wire_compression import WIRES, parse_wire
+from ddlrun.ddl.wire_compression import WIRES, can_narrow, parse_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from ddlrun.allreduce_algorithms import AllreduceAlgorithm, MessageClass
+    from ddlrun.allreduce_algorithms import AllreduceAlgorithm
     from ddlrun.ddl.algorithm_selection import Selection
     from ddlrun.ddl.autotune import Measure
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.engine import Engine
+    from ddlrun.ddl.flat import FlatArray
     from ddlrun.ddl.operation import Operation
     from ddlrun.ddl.reduce_ops import ReduceOp
     from ddlrun.ddl.schedule_cache import ScheduleCache
@@ -51,9 +53,31 @@ class Group:
         grid: Grid | None = None,
     ) -> None:
         self.communicator, self.engine, self.grid = communicator, engine, grid
-        self.schedules, self.selection = schedules, selection
+        self.schedules, self.selection, self._feedback = schedules, selection, ErrorFeedback()
         self.monitors = list[Monitor]()
         """What changes the algorithms of large arrays; see `make_monitors`."""
+
+    def classify(
+        self,
+        elements: Any,  # noqa: ANN401
+        reduce_op: ReduceOp,
+        wire: str,
+        *,
+        whole: bool = True,
+        blocking: bool = False,
+    ) -> MessageClass:
+        """Return the message class of an allreduce; `wire` is complete, as from `find_wire`."""
+        selection = self.selection
+        narrows = wire and can_narrow(wire, reduce_op) and elements.nbytes > selection.tuning.flat
+        return MessageClass(
+            size=elements.nbytes,
+            dtype=reduce_op.dtype,
+            whole=whole,
+            blocking=blocking and self.communicator.collectives is not None,  # these serve callers that wait
+            wire=wire if narrows else "",
+            weighted=selection.layout is not None,
+            division=reduce_op.division,
+        )
 
     def prepare(self, message: MessageClass, elements: Any, reduce_op: ReduceOp) -> list[Callable[[], None]]:  # noqa: ANN401
         """Count an allreduce; return the measurements that are to be made before it.
@@ -75,6 +99,10 @@ class Group:
         for monitor in self.monitors:
             algorithm = monitor.adapt(message, algorithm)
         return algorithm
+
+    def restore_losses(self, message: MessageClass, elements: Any, arrays: Sequence[FlatArray], axes: str = "") -> Any:  # noqa: ANN401
+        """Add what int8 has lost of arrays to their elements; return the array for what it will lose, or None."""
+        return self._feedback.add_to(elements, arrays, axes) if message.wire.startswith("int8") else None
 
     def execute(
         self,

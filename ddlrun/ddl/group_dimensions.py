@@ -28,11 +28,18 @@ class GroupDimensions:
 
     dimensions: by their letters. order: the member of each block, in the order of the blocks in a reduce-scatter over
     the dimensions. hosts: the members of each host and the racks, which an allreduce follows where they are unequal.
+    topology: the sizes of the dimensions.
     """
 
     dimensions: dict[str, Dimension]
     order: list[int]
     hosts: HostGroups
+    topology: Topology
+
+    @property
+    def leaving(self) -> str:
+        """The dimensions between hosts: all but the first one."""
+        return "".join(self.dimensions)[1:] if len(self.hosts.ranks) > 1 else ""
 
     @property
     def host_place(self) -> int | None:
@@ -68,6 +75,7 @@ def find_dimensions(
         {axis: _dimension(line, rank, mode) for axis, line in zip(AXES, lines, strict=False)},
         [members[rank_at(topology, RankOrder.HOST, block)] for block in blocks],
         with_racks(_group_hosts([(places[member], member) for member in members]), environ),
+        topology,
     )
 
 

@@ -38,6 +38,11 @@ class GroupSettings:
         unset: dict[str, Any] = {name: 0}
         return bool(getattr(self.tuning(BETWEEN_HOSTS._replace(**unset)), name))
 
+    @property
+    def mode(self) -> str:
+        """The mode of a group without options: p if trial reductions are allowed by name, else ring."""
+        return "p" if self.sets("explore") else "r"
+
     def layout(self, hosts: HostGroups) -> HostLayout | None:
         """Return the layout of unequal hosts or links, None if all are equal. Raises InputError."""
         return make_group_layout(self.links, hosts, is_part=self.is_part)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import FLAT_MODES, MessageClass
+from ddlrun.allreduce_algorithms import FLAT_MODES
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
-from ddlrun.ddl.int8_compression import ErrorFeedback
 from ddlrun.ddl.interruption import InterruptionGuard
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective
 from ddlrun.ddl.transport import message_errors
-from ddlrun.ddl.wire_compression import can_narrow
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,10 +38,9 @@ class HostReducer:
     def __init__(self, grid: Grid, group: Group, usual_wire: str) -> None:
         self.grid, self.group, self.schedules = grid, group, group.schedules
         self.options, self.tuning = group.selection.options, group.selection.tuning
-        self._usual_wire, self._feedback = usual_wire, ErrorFeedback()
+        self._usual_wire = usual_wire
         self._is_alone = lru_cache(maxsize=16)(self._has_no_peers)
         self.guard = InterruptionGuard(str(self), self._abandon if grid.size > 1 else None)
-        self._collectives = group.communicator.collectives
         self.small_messages = self._make_small_message_path()
 
     def free(self) -> None:
@@ -58,19 +55,19 @@ class HostReducer:
         `wire` is complete, as from `find_wire`.
         """
         self.compare(arrays, op, axes, wire)
-        group = self.group
+        group, whole = self.group, not axes or set(axes) == set(self.grid.axes)
         handle = Handle(group.engine, self.guard, f"{self}: all_reduce: {op} of {', '.join(map(str, arrays))}")
         for bucket in () if self._is_alone(axes) else make_buckets(arrays, self.tuning):
             elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([array.elements for array in bucket])
             reduce_op = find_reduce_op(bucket[0].dtype, op)
-            message = self._classify(elements, reduce_op, axes, wire, blocking=blocking)
+            message = group.classify(elements, reduce_op, wire, whole=whole, blocking=blocking)
             self.guard.begin_messages()
             for measure in group.prepare(message, elements, reduce_op):
                 measure()
             algorithm = group.select(message)
             if algorithm.method == "flat" and self.small_messages is not None and wire == self._usual_wire:
                 self.small_messages.learn(elements, reduce_op)
-            losses = self._feedback.add_to(elements, bucket, axes) if message.wire.startswith("int8") else None
+            losses = group.restore_losses(message, elements, bucket, axes)
             try:
                 operation = group.execute(algorithm, elements, reduce_op, axes, losses)
             except message_errors() as error:  # a message of another length that was here before its buffer
@@ -129,21 +126,8 @@ class HostReducer:
         """Return True if no other rank takes part. Raises InputError if the grid has no dimension of a letter."""
         return all(self.grid.topology.dims[number] == 1 for number in self.grid.places(axes or self.grid.axes))
 
-    def _classify(self, elements: Any, reduce_op: ReduceOp, axes: str, wire: str, *, blocking: bool) -> MessageClass:  # noqa: ANN401
-        """Return the message class of an allreduce of a bucket."""
-        narrows = wire and can_narrow(wire, reduce_op) and elements.nbytes > self.tuning.flat
-        return MessageClass(
-            size=elements.nbytes,
-            dtype=reduce_op.dtype,
-            whole=not axes or set(axes) == set(self.grid.axes),
-            blocking=blocking and self._collectives is not None,  # the collectives of MPI serve callers that wait
-            wire=wire if narrows else "",
-            weighted=self.group.selection.layout is not None,
-            division=reduce_op.division,
-        )
-
     def _make_small_message_path(self) -> SmallMessagePath | None:
-        collectives = self._collectives
+        collectives = self.group.communicator.collectives
         if collectives is None or self.options.mode not in FLAT_MODES or self.options.dbg_level:
             return None
         path: SmallMessagePath = collectives.SmallMessagePath(self.group.communicator)

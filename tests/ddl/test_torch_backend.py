@@ -1,5 +1,6 @@
 """The backend "ddl" of torch.distributed, beside gloo."""
 
+import json
 import os
 import re
 import subprocess
@@ -39,6 +40,63 @@ DEVICE_RANKS = Path(__file__).parent / "device_ranks.py"
 CALLBACK = "Got the following error when running the callback:"
 pytestmark = pytest.mark.extra
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+# The sums of the backend and of ddl, of the same arrays over several steps.
+NARROW = """
+import os, torch, torch.distributed as dist
+import ddlrun.ddl.torch
+from ddlrun import ddl
+dist.init_process_group("ddl")
+ddl.init("-mode r")
+rank = dist.get_rank()
+mine = torch.rand(100_003, generator=torch.Generator().manual_seed(rank)) - 0.5
+exact = sum(torch.rand(100_003, generator=torch.Generator().manual_seed(r)) - 0.5 for r in range(3))
+by_group, by_ddl = mine.clone(), mine.clone()
+for step in range(3):
+    dist.all_reduce(by_group.copy_(mine))
+    ddl.all_reduce(by_ddl.copy_(mine), in_place=True)
+    assert torch.equal(by_group, by_ddl), step
+errors = (by_group - exact).abs()
+longs = torch.full((100_003,), rank)
+dist.all_reduce(longs)
+assert (longs == 3).all()
+os.write(1, f"{bool(errors.max() > 1e-5)} {bool(errors.max() < 0.1)}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("wire", ["bfloat16:X", "int8:X"])
+def test_the_backend_narrows_float32_to_the_same_bits_as_ddl(wire: str) -> None:
+    ends = started_alone(3, "-c", NARROW, DDLRUN_DDL_TUNING=f"wire={wire},flat=4K")
+    assert [(end.stdout, end.stderr) for end in ends] == [("True True\n", "")] * 3
+
+
+# Every second rank begins its allreduce only after a message of one that has begun it already.
+EXPLORES = """
+import os, torch, torch.distributed as dist
+import ddlrun.ddl.torch
+dist.init_process_group("ddl")
+rank = dist.get_rank()
+for count in (2**18, 2**18, 2**16):
+    x, message = torch.full((count,), float(rank)), torch.tensor([rank])
+    if rank == 0:
+        dist.recv(message, 1)
+    work = dist.all_reduce(x, async_op=True)
+    if rank == 1:
+        dist.send(message, 0)
+    work.wait()
+    assert (x == 3).all(), count
+dist.destroy_process_group()
+"""
+
+
+def test_the_backend_explores_by_name_and_keeps_the_results(tmp_path: Path) -> None:
+    for _ in range(2):
+        ends = started_alone(3, "-c", EXPLORES, DDLRUN_DDL_TUNING="explore=5", XDG_STATE_HOME=str(tmp_path))
+        assert [(end.returncode, end.stderr) for end in ends] == [(0, "")] * 3
+    (file,) = tmp_path.glob("ddlrun/explored/*.json")
+    assert sorted(json.loads(file.read_text())["algorithms"]) == ["float32 1048576 start", "float32 262144 start"]
 
 
 def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:

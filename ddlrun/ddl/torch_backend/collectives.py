@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlrun.allreduce_algorithms import MessageClass
-from ddlrun.ddl.algorithm_selection import Selection, find_sizes
+from ddlrun.ddl.algorithm_selection import Selection, find_sizes, load_cache
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
+from ddlrun.ddl.flat import FlatArray
 from ddlrun.ddl.group import Group
 from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
@@ -21,6 +22,8 @@ from ddlrun.ddl.options import Options
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
 from ddlrun.ddl.torch_backend.measuring_allreduce import MeasuringAllreduce
+from ddlrun.ddl.wire_compression import find_wire
+from ddlrun.topology import RankOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,17 +57,11 @@ class GroupCollectives:
     def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
         elements, group = memory.elements[0], self.group
-        message = MessageClass(
-            size=elements.nbytes,
-            dtype=operator.dtype,
-            whole=True,
-            blocking=False,
-            weighted=group.selection.layout is not None,
-            division=operator.division,
-        )
+        message = group.classify(elements, operator, self._wire)
 
         def start() -> Operation | None:
-            return group.execute(group.select(message), elements, operator)
+            losses = group.restore_losses(message, elements, [FlatArray(elements, operator.dtype, elements.shape)])
+            return group.execute(group.select(message), elements, operator, losses=losses)
 
         due = group.prepare(message, elements, operator)
         if due:
@@ -125,27 +122,40 @@ class GroupCollectives:
     @cached_property
     def group(self) -> Group:
         """The group, which is made in the first collective: before, addresses may be missing."""
-        settings, dimensions = self._read_settings(), self._dimensions
-        hosts, lines = dimensions.hosts, dimensions.dimensions
-        inside = len(lines["X"].peers) if len(hosts.ranks) > 1 else 1
+        settings, dimensions = self._settings, self._dimensions
+        hosts, topology, world = dimensions.hosts, dimensions.topology, self._world
+        inside = topology.ranks_per_host if len(hosts.ranks) > 1 else 1
+        sizes = find_sizes(world, settings, hosts=len(hosts.ranks), host_ranks=inside)
+        load = partial(load_cache, world, os.environ, topology, RankOrder.HOST, sizes.tuning)
         selection = Selection(
-            Options(),
-            find_sizes(self._world, settings, hosts=len(hosts.ranks), host_ranks=inside),
-            learners=tuple(len(line.peers) for line in lines.values()),
-            comm=self._world,
+            Options(mode=settings.mode),
+            sizes,
+            learners=topology.dims,
+            comm=world,
+            load=load if settings.mode == "p" else None,
             layout=settings.layout(hosts),
         )
-        schedules = ScheduleCache(lines, self._rank, selection.layout)
-        group = Group(self._world, self._engine, schedules=schedules, selection=selection)
+        schedules = ScheduleCache(dimensions.dimensions, self._rank, selection.layout)
+        group = Group(world, self._engine, schedules=schedules, selection=selection)
         if not settings.links and not settings.is_part:
-            group.monitors += make_monitors(group, self._world, hosts, dimensions.host_place)
+            group.monitors += make_monitors(group, world, hosts, dimensions.host_place)
         return group
 
     @cached_property
     def _dimensions(self) -> GroupDimensions:
         hosts = [self._endpoint.address_of(rank).host for rank in range(self._size)]
         numbers = [self._endpoint.job.number(rank) for rank in range(self._size)]
-        return find_dimensions(hosts, numbers, rank=self._rank, environ=os.environ)
+        return find_dimensions(hosts, numbers, rank=self._rank, environ=os.environ, mode=self._settings.mode)
+
+    @cached_property
+    def _settings(self) -> GroupSettings:
+        return self._read_settings()
+
+    @cached_property
+    def _wire(self) -> str:
+        """The wire of float32, with its dimensions."""
+        axes = "".join(self._dimensions.dimensions)
+        return find_wire(self.group.selection.tuning.wire, self._settings.mode, axes, self._dimensions.leaving)
 
 
 class Blocks:
