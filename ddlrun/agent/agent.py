@@ -80,7 +80,7 @@ class Agent:
         self._loop.watch_deadline(self._idle_until, self._end_idle)
 
     def run(self) -> None:
-        """Stay until the connection to the node above has ended, and all ranks and programs."""
+        """Run until the connection to the node above has ended, and all ranks and programs."""
         while not (self._over and (self._leaving or not self._parent.open)):
             self._wait(LONGEST)
             if self._has_job and self._ranks_over:

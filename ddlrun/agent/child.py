@@ -1,4 +1,4 @@
-"""An agent on another host, as the agent that has started it sees it, and the program that leads there."""
+"""An agent on another host, as the agent that started it sees it, and the client (ssh or similar) between them."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class Child:
         self._tree, self.hosts = tree, list(hosts)
         self._version = version.encode()
         self.pid = 0
-        """The process id of the program that leads to the host; 0: it was not started here."""
+        """The process id of the client (ssh or similar); 0: it was not started here."""
         self.connection = PipeConnection(-1, -1)
         self.ready = False
         """Whether the agent runs and has the tree."""
         self.awaited: set[tuple[str, int]] = set()
         """The host and the number of each program whose end it has not reported."""
         self.altered = False
-        """Whether a message from or to the agent was altered, or is none that it would have sent."""
+        """Whether a message from or to the agent was altered, or the agent would not have sent it."""
         self.status: int | None = None
-        """The wait status of the program that leads to the host, once it has ended."""
+        """The wait status of the client, once it has ended."""
         self.given_up = False
         """Whether nothing more is expected from it."""
         self._has_shell = False
@@ -85,24 +85,24 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the program that leads to the host runs."""
+        """Whether the client runs."""
         return bool(self.pid) and self.status is None
 
     @property
     def gone(self) -> bool:
-        """Whether the program that leads to the host has ended, and all that it has passed on is read."""
+        """Whether the client has ended, and all that it has passed on is read."""
         return self.status is not None and (self.given_up or not self.connection.open)
 
     @property
     def via(self) -> str:
-        """The name of the program that leads to the host, which env or sh may start."""
+        """The name of the client, which env or sh may start."""
         words = (word for word in self._tree.launcher if word not in ("env", "sh") and word[0] != "-")
         return os.path.basename(next(words))
 
     # -- its process ------------------------------------------------------------------------------
 
     def start(self, loop: Loop, group: ClientGroup, on_readable: Callable[[], None], *, ship: bool = False) -> None:
-        """Start the program that leads to the host.
+        """Start the client that connects to the host.
 
         Args:
             loop: The loop.
@@ -134,7 +134,7 @@ class Child:
         self.connection.send_raw([script])
 
     def reap(self, options: int = os.WNOHANG) -> None:
-        """Take the status of the program that leads to the host if it has ended; with 0 as options, wait for that."""
+        """Take the status of the client if it has ended; with 0 as options, wait for that."""
         try:
             pid, status = os.waitpid(self.pid, options)
         except ChildProcessError:  # whoever has started ddlrun ignores SIGCHLD
@@ -144,18 +144,18 @@ class Child:
 
     @property
     def ends(self) -> bool:
-        """Whether the program that leads to the host runs, and has nothing more to do."""
+        """Whether the client runs, and has nothing more to do."""
         return self.running and (self.given_up or not self.connection.open)
 
     def resume(self, now: float) -> bool:
-        """Continue the program that leads to the host if it stays stopped; return True if so."""
+        """Resume the client if it stays stopped; return True if so."""
         if not self.running or not self._stop.stays_stopped(now):
             return False
         os.kill(self.pid, signal.SIGCONT)
         return True
 
     def give_up(self) -> None:
-        """Kill the program that leads to the host, and expect nothing more."""
+        """Kill the client, and expect nothing more."""
         self.given_up = True
         if self.running:
             os.kill(self.pid, signal.SIGKILL)
@@ -193,7 +193,7 @@ class Child:
             self._queue.append((kind, text))
 
     def terminate(self, text: bytes) -> bool:
-        """Let the agent end its ranks; return False if it has none, as the job waits for it and is taken back."""
+        """Tell the agent to end its ranks; return False if the job was still queued: it is dropped."""
         if self.ready:
             self.connection.send(protocol.TERMINATE, text)
         else:
@@ -273,7 +273,7 @@ class Child:
         return b""
 
     def _stop_program(self) -> None:
-        """Kill the program that leads to the host, and forget it."""
+        """Kill the client, and forget it."""
         self.connection.close()
         self._errors.close()
         self.give_up()

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 # The number of agents that are being started at the same time.
 MOST_STARTING = 64
-# The intervals at which the programs that lead to other hosts are checked: while they run, and while one is to end.
+# The intervals at which the clients (ssh or similar) are checked: while they run, and while one is to end.
 CHECK_SECONDS, MOMENT = 5.0, 0.005
 # The messages that an agent without work gets in the time after which it would end.
 KEEPS_PER_IDLE = 6
-# The programs that lead to other hosts have this long to end by themselves, and once they were killed.
+# Clients have this long to end by themselves, and once they were killed.
 FAREWELL_SECONDS = 2.0, 1.0
 # After a grace and this time, agents that have not ended their ranks are given up.
 SLACK_SECONDS = 6.0
@@ -78,7 +78,7 @@ class Children:
     # -- links ------------------------------------------------------------------------------------
 
     def open(self, tree: AgentTree, hosts: Sequence[str], own: str = "") -> None:
-        """Start the agents of hosts, some of them when others are ready; further ones, or again those that were lost.
+        """Start agents on hosts, a few at a time; later calls add hosts, or restart lost ones.
 
         Args:
             tree: What agents need to start others.
@@ -102,7 +102,7 @@ class Children:
         self._give_up({self._by_host[host] for host in hosts})
 
     def adopt(self, child: Child) -> None:
-        """Take over one that runs already."""
+        """Take over the agent of this host, which runs already."""
         self._add(child)
         child.connection.join(self._loop, lambda: self._on_child(child))
 
@@ -212,7 +212,7 @@ class Children:
             self._report(kind, text)
 
     def reap(self, pid: int, status: int) -> None:
-        """Take the end of a program that leads to another host, or that of the leader of their group."""
+        """Take the end of a client, or that of the leader of their group."""
         if self._group is not None and pid == self._group.leader:
             self._group.release()
             self._group = None  # the next program begins another
@@ -255,14 +255,14 @@ class Children:
             self._watch_end(child)
 
     def _check(self, now: float) -> None:
-        """Continue stopped launchers."""
+        """Resume stopped clients."""
         for child in self._children:
             if child.resume(now):  # ranks in MPI wait for their messages
                 complain(f"{child.via} to {child.name} was stopped while the job ran, and was continued")
         self._check_at = now + CHECK_SECONDS
 
     def _keep(self, now: float) -> None:
-        """Let the agents stay, which end without messages."""
+        """Keep the agents alive, which end without messages."""
         for child in self._children:
             if child.ready:
                 child.connection.send(protocol.KEEP)
@@ -279,11 +279,11 @@ class Children:
         self._give_up(child for child in self._children if not child.ready)
 
     def dismiss(self, wait: Callable[[float], object], *, at_once: bool = False) -> None:
-        """Close all links, and end the programs that lead to other hosts if they do not end soon.
+        """Close all links, and end the clients if they do not end soon.
 
         Args:
             wait: Waits up to some seconds for events of the loop.
-            at_once: End the programs now.
+            at_once: End the clients now.
         """
         self.close()
         if at_once:

@@ -1,4 +1,4 @@
-"""The programs that lead to other hosts, such as ssh: their start, their errors, and the script that they run there."""
+"""The clients of other hosts, such as ssh: their start, their errors, and the script that they run there."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ClientGroup:
 
 
 class LauncherErrors:
-    """What a program that leads to a host writes to standard error: kept at first, passed on once the agent runs."""
+    """What a client writes to standard error: kept at first, passed on once the agent runs."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
         """Take over the read end of a pipe."""

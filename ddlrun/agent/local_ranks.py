@@ -140,7 +140,7 @@ def _keeper(program: Sequence[str], variables: Mapping[str, str], link: int, ord
 def fork(work: Callable[[], object], *needed: int) -> int:
     """Fork a process that keeps some descriptors, and has the signals of a new one; return its process id.
 
-    Raises OSError if there can be no process, or no file more: the new process opens the list of its files.
+    Raises OSError at the limit of processes or open files: the child lists its descriptors.
     """
     spare = os.open("/", os.O_RDONLY)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)

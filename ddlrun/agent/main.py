@@ -25,7 +25,7 @@ TREE_SECONDS = 60
 
 
 def main(words: list[str], archive: int = -1) -> NoReturn:
-    """Greet the node that has started this agent, and stay until the connection to it has ended.
+    """Greet the node that has started this agent, and run until the connection to it has ended.
 
     Args:
         words: The arguments.

@@ -32,7 +32,7 @@ SPAWN_COUNTS = (b"totspawns", b"spawnssofar")
 
 
 class WireError(Exception):
-    """Bytes that no MPI library sends; the text completes a sentence about the rank."""
+    """No MPI library would have sent these bytes; the text completes a sentence about the rank."""
 
 
 class Lines:

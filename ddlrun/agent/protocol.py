@@ -167,9 +167,9 @@ class LostHost(AgentMessage):
     began: bool = True
     """Whether the agent had started, or the way to its host broke before."""
     code: int = 0
-    """The exit code of the program that leads there, as a shell has it."""
+    """The exit code of the client (ssh or similar), as a shell has it."""
     errors: str = ""
-    """The last that this program wrote to standard error before the agent ran."""
+    """The last that the client wrote to standard error before the agent ran."""
     below: Sequence[str] = ()
     """The hosts that were reached through this one."""
     shell_only: bool = False

@@ -193,7 +193,7 @@ class DaemonWatcher:
             connection.run_in(self._loop, self._on_message)
 
     def run(self) -> NoReturn:
-        """Stay until the daemon has ended, and exit."""
+        """Run until the daemon has ended, and exit."""
         # The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays. An agent that
         # has started the daemon stays, too.
         stat = read_stat(self._daemon.pid)

@@ -31,7 +31,7 @@ class Escalation(Task):
         """The latest time until which an order allows processes to live."""
 
     def terminate(self, pid: int, *, hang_up: bool = False) -> None:
-        """Send SIGTERM to the program; stopped processes are continued. Interactive shells end at SIGHUP alone."""
+        """Send SIGTERM to the program; stopped processes are resumed. Interactive shells end at SIGHUP alone."""
         self._terminated = find_signal_targets(pid, signal.SIGTERM)
         for target in self._terminated:
             send_signal(target, signal.SIGTERM)

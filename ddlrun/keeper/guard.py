@@ -69,7 +69,7 @@ def fork_program(
 
 
 def _stay(program: int, link: _socket.socket, settings: KeeperSettings) -> NoReturn:
-    """Stay until no child is left, or until the keeper is gone, and exit."""
+    """Run until no child is left, or until the keeper is gone, and exit."""
     try:
         link.send(b"%d" % program)
         close_files(link.fileno())

@@ -1,4 +1,4 @@
-"""The keeper of a rank: it stays with the user's program, from its start to the report of its end.
+"""The keeper of a rank: it runs beside the user's program, from its start to the report of its end.
 
 The process manager starts the keeper. The program is a child of the keeper's guard, a subreaper (prctl(2)): whatever
 the program leaves behind becomes a child of the guard, and of the keeper if the guard is killed (guard.py). A TCP
@@ -66,7 +66,7 @@ class Keeper:
         self._connection.send(kind, text.encode(errors="replace"))
 
     def run(self) -> None:
-        """Stay with the program to its end, and exit: with its exit code only where an agent is the parent.
+        """Run until the program has ended, and exit: with its exit code only where an agent is the parent.
 
         ddlrun has the exit code. After a failure, mpirun would kill the other keepers, and take seconds to end.
         """

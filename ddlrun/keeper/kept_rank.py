@@ -1,4 +1,4 @@
-"""The start of a keeper: it connects to ddlrun, starts the program, and stays with it.
+"""The start of a keeper: it connects to ddlrun, starts the program, and runs beside it.
 
 These modules are loaded for a ddlrun that supervises the job, and not for ranks that are started by hand.
 """
@@ -34,7 +34,7 @@ CONNECTIONS_PER_SECOND = 2000
 
 
 def keep(channel: str, settings: KeeperSettings, prctl: Callable[[int, int], object]) -> None:
-    """Start the program of a rank, stay with it to its end, and exit with its exit code."""
+    """Start the program of a rank, run until it has ended, and exit with its exit code."""
     connection = _connect(channel, settings)
     os.environ.setdefault("DDLRUN_DDL_SECRET", connection.program_secret)  # for ddlrun.ddl over TCP
     mark_process(os.environ.get("DDLRUN_RUN", ""))

@@ -108,7 +108,7 @@ class Program(Task):
             self.status = code << 8
 
     def resume(self) -> None:
-        """Continue the guard if it was stopped."""
+        """Resume the guard if it was stopped."""
         stat = read_stat(self.guard_pid)
         if stat is not None and stat.state == STOPPED:
             send_signal(self.guard_pid, signal.SIGCONT)

@@ -186,7 +186,7 @@ class AgentLinks:
 
     @contextmanager
     def lead(self, hosts: Collection[str]) -> Iterator[Job]:
-        """Provide the job of an attempt over agents on other hosts; at its end, these end all ranks."""
+        """Start a job over the agents on hosts; on exit, the agents end all ranks."""
         self.link(hosts)
         while not self._children.over:  # ranks of the attempt before
             self.loop.wait()
@@ -222,7 +222,7 @@ class AgentLinks:
 
 
 def idle_seconds(heartbeat: float | None) -> float:
-    """Return the seconds after which an agent ends that gets no message: see HostLinks for the heartbeat."""
+    """Return the seconds without a message after which an agent ends: see HostLinks for the heartbeat."""
     if heartbeat is None:
         return IDLE_SECONDS
     return max(LEAST_IDLE, IDLE_HEARTBEATS * heartbeat) if heartbeat else LONGEST_IDLE

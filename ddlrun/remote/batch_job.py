@@ -56,7 +56,7 @@ class QueryResult:
 
 
 def follow(job: SubmittedJob, report: Callable[[str], None], intervals: Intervals = INTERVALS) -> int:
-    """Stay with a job to its end: report its states, copy its log to standard output, return its exit code.
+    """Follow a job to its end: report its states, copy its log to standard output, return its exit code.
 
     Raises UnreachableError where the scheduler has forgotten the job, or replies no longer.
     """

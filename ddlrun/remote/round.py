@@ -81,7 +81,7 @@ class Round:
         (self.without_agent if lost.shell_only else self.unreached).add(name)
 
     def explain(self, reasons: Mapping[str, str]) -> None:
-        """Replace the errors of the programs that lead to hosts by better reasons."""
+        """Replace the errors of clients such as ssh by better reasons."""
         for name, reason in reasons.items():
             self._replies[name].err[:] = reason.encode()
 

@@ -16,7 +16,7 @@ LEAVING  has sent LEAVE to the keepers and waits for the
          5 s and 15 s if not all ranks have started
 =======  =================================================  ================================================
 
-In IDLE and LEAVING, a stopped process manager is continued after 2 s. Once all ranks have started, OVER is sent to the
+In IDLE and LEAVING, a stopped process manager is resumed after 2 s. Once all ranks have started, OVER is sent to the
 processes that watch its daemons, which do the same there (see keeper/daemon.py).
 
 In every phase the job is over when the process manager has ended and no keeper is connected, and no daemon is watched
@@ -40,7 +40,7 @@ from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.ranks import Ranks, root_of
 from ddlrun.wire.loop import NEVER
 
-# A stopped process manager is continued when all ranks have been ended for so long.
+# A stopped process manager is resumed when all ranks have been ended for so long.
 RESUME_SECONDS = 2.0
 # The process manager may take this long to end before it gets SIGTERM, and before SIGKILL.
 MANAGER_SECONDS = (5.0, 8.0)
@@ -215,7 +215,7 @@ class Ending:
     def is_over(self, now: float) -> bool:
         """Return True if the process manager and all keepers have ended, and no daemon is watched.
 
-        What does not end is not waited for any longer after a time.
+        After a time it stops waiting for what does not end.
         """
         if self._manager.running:
             return False

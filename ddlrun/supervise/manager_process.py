@@ -147,7 +147,7 @@ class ManagerProcess:
         return self._stop.stays_stopped(now)
 
     def resume(self) -> bool:
-        """Continue it if it was stopped; return True if so."""
+        """Resume it if it was stopped; return True if so."""
         stat = read_stat(self._process.pid)
         stopped = stat is not None and stat.state == STOPPED
         if stopped:

@@ -99,7 +99,7 @@ class Supervision:
             job.on_report = self._manager.add_report
 
     def run(self) -> Outcome:
-        """Stay until the process manager and all ranks have ended; return the outcome."""
+        """Run until the process manager and all ranks have ended; return the outcome."""
         try:
             while not self._ending.is_over(time.monotonic()):
                 self._loop.wait(self._seconds_to_deadline(time.monotonic()))

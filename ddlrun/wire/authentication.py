@@ -8,8 +8,8 @@ Both ends know a secret, which never travels over the connection, and prove that
 3. The end that connects checks that, and sends a CONFIRMATION, the code of the same under another purpose. It proves
    that the greeting was no copy of an earlier one.
 
-A code is the first 16 bytes of a keyed digest: of the purpose, a zero byte and the content. From then on each direction
-has a key of its own, a code of the same content under a third and a fourth purpose; so it depends on the secret and on
+A code (MAC) is the first 16 bytes of a keyed digest: of purpose, zero byte and input. From then on each direction
+has a key of its own, a code of the same input under a third and a fourth purpose; so it depends on the secret and on
 both nonces. The head of each frame (see frames.py) is followed by its code, and so is its text, unless that is empty.
 A code covers the number of codes before it in its direction, the head and the text. A frame that was altered, repeated,
 left out, reordered, or moved to another direction or connection does not match its code. The receiver checks the code
@@ -17,8 +17,8 @@ of the head before it waits for the text, so that an altered length cannot make 
 
 The digest is BLAKE2b, or HMAC-SHA-256 on machines that must not use it (FIPS mode).
 
-With encryption, the nonces are public X25519 keys, drawn for the connection, and the content ends with the secret on
-which they agree: nobody can read a recorded connection with the secret alone. Texts are encrypted by AES-128-GCM, whose
+With encryption, the nonces are public X25519 keys, drawn for the connection, and the input ends with their
+shared secret: nobody can read a recorded connection with the secret alone. Texts are encrypted by AES-128-GCM, whose
 tag is the code; its nonce is the number of the code, and the head is authenticated with the text.
 """
 
@@ -102,7 +102,7 @@ class Secret:
         return Secret(f"{self.algorithm}:{self.code(b'secret', purpose).hex()}")
 
     def code(self, purpose: bytes, content: bytes) -> bytes:
-        """Return the code of a content for a purpose."""
+        """Return the code of a purpose and an input, `content`."""
         digest = self._digest.copy()
         digest.update(purpose + b"\0" + content)
         return digest.digest()[:CODE_BYTES]
@@ -211,7 +211,7 @@ class Authentication:
         return text, self._next(head, text)
 
     def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
-        """Return the next text. Raises FrameError if this is another one."""
+        """Return the next text. Raises FrameError if its code differs."""
         text = bytes(protected[:-CODE_BYTES])
         if not equal(protected[-CODE_BYTES:], self._next(head, text)):
             raise FrameError("a message was altered or forged on the way")
@@ -245,7 +245,7 @@ class Encryption:
         return (self._cipher.encrypt(self._next(), text, head),)
 
     def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
-        """Return the next text. Raises FrameError if this is another one."""
+        """Return the next text. Raises FrameError if its code differs."""
         try:
             return self._cipher.decrypt(self._next(), protected, head)
         except self._invalid:

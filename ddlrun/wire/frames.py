@@ -1,10 +1,10 @@
 """The frames of a connection: a kind (one byte), the length of a text (four bytes) and a code; the text and its code.
 
 Without a text, the second code is absent, too. Each protocol is a table of kinds with the length of the longest text.
-Raw bytes may follow a frame if its text announces them (a payload): see Decoder.take. Kinds whose texts all have one
+Raw bytes may follow a frame if its text announces them (a payload): see Decoder.take. Kinds of fixed
 length (Fixed) have shorter frames: the kind, the text, and one code.
 
-Where the path is authenticated already, as by ssh, codes are checksums: CRC-32 of the head or the text, which starts
+Where the path is authenticated already, as by ssh, codes are checksums: CRC-32 of the head and the text, starting
 from its number in its direction, from 1. They detect bytes that were altered, lost or repeated.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
             """Return the next text and its code, as they are sent; they are `code_bytes` longer than the text."""
 
         def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
-            """Return the next text, given what `protect` returned. Raises FrameError if this is another one."""
+            """Return the next text, given what `protect` returned. Raises FrameError if its code differs."""
 
 
 HEAD_BYTES = 5
@@ -36,7 +36,7 @@ NOTHING = memoryview(b"")
 
 
 class FrameError(Exception):
-    """Received bytes are none that the other end would have sent; the text completes a sentence."""
+    """The other end would not have sent these bytes; the text completes a sentence."""
 
 
 class Agreement:
@@ -69,7 +69,7 @@ class Checksums:
         return text, self._crc32(text, self._crc32(head, self._number)).to_bytes(4, "big")
 
     def reveal(self, head: bytes, protected: Bytes | bytearray) -> bytes:
-        """Return the next text. Raises FrameError if this is another one."""
+        """Return the next text. Raises FrameError if its code differs."""
         self._number = self._number + 1 & 0xFFFFFFFF
         text = protected[:-4]
         if protected[-4:] != self._crc32(text, self._crc32(head, self._number)).to_bytes(4, "big"):
