@@ -12,7 +12,10 @@ for host; do
 done
 code=255 # that of ssh where its connection is lost
 if [ -p "$folder/$host" ]; then
-  printf '%s\0' "$@" >"$folder/.$host" && echo "$host" >"$folder/.requests" || exit $code
-  read -r code <"$folder/$host"
+  printf '%s\0' "$@" >"$folder/.$host" || exit $code
+  # To open a FIFO that nothing else has open, as ddlrun was killed, waits for no other only if it is for both ways.
+  exec 3<>"$folder/$host" 4<"$folder/$host" 3<>"$folder/.requests"
+  echo "$host" >&3
+  read -r code <&4
 fi
 exit "${code:-255}"

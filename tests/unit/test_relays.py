@@ -109,6 +109,11 @@ def test_a_relay_ends_with_ddlrun(served: Served) -> None:
     assert relay.wait() == EXIT_LOST
 
 
+def test_a_relay_that_starts_after_the_end_of_ddlrun_ends(served: Served) -> None:
+    served.relays.close()
+    assert served.start("-p", "h1", "h2", "true").wait(300) == EXIT_LOST
+
+
 def test_without_ddlrun_a_relay_becomes_ssh(pids: Path) -> None:
     done = subprocess.run([*RELAY, "h1", "echo 'not over a link'"], capture_output=True, check=True)
     assert (done.stdout, len(pids.read_text().split())) == (b"not over a link\n", 1)
