@@ -11,8 +11,7 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.runs.output_lines import tag_switches
 from ddlrun.supervise.cause import EndCause, EndReason
-from ddlrun.supervise.job_log import JobLog
-from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
+from ddlrun.supervise.rank_files import JobLog, OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.rank_output import RankOutput
 from ddlrun.supervise.standard_input import terminal_size
 from ddlrun.supervise.streams import MOST_WAITING, Backlog, OutputStream

@@ -10,8 +10,7 @@ from ddlrun.plan.tracebacks import last_lines, plain_lines
 from ddlrun.runs.output_lines import RankTags
 from ddlrun.supervise.folding import LineFolder
 from ddlrun.supervise.held_tracebacks import HeldTracebacks
-from ddlrun.supervise.job_log import JobLog
-from ddlrun.supervise.rank_files import RankFiles
+from ddlrun.supervise.rank_files import JobLog, RankFiles
 from ddlrun.supervise.streams import OutputStream
 from ddlrun.wire.loop import NEVER
 

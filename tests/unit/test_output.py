@@ -25,8 +25,7 @@ from ddlrun.runs.output_lines import ESCAPE, LineMerger, RankTags, fit_rewritten
 from ddlrun.runs.output_order import OUT, pack_entry
 from ddlrun.supervise import folding
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
-from ddlrun.supervise.job_log import JobLog
-from ddlrun.supervise.rank_files import OpenFiles, RankFiles, most_open_files
+from ddlrun.supervise.rank_files import JobLog, OpenFiles, RankFiles, most_open_files
 from ddlrun.supervise.rank_output import RankOutput, split_lines
 from ddlrun.supervise.streams import Backlog, OutputStream
 from ddlrun.wire.frames import Decoder, Encoder

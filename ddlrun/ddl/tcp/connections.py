@@ -224,7 +224,7 @@ class Connections(AcceptorEvents):
             self._use(peer, purpose, link)
             return
         self._guests.add(link)
-        self._loop.watch(link.fileno(), READ, lambda _events: self._leave(link))
+        self._loop.watch(link.fileno(), READ, lambda _events: self._close(link))
         self.get(peer)
 
     def on_full(self, error: OSError) -> None:
@@ -238,10 +238,7 @@ class Connections(AcceptorEvents):
     def _on_request(self, connection: PeerConnection, lane: int) -> None:
         self.get(connection.peer, lane)
 
-    def _leave(self, link: _socket.socket) -> None:
-        self._guests.remove(link)
-        self._close(link)
-
     def _close(self, link: _socket.socket) -> None:
+        self._guests.discard(link)
         self._loop.forget(link.fileno())
         link.close()
