@@ -139,7 +139,7 @@ class RecordedOperation(NamedTuple):
     """An operation of torch.distributed that has not ended."""
 
     number: int
-    """1 for the first operation of its group, or with its peer."""
+    """1 for the first operation of its group, or with its peer; 0: it has none."""
     name: str
     data: str
     """The types and sizes of its tensors, such as Float[4]; empty if it has none."""
@@ -148,6 +148,8 @@ class RecordedOperation(NamedTuple):
     group: ProcessGroup = ProcessGroup()
     peer: int | None = None
     """The rank to which it sends or from which it receives; None: it is a collective operation."""
+    tag: int = 0
+    """Of a send or receive."""
 
     @property
     def call(self) -> tuple[str, int, str, int | None]:
@@ -159,7 +161,8 @@ class RecordedOperation(NamedTuple):
         """The operation in words, such as `collective 5 of mesh_tp (ranks 2 and 3): all_reduce`."""
         group = "" if self.group.is_default else f" of {self.group.text}"
         if self.peer is not None:
-            return f"{self.name} {self.number}{group} {PREPOSITIONS.get(self.name, 'with')} rank {self.peer}"
+            number, tag = f" {self.number}" if self.number else "", f", tag {self.tag}" if self.tag else ""
+            return f"{self.name}{number}{group} {PREPOSITIONS.get(self.name, 'with')} rank {self.peer}{tag}"
         return f"collective {self.number}{group}: {self.name}"
 
 
@@ -241,6 +244,7 @@ def _parse_operation(record: Mapping[str, Any]) -> RecordedOperation:
         backend=_text(record["backend"]),
         group=ProcessGroup(_text(record["group"]), _text(record["description"]), members),
         peer=None if peer is None else int(peer),
+        tag=int(record["tag"]),
     )
 
 

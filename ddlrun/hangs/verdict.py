@@ -7,7 +7,15 @@ from typing import NamedTuple
 
 from ddlrun.hangs.position import Activity, Position, describe
 from ddlrun.hangs.snapshot import JobSnapshot, name_ranks
-from ddlrun.hangs.waits import LocatedJob, Roots, describe_ring, find_out_of_order, find_roots, locate_ranks
+from ddlrun.hangs.waits import (
+    LocatedJob,
+    Roots,
+    describe_ring,
+    find_missing,
+    find_out_of_order,
+    find_roots,
+    locate_ranks,
+)
 
 UNREACHABLE = "which is down, or its network is cut"
 NOBODY = "no rank stands out"
@@ -199,10 +207,14 @@ def _find_odd(
         return guilty, () if guilty else (NOBODY,)
     if roots is not None and roots.ranks:
         return _all_ranks(at_root), ()
-    guilty = find_out_of_order(roots.ring if roots else _all_ranks(waiting), located.job.snapshots)
-    verb = "calls" if len(guilty) == 1 else "call"
-    order = f"{name_ranks(guilty)} {verb} them in another order" if guilty else NOBODY
-    return guilty, (*([describe_ring(roots.ring, located)] if roots else []), order)
+    ring = () if roots is None else roots.ring
+    shown = [describe_ring(ring, located)] if ring else []
+    guilty = find_out_of_order(ring or _all_ranks(waiting), located.job.snapshots)
+    if guilty:
+        verb = "calls" if len(guilty) == 1 else "call"
+        return guilty, (*shown, f"{name_ranks(guilty)} {verb} them in another order")
+    guilty = find_missing(ring, located)
+    return guilty, tuple(shown) if guilty else (*shown, NOBODY)
 
 
 def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:

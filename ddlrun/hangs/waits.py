@@ -93,9 +93,9 @@ def _find_lacking(
 
 def _meets(rank: int, operation: RecordedOperation, other: RankSnapshot | None) -> bool:
     """Return True if the peer of a rank's operation is in its other half."""
-    expected = (PARTNERS.get(operation.name), operation.group.name, rank)
+    expected = (PARTNERS.get(operation.name), operation.group.name, rank, operation.tag)
     halves = () if other is None else other.operations
-    return any((half.name, half.group.name, half.peer) == expected for half in halves)
+    return any((half.name, half.group.name, half.peer, half.tag) == expected for half in halves)
 
 
 def _is_behind(operation: RecordedOperation, other: RankSnapshot | None, *, waits: bool) -> bool:
@@ -155,6 +155,17 @@ def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot
         if conflicts and len(against) == len(conflicts) and sum(len(alike[other]) for other in against) > len(members):
             return tuple(members)
     return ()
+
+
+def find_missing(ranks: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
+    """Return the ranks of a ring for which more than half of a group waits; none if groups wait for different ones."""
+    lacks = set()
+    for rank in ranks:
+        operation = located.positions[rank].collective
+        members = set() if operation is None or operation.peer is not None else set(operation.group.members)
+        if 0 < 2 * len(located.lacking.get(rank, ())) < len(members):
+            lacks.add(frozenset(located.lacking[rank]))
+    return tuple(sorted(next(iter(lacks)))) if len(lacks) == 1 else ()
 
 
 def _count_by_kind(snapshot: RankSnapshot) -> dict[str, int]:

@@ -53,7 +53,7 @@ def snapshot(
 
 def recorded(number: int | str, name: int | str, data: int | str, backend: int | str = "gloo") -> dict[str, Any]:
     """Return the records of a rank in an operation of the default group."""
-    group: dict[str, Any] = {"group": "0", "description": "default_pg", "members": [], "peer": None}
+    group: dict[str, Any] = {"group": "0", "description": "default_pg", "members": [], "peer": None, "tag": 0}
     operation = {"number": number, "name": name, "data": data, "backend": backend, **group}
     return {"operations": [operation], "started": {"0": {"number": number, "description": "default_pg"}}}
 

@@ -56,6 +56,14 @@ def doing(*calls: str, line: int = 0, members: str = "[2, 3]") -> Dump:
     return recorder(*entries, members=members)
 
 
+def calling(name: str, peer: int, tag: int, *entries: dict[str, Any]) -> Dump:
+    """Return the records of a rank in a send or recv of gloo, as the start-up hook has them."""
+    call = {
+        "name": name, "backend": "gloo", "group": DEFAULT[0], "description": DEFAULT[1], "peer": peer, "tag": tag,
+    }  # fmt: skip
+    return Dump(recorders=({"entries": list(entries), "calls": [call]},))
+
+
 SUM, NONE = "all_reduce", recorder()
 VERDICTS = [
     (  # the waits lead from group to group
@@ -80,6 +88,17 @@ VERDICTS = [
         [doing("send 0->1"), doing("recv 1<-0"), doing("recv 2<-1")], HangFinding.DIFFERENT_CALLS, (),
         ("rank 0 waits in send, send 1 to rank 1; rank 1 waits in recv, recv 1 from rank 0; rank 2 waits in recv, "
          "recv 1 from rank 1; no rank stands out"),
+    ),
+    (
+        [calling("send", 1, 3), calling("recv", 0, 4)], HangFinding.DIFFERENT_CALLS, (),
+        ("rank 0 waits in send, send to rank 1, tag 3; rank 1 waits in recv, recv from rank 0, tag 4; rank 0 waits for "
+         "rank 1 in send, rank 1 for rank 0 in recv; no rank stands out"),
+    ),
+    (  # rank 1 expects one message more than rank 0 has sent
+        [doing(SUM, SUM), calling("recv", 0, 0, entry(1, DEFAULT, SUM)), doing(SUM, SUM)],
+        HangFinding.DIFFERENT_CALLS, (1,),
+        ("ranks 0 and 2 wait in all_reduce, collective 2: all_reduce; rank 1 waits in recv, recv from rank 0; "
+         "rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in recv"),
     ),
     (  # rank 1 is not asked for: it computes
         [doing(f"tp:{SUM}", members="[0, 2]"), NONE, NONE], HangFinding.ABSENT, (2,),

@@ -199,6 +199,37 @@ def test_the_collective_of_a_rank_comes_from_torch(setup: str, tmp_path: Path) -
         assert parse_snapshot(take_snapshot(process.pid, 10)).operations == ()
 
 
+RECV = """
+import os, sys, torch, torch.distributed as dist
+rank = 0 if os.fork() else 1
+dist.init_process_group("gloo", init_method="file://{folder}/store", rank=rank, world_size=2)
+group = dist.new_group([0, 1], group_desc="pp")
+if rank == 1:
+    sys.stdin.read()
+    os._exit(0)
+print("up", flush=True)
+dist.recv(torch.ones(4), {source}, group=group, tag=5)
+"""
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(("source", "peer"), [("1", 1), ("group_src=1", 1), ("None", None)])
+def test_the_recv_of_a_rank_comes_from_its_stack(source: str, peer: int | None, tmp_path: Path) -> None:
+    """gloo records no point-to-point operations."""
+    needs.package("torch")
+    code = RECV.format(folder=tmp_path, source=source)
+    with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
+        wait_until(
+            lambda: parse_snapshot(take_snapshot(process.pid, 10)).processes[0].threads[0].frames[0].function == "recv"
+        )
+        group = ProcessGroup("1", "pp", (0, 1))
+        operations = (RecordedOperation(0, "recv", "", "gloo", group, peer, 5),)
+        if peer is None:
+            assert parse_snapshot(take_snapshot(process.pid, 10)).operations == ()
+        else:
+            wait_until(lambda: parse_snapshot(take_snapshot(process.pid, 10)).operations == operations)
+
+
 RECORDS_OF_OTHERS = [b"", b"[]", b"{", b"[1]", b'[{"entries": [{}]}]', b'[{"entries": [{"process_group": 1}]}]']
 
 

@@ -8,7 +8,7 @@ waits in a collective operation runs no Python code, so that a signal does not s
 whose descriptor is a part of the file's name. See keeper/stacks/python_stacks.py.
 """
 
-# ruff: noqa: PLC0415, INP001 - it imports as little as possible, and nothing from the package
+# ruff: noqa: ANN401, PLC0415, INP001 - objects of torch; it imports as little as possible, and nothing from the package
 # mypy: disable-error-code="import-not-found"
 
 import _signal  # signal itself takes 4 ms to import
@@ -27,6 +27,11 @@ RECORDER_FILE = "ddlrun-flight-recorder"
 # Functions of torch that return a recorder as JSON, that of gloo and that of NCCL. There are no public ones.
 DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MOST_REQUEST = 64
+# A blocking function of torch.distributed -> its parameter with the other rank.
+PEERS = {"send": "dst", "recv": "src"}
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 _pipe: "list[int]" = []
 
 
@@ -89,20 +94,57 @@ def _serve(reader: int, file: int, torch: object) -> None:
         try:
             request = os.read(reader, MOST_REQUEST)
             dumps = [getattr(torch, name)() for name in DUMPS if hasattr(torch, name)]
-            text = request + b" [" + b",".join([*dumps, _dump_members()]) + b"]\n"
+            text = request + b" [" + b",".join([*dumps, _dump_others()]) + b"]\n"
             os.ftruncate(file, 0)
             os.pwrite(file, text, 0)
         except (OSError, RuntimeError):  # the program has closed the descriptors, or a GPU has failed
             return
 
 
-def _dump_members() -> bytes:
-    """Return the members of all groups as a recorder has them; gloo's has none. Empty for another version of torch."""
+def _dump_others() -> bytes:
+    """Return, as one more recorder, what torch's have not: members of groups, and the send or recv of the main thread.
+
+    It is empty for another version of torch.
+    """
     import json
 
     try:
-        world = sys.modules["torch.distributed.distributed_c10d"]._world  # noqa: SLF001 - there is no public list
+        torch = sys.modules["torch.distributed.distributed_c10d"]
+        world = torch._world  # noqa: SLF001 - there is no public list
         groups = {name: list(world.pg_group_ranks[group]) for group, name in tuple(world.pg_names.items())}
-    except (AttributeError, KeyError, TypeError, RuntimeError):  # a group that is destroyed at this moment
-        groups = {}
-    return json.dumps({"pg_config": {name: {"ranks": str(ranks)} for name, ranks in groups.items()}}).encode()
+        entries = _find_call(torch)
+    except (AttributeError, KeyError, TypeError, RuntimeError, ValueError):  # a group is destroyed at this moment
+        groups, entries = {}, []
+    config = {name: {"ranks": str(ranks)} for name, ranks in groups.items()}
+    return json.dumps({"pg_config": config, "calls": entries}).encode()
+
+
+def _find_call(torch: "Any") -> "list[dict[str, Any]]":
+    """Return the send or recv in which the main thread waits: gloo records none, and ddlrun's backend neither."""
+    import threading
+
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in PEERS and frame.f_code.co_filename == torch.__file__:
+            return _describe_call(torch, name, frame.f_locals)
+        frame = frame.f_back
+    return []
+
+
+def _describe_call(torch: "Any", name: str, values: "dict[str, Any]") -> "list[dict[str, Any]]":
+    """Return a call by the values of its parameters; nothing if it receives from any rank."""
+    group = values["group"] or torch.GroupMember.WORLD
+    peer, peer_in_group = values[PEERS[name]], values[f"group_{PEERS[name]}"]
+    if peer is None and peer_in_group is None:
+        return []
+    return [
+        {
+            "name": name,
+            "backend": torch.get_backend(group),
+            "group": torch._world.pg_names[group],  # noqa: SLF001
+            "description": group.group_desc,
+            "peer": torch.get_global_rank(group, peer_in_group) if peer is None else peer,
+            "tag": values["tag"],
+        }
+    ]

@@ -77,8 +77,8 @@ def summarize_recorders(recorders: list[Record]) -> Record:
     """Return the operations that have not ended, the oldest first, and what has begun and ended before.
 
     `started` has the number of the last collective operation of each group, by the group's name; all groups if the
-    recorders still have their first records. Raises LookupError, ValueError, TypeError or AttributeError for recorders
-    of another version.
+    recorders still have their first records. `calls` of a recorder are from the start-up hook. Raises LookupError,
+    ValueError, TypeError or AttributeError for recorders of another version.
     """
     entries = [entry for recorder in recorders for entry in recorder.get("entries", ())]
     members = {name: config for recorder in recorders for name, config in recorder.get("pg_config", {}).items() if name}
@@ -87,13 +87,16 @@ def summarize_recorders(recorders: list[Record]) -> Record:
         name, description = entry["process_group"]
         use = started.setdefault(name, {"number": 0, "description": description})
         use["number"] = max(use["number"], 0 if entry["is_p2p"] else int(entry["collective_seq_id"]))
+    calls = [_describe_call(call, members) for recorder in recorders for call in recorder.get("calls", ())]
+    for call in calls:
+        started.setdefault(call["group"], {"number": 0, "description": call["description"]})
     first = [min(int(entry["record_id"]) for entry in entries) for entries in _lists(recorders)]
     ended = [[int(entry["record_id"]) + 1 for entry in entries if _has_ended(entry)] for entries in _lists(recorders)]
     return {
         "ended": sum(max(numbers, default=0) for numbers in ended),
         "started": started,
         "complete": bool(first) and not any(first),
-        "operations": [_describe(entry, members) for entry in _find_waiting(entries)],
+        "operations": [*calls, *(_describe(entry, members) for entry in _find_waiting(entries))],
     }
 
 
@@ -120,7 +123,7 @@ def _describe(entry: Record, members: dict[str, Record]) -> Record:
     backend, _, call = entry["profiling_name"].rpartition(":")
     name, _, peers = call.partition(" ")
     group, description = entry["process_group"]
-    ranks = [] if description == DEFAULT_GROUP else _numbers(members.get(group, {}).get("ranks", ""))
+    ranks = _list_members(group, description, members)
     tensors = zip(entry["input_dtypes"], entry["input_sizes"])  # noqa: B905 - Python 3.8 has no strict
     peer = _find_peer(peers)
     return {
@@ -132,8 +135,20 @@ def _describe(entry: Record, members: dict[str, Record]) -> Record:
         "description": description,
         "members": ranks,
         "peer": None if peer is None else ranks[peer] if ranks else peer,
+        "tag": 0,
         "frames": entry.get("frames", ()),
     }
+
+
+def _describe_call(call: Record, members: dict[str, Record]) -> Record:
+    """Return a record of the call in which the main thread waits, which has no number."""
+    ranks = _list_members(call["group"], call["description"], members)
+    return {**call, "number": 0, "data": "", "members": ranks, "frames": ()}
+
+
+def _list_members(group: str, description: str, members: dict[str, Record]) -> list[int]:
+    """Return the ranks of a group; none if they are not known, or all."""
+    return [] if description == DEFAULT_GROUP else _numbers(members.get(group, {}).get("ranks", ""))
 
 
 def _find_peer(peers: str) -> int | None:
