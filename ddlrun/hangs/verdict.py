@@ -5,17 +5,10 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from ddlrun.hangs.differences import find_missing, find_out_of_order, group_by_data
 from ddlrun.hangs.position import Activity, Position, describe
 from ddlrun.hangs.snapshot import JobSnapshot, name_ranks
-from ddlrun.hangs.waits import (
-    LocatedJob,
-    Roots,
-    describe_ring,
-    find_missing,
-    find_out_of_order,
-    find_roots,
-    locate_ranks,
-)
+from ddlrun.hangs.waits import LocatedJob, Roots, describe_ring, find_roots, locate_ranks
 
 UNREACHABLE = "which is down, or its network is cut"
 NOBODY = "no rank stands out"
@@ -178,16 +171,36 @@ def _judge_waiting(located: LocatedJob, waiting: Sequence[PositionGroup], roots:
     cut = _find_cut_off(located.job)
     if cut is not None:
         return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
-    if any(group.position.activity is Activity.GPU for group in waiting) and _are_in_one_operation(waiting):
-        if len(waiting) == 1:
-            return HangVerdict(HangFinding.RUNNING, (), _sentence(waiting, "the GPUs may compute what comes before it"))
-        return HangVerdict(HangFinding.SAME_CALL, (), _sentence(waiting))
+    if _are_in_one_operation(waiting):
+        return _judge_one_operation(located, waiting)
     if len(waiting) > 1:
         guilty, notes = _find_odd(located, waiting, roots)
         return HangVerdict(HangFinding.DIFFERENT_CALLS, guilty, _sentence(waiting, *notes))
-    if len(waiting[0].ranks) == 1:
-        return HangVerdict(HangFinding.SAME_CALL, waiting[0].ranks, waiting[0].text)
-    return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(waiting[0].position, plural=True)}")
+    return _judge_one_position(waiting[0])
+
+
+def _judge_one_operation(located: LocatedJob, waiting: Sequence[PositionGroup]) -> HangVerdict:
+    """Return the verdict where all ranks that wait are in the same operation, whose data may differ."""
+    by_data = group_by_data(_all_ranks(waiting), located)
+    if len(by_data) > 1:
+        guilty = _all_odd([ranks for _, ranks in by_data])
+        note = ", ".join(f"{name_ranks(ranks)} with {data or 'no tensor'}" for data, ranks in by_data)
+        return HangVerdict(HangFinding.DIFFERENT_CALLS, guilty, _sentence(waiting, note, *_nobody(guilty)))
+    on_gpu = any(group.position.activity is Activity.GPU for group in waiting)
+    if len(waiting) > 1 and not on_gpu:
+        guilty, notes = _find_odd(located, waiting, None)
+        return HangVerdict(HangFinding.DIFFERENT_CALLS, guilty, _sentence(waiting, *notes))
+    if len(waiting) > 1:
+        return HangVerdict(HangFinding.SAME_CALL, (), _sentence(waiting))
+    if on_gpu:
+        return HangVerdict(HangFinding.RUNNING, (), _sentence(waiting, "the GPUs may compute what comes before it"))
+    return _judge_one_position(waiting[0])
+
+
+def _judge_one_position(group: PositionGroup) -> HangVerdict:
+    if len(group.ranks) == 1:
+        return HangVerdict(HangFinding.SAME_CALL, group.ranks, group.text)
+    return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(group.position, plural=True)}")
 
 
 def _are_in_one_operation(waiting: Sequence[PositionGroup]) -> bool:
@@ -202,9 +215,8 @@ def _find_odd(
     at_root = waiting if roots is None else [group for group in waiting if roots.ranks.intersection(group.ranks)]
     calls = {group.position.collective and group.position.collective.call[:2] for group in at_root}
     if len(calls) == 1 and len(at_root) > 1:
-        most, *others = at_root
-        guilty = _all_ranks(others) if len(most.ranks) > len(_all_ranks(others)) else ()
-        return guilty, () if guilty else (NOBODY,)
+        guilty = _all_odd([group.ranks for group in at_root])
+        return guilty, _nobody(guilty)
     if roots is not None and roots.ranks:
         return _all_ranks(at_root), ()
     ring = () if roots is None else roots.ring
@@ -214,7 +226,17 @@ def _find_odd(
         verb = "calls" if len(guilty) == 1 else "call"
         return guilty, (*shown, f"{name_ranks(guilty)} {verb} them in another order")
     guilty = find_missing(ring, located)
-    return guilty, tuple(shown) if guilty else (*shown, NOBODY)
+    return guilty, (*shown, *_nobody(guilty))
+
+
+def _all_odd(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the ranks of all parts but the largest, which comes first and has to be more than half."""
+    odd = tuple(sorted(rank for part in parts[1:] for rank in part))
+    return odd if len(parts[0]) > len(odd) else ()
+
+
+def _nobody(guilty: tuple[int, ...]) -> tuple[str, ...]:
+    return () if guilty else (NOBODY,)
 
 
 def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:

@@ -64,6 +64,11 @@ def calling(name: str, peer: int, tag: int, *entries: dict[str, Any]) -> Dump:
     return Dump(recorders=({"entries": list(entries), "calls": [call]},))
 
 
+def sized(size: int) -> Dump:
+    """Return the dump of a rank in a first all-reduce of a tensor of this size."""
+    return recorder({**entry(1, DEFAULT, SUM, ended=False), "input_sizes": [[size]]})
+
+
 SUM, NONE = "all_reduce", recorder()
 VERDICTS = [
     (  # the waits lead from group to group
@@ -99,6 +104,15 @@ VERDICTS = [
         HangFinding.DIFFERENT_CALLS, (1,),
         ("ranks 0 and 2 wait in all_reduce, collective 2: all_reduce; rank 1 waits in recv, recv from rank 0; "
          "rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in recv"),
+    ),
+    (
+        [doing(SUM), doing(SUM), sized(5)], HangFinding.DIFFERENT_CALLS, (2,),
+        "ranks 0-2 wait in all_reduce, collective 1: all_reduce; ranks 0 and 1 with Float[8], rank 2 with Float[5]",
+    ),
+    (
+        [doing(SUM), sized(5)], HangFinding.DIFFERENT_CALLS, (),
+        ("ranks 0 and 1 wait in all_reduce, collective 1: all_reduce; rank 0 with Float[8], rank 1 with Float[5]; "
+         "no rank stands out"),
     ),
     (  # rank 1 is not asked for: it computes
         [doing(f"tp:{SUM}", members="[0, 2]"), NONE, NONE], HangFinding.ABSENT, (2,),
