@@ -193,7 +193,7 @@ class Child:
             self._queue.append((kind, text))
 
     def terminate(self, text: bytes) -> bool:
-        """Tell the agent to end its ranks; return False if the job was still queued: it is dropped."""
+        """Order the agent to end its ranks; return False if the job was still queued: it is dropped."""
         if self.ready:
             self.connection.send(protocol.TERMINATE, text)
         else:
