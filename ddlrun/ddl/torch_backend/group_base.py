@@ -30,6 +30,9 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
     """A process group over an endpoint of its own. All members create it together.
 
     Works are started in the order of their calls, by the thread, which also completes them.
+
+    From torch 2.14 on, a Python class can also be a backend of torch's own group. Its works, however, never become
+    complete there (`is_completed`), and a message from any rank has no source. Both work in a subclass of ProcessGroup.
     """
 
     def __init__(
