@@ -22,7 +22,7 @@ class ByteCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = [StorageWeakRef(tensor.untyped_storage()) for tensor in before]
         self._alive = {ref.cdata: (ref, 0) for ref in self._before}
-        self.peak = 0
+        self.peak = self._recent = 0
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -30,8 +30,14 @@ class ByteCounter(TorchDispatchMode):
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
                 ref = StorageWeakRef(tensor.untyped_storage())
                 self._alive.setdefault(ref.cdata, (ref, tensor.untyped_storage().nbytes()))
-        self.peak = max(self.peak, self.live())
+        live = self.live()
+        self.peak, self._recent = max(self.peak, live), max(self._recent, live)
         return result
+
+    def take_peak(self) -> int:
+        """Return the most bytes in use since the last call."""
+        peak, self._recent = self._recent, self.live()
+        return peak
 
     def live(self) -> int:
         """Return the bytes in use now."""
@@ -88,11 +94,20 @@ class SimulatedDevice:
     """A device of `capacity` bytes, of which used() are in use.
 
     A copy ends after `polls` calls of `done`. The host has room for `room` bytes. `out` and `back` have the bytes of
-    each copy.
+    each copy. take_peak() is a function that returns the most bytes in use since it was last called.
     """
 
-    def __init__(self, capacity: int, used: Callable[[], int], *, polls: int = 3, room: float = float("inf")) -> None:
-        self.capacity, self.used, self.polls, self._room = capacity, used, polls, room
+    def __init__(
+        self,
+        capacity: int,
+        used: Callable[[], int],
+        *,
+        take_peak: Callable[[], int | None] = lambda: None,
+        polls: int = 3,
+        room: float = float("inf"),
+    ) -> None:
+        self.capacity, self.used, self.take_peak = capacity, used, take_peak
+        self.polls, self._room = polls, room
         self.faults: list[str] = []
         self._copies: list[LateCopy] = []
         self.out: list[int] = []

@@ -86,10 +86,12 @@ def test_the_device_holds_less() -> None:
     net = deep(48)
     _, before = run_passes(net, None)
     large = LMS(1000, share(200), window=0)
+    run_passes(net, large)  # the first two passes bring nothing back ahead
+    missed = large.stats().missed
     _, after = run_passes(net, large)
     assert after < before / 2
     assert torch.cuda.memory_allocated() < after
-    assert large.stats().missed <= 6
+    assert large.stats().missed - missed <= 6
 
 
 def test_side_streams_of_the_script() -> None:

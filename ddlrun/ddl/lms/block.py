@@ -10,16 +10,23 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.multiprocessing.reductions import StorageWeakRef
+
     from ddlrun.ddl.lms.device import PendingCopy
 
 
 class Block:
     """The memory of one storage, whatever tensors lie in it. It lives as long as one of them is saved."""
 
-    __slots__ = ("__weakref__", "arrival", "departure", "host", "memory", "nbytes", "number", "streams")
+    __slots__ = (
+        "__weakref__", "arrival", "departure", "host", "layout", "left", "memory", "nbytes", "number", "streams",
+        "version",
+    )  # fmt: skip
 
     def __init__(self, number: int, memory: Tensor, nbytes: int) -> None:
         self.number, self.nbytes = number, nbytes
+        self.layout = find_layout(memory)
+        """The layout of the first tensor, if it fills the memory: then its version is that of all of it."""
         self.memory: Tensor | None = memory
         """Any tensor in the storage, while it is on the device."""
         self.host: Tensor | None = None
@@ -30,6 +37,10 @@ class Block:
         """The copy back to the device."""
         self.streams: set[Any] = set()
         """The streams that have written or read the memory on the device."""
+        self.version: int | None = None
+        """The version of memory with other owners when its copy to the host began."""
+        self.left: StorageWeakRef | None = None
+        """The storage that it has left to other owners; this keeps its key from being used again."""
 
 
 class SavedTensor(NamedTuple):
@@ -66,6 +77,14 @@ class InFlightCopy(NamedTuple):
     copy: PendingCopy
     memory: Tensor
     streams: set[Any]
+
+
+def find_layout(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Return the shape and strides of a tensor that fills its storage; None for a part of it.
+
+    Other parts may be written without a new version of this one, as an LSTM does.
+    """
+    return (tensor.shape, tensor.stride()) if tensor.nbytes == tensor.untyped_storage().nbytes() else None
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddlrun.ddl.lms.block import Block, count_owners, storage_key
+from ddlrun.ddl.lms.block import Block, count_owners, find_layout, storage_key
 from ddlrun.ddl.lms.order import SaveOrder
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class BlockTable:
 
     def __init__(self) -> None:
         self.order = SaveOrder()
-        self._next = 0
+        self.next = 0
+        """The number of the next block."""
         self._blocks: dict[int, weakref.ref[Block]] = {}
         self._storage_of: dict[int, int] = {}
         """Number -> key of its storage, while it is on the device."""
@@ -46,14 +47,18 @@ class BlockTable:
         return len(self.order)
 
     def find(self, tensor: Tensor) -> Block | None:
-        """Return the block of the tensor's storage, if there is one."""
+        """Return the block of the tensor's storage, if there is one, and its copy has not been outdated by a write."""
         key = storage_key(tensor)
-        return self._blocks[self._number_of[key]]() if key in self._number_of else None
+        block = self._blocks[self._number_of[key]]() if key in self._number_of else None
+        if block is None or block.version is None:
+            return block
+        version = tensor._version  # noqa: SLF001 - torch has no other name for it
+        return block if (version, find_layout(tensor)) == (block.version, block.layout) else None
 
     def add(self, tensor: Tensor) -> Block:
         """Return a new block for the tensor's storage."""
-        number = self._next
-        self._next += 1
+        number = self.next
+        self.next += 1
         block = Block(number, tensor.detach(), tensor.untyped_storage().nbytes())
         dead = self._dead
         self._blocks[number] = weakref.ref(block, lambda _: dead.append(number))
@@ -81,8 +86,12 @@ class BlockTable:
         """Yield the blocks in locations whose memory has no other owner, the one saved first in front."""
         for location in locations:
             for block in islice(self.at(location), MAX_CHECKED):
-                if block.memory is not None and count_owners(block.memory) <= self._sole_owner:
+                if block.memory is not None and not self.is_shared(block.memory):
                     yield block
+
+    def is_shared(self, memory: Tensor) -> bool:
+        """Return True if the memory of a block has other owners."""
+        return count_owners(memory) > self._sole_owner
 
     def living(self, numbers: Iterator[int] | tuple[int, ...]) -> Iterator[Block]:
         """Yield the blocks of numbers that are alive."""

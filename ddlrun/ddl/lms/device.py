@@ -31,6 +31,9 @@ class SwapDevice(Protocol):
     def used(self) -> int:
         """Return the bytes in use, including those of other programs."""
 
+    def take_peak(self) -> int | None:
+        """Return the most bytes in use since the last call; None if that is not known."""
+
     def stream(self) -> Any:  # noqa: ANN401 - hashable, of a type of the device
         """Return the current stream."""
 
@@ -83,8 +86,17 @@ class Cuda:
 
     def used(self) -> int:
         """Return the bytes of all tensors on the device, and those that others used when this object was created."""
+        return self._others + self._allocated("current")
+
+    def take_peak(self) -> int:
+        """Return the most bytes since the last call, by torch's statistics of the peak, which this resets."""
+        peak = self._others + self._allocated("peak")
+        torch.cuda.reset_peak_memory_stats(self._index)
+        return peak
+
+    def _allocated(self, which: str) -> int:
         allocated = torch.cuda.memory_stats_as_nested_dict(self._index).get("allocated_bytes")
-        return self._others + (allocated["all"]["current"] if allocated else 0)
+        return allocated["all"][which] if allocated else 0  # type: ignore[no-any-return]
 
     def stream(self) -> Any:  # noqa: ANN401 - a stream of torch
         """Return the current stream."""

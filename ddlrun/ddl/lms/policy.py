@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddlrun.ddl.lms.demand import NO_LIMIT
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,12 +19,14 @@ class MemoryLoad:
     """The load of a device, in bytes.
 
     used: in use. capacity: in all. leaving: in use, but being copied out. ahead: brought back before they are needed.
+    room: of blocks that may stay beside those that do; below 0 if too many do.
     """
 
     used: int
     capacity: int
     leaving: int = 0
     ahead: int = 0
+    room: int = NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Policy:
 
     def excess(self, load: MemoryLoad) -> int:
         """Return the number of bytes that should begin to leave now."""
-        return max(0, load.used - load.leaving - int(self.frac * load.capacity))
+        return max(0, load.used - load.leaving - int(self.frac * load.capacity), -load.room - load.leaving)
 
     def must_wait(self, load: MemoryLoad, newest: int) -> bool:
         """Return True if the next computation must wait for the oldest of the blocks that leave.
@@ -51,17 +54,19 @@ class Policy:
         overlap.
         """
         return load.leaving > 0 and (
-            load.leaving - newest > self.window * load.capacity or load.used > max(self.full, self.frac) * load.capacity
+            load.leaving - newest > self.window * load.capacity
+            or load.used > max(self.full, self.frac) * load.capacity
+            or load.room < 0
         )
 
     def over_full(self, load: MemoryLoad) -> int:
-        """Return the number of bytes in use above the share `full`."""
-        return max(0, load.used - load.leaving - int(self.full * load.capacity))
+        """Return the number of bytes in use above the share `full`, or of blocks that may not stay."""
+        return max(0, load.used - load.leaving - int(self.full * load.capacity), -load.room - load.leaving)
 
     def may_come(self, nbytes: int, load: MemoryLoad) -> bool:
         """Return True if a block may come back before it is needed. One that exceeds the window comes alone."""
         near = load.ahead == 0 or load.ahead + nbytes <= self.window * load.capacity
-        return near and load.used + nbytes <= self.full * load.capacity
+        return near and load.used + nbytes <= self.full * load.capacity and nbytes <= load.room
 
 
 def read_policy(size_kb: float | None, frac: float | None, window: float | None, environ: Mapping[str, str]) -> Policy:

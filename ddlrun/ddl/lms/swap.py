@@ -13,9 +13,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ddlrun.ddl.lms.block import Block, InFlightCopy, SavedTensor
 from ddlrun.ddl.lms.block_table import BlockTable
+from ddlrun.ddl.lms.demand import Demand
 from ddlrun.ddl.lms.order import MemoryLocation
 from ddlrun.ddl.lms.policy import MemoryLoad
 from ddlrun.ddl.lms.stats import Stats
@@ -41,6 +43,7 @@ class Swap:
         """The bytes on the host when it had no room for more, until it has fewer."""
         self._empty: Tensor | None = None
         self._counts = Counter[str](capacity=device.capacity)
+        self._demand = Demand(int(policy.full * device.capacity), learns=device.take_peak() is not None)
 
     @property
     def stats(self) -> Stats:
@@ -63,8 +66,12 @@ class Swap:
         counter.data = self._empty
         with self._lock:
             self._remove_dead()
+            self._note_demand()
+            if self._demand.is_over(self._order.oldest(self._table.next)):
+                self._demand.begin(self._device.used() - self._order.on_device())
             block = self._find_block(tensor)
             self._make_room()
+            self._demand.held = self._order.on_device()
         return SavedTensor(
             counter=counter,
             version=tensor._version,  # noqa: SLF001 - torch has no other name for it
@@ -80,12 +87,17 @@ class Swap:
         """Return a tensor that was packed, and begin to bring back those that are needed next."""
         with self._lock:
             self._remove_dead()
+            self._note_demand()
+            self._demand.note_backward(self._table.next)
             block = saved.block
-            self._release_used()
+            self._make_room_in_backward(block)
             memory = self._make_resident(block)
             self._device.lend(memory, block.streams)
             tensor = saved.view(memory)
+            if block.host is not None and self._excess_of_blocks() > 0:
+                self._release(block)  # it is the backward's alone, which frees it before others need it again
             self._prefetch(block.number)
+            self._demand.held = self._order.on_device()
         return tensor
 
     def _find_block(self, tensor: Tensor) -> Block:
@@ -93,6 +105,7 @@ class Swap:
         if block is None:
             block = self._table.add(tensor)
             self._counts["saved"] += 1
+            self._demand.note_block(block.nbytes)
         block.streams.add(self._device.stream())
         return block
 
@@ -104,11 +117,7 @@ class Swap:
             self._release(block)
         excess = self._policy.excess(self._load())
         if excess and not self._host_is_full():
-            # First the blocks that the host has already.
-            for block in self._table.unowned(MemoryLocation.ON_BOTH, MemoryLocation.ON_DEVICE):
-                if excess <= 0 or not self._send_out(block):
-                    break
-                excess -= block.nbytes
+            self._send_out_some(excess)
         for block in self._table.at(MemoryLocation.LEAVING):
             if not self._policy.must_wait(self._load(), self._order.newest(MemoryLocation.LEAVING)):
                 break
@@ -116,17 +125,37 @@ class Swap:
                 self._counts["throttled"] += 1
             self._release(block)
 
+    def _send_out_some(self, excess: int) -> None:
+        """Let blocks leave: without other owners first, and of these those that the host has already."""
+        for block in self._table.unowned(MemoryLocation.ON_BOTH, MemoryLocation.ON_DEVICE):
+            if excess <= 0 or not self._send_out(block):
+                break
+            excess -= block.nbytes
+        # Other owners may let go of memory before more is saved.
+        for block in self._table.at(MemoryLocation.ON_DEVICE):
+            if self._excess_of_blocks() <= self._order.nbytes[MemoryLocation.LEAVING]:
+                break
+            if block.layout is not None and not self._send_out(block):
+                break
+
+    def _excess_of_blocks(self) -> int:
+        """Return the bytes of blocks on the device beyond the limit."""
+        return self._order.on_device() - self._demand.limit
+
     def _send_out(self, block: Block) -> bool:
         """Let a block leave; return False if the host has no room for it."""
         if block.memory is None or block.host is not None:
             self._release(block)
             return True
+        is_shared = self._table.is_shared(block.memory)
         flat = torch.empty(0, dtype=torch.uint8, device=block.memory.device).set_(block.memory.untyped_storage())
         try:
             block.host, block.departure = self._device.take_out(flat, block.streams)
         except RuntimeError as error:
             self._note_refusal(block.nbytes, error)
             return False
+        if is_shared:
+            block.version = block.memory._version  # noqa: SLF001 - torch has no other name for it
         self._in_flight[block.number] = InFlightCopy(block.departure, flat, block.streams)
         self._order.move(block.number, MemoryLocation.LEAVING)
         self._counts["out"] += 1
@@ -140,7 +169,10 @@ class Swap:
             if copy is not None and not copy.done():
                 copy.wait(block.streams)
         self._in_flight.pop(block.number, None)
-        self._table.detach(block.number)
+        if block.version is not None and block.memory is not None:
+            block.left = StorageWeakRef(block.memory.untyped_storage())
+        else:
+            self._table.detach(block.number)
         block.memory = block.arrival = None
         self._order.move(block.number, MemoryLocation.ON_HOST)
 
@@ -194,12 +226,16 @@ class Swap:
                 self._release(other)
             self._bring_back(block)
 
-    def _release_used(self) -> None:
-        """Free blocks that backward has used and a retained graph still holds, if the device is nearly full."""
-        if self._order.nbytes[MemoryLocation.ON_BOTH]:
-            excess = self._policy.over_full(self._load())
-            for block in self._table.unowned(MemoryLocation.ON_BOTH) if excess else ():
-                if excess <= 0:
+    def _make_room_in_backward(self, needed: Block) -> None:
+        """Let all blocks but one leave, if the device is too full: first those that backward has used."""
+        if not self._order.nbytes[MemoryLocation.ON_BOTH] and self._excess_of_blocks() <= 0:
+            return
+        excess = self._policy.over_full(self._load())
+        for block in self._table.unowned(MemoryLocation.ON_BOTH, MemoryLocation.ON_DEVICE) if excess else ():
+            if excess <= 0:
+                break
+            if block is not needed:
+                if not self._send_out(block):
                     break
                 excess -= block.nbytes
                 self._release(block)
@@ -209,6 +245,8 @@ class Swap:
             raise AssertionError(f"block {block.number} is nowhere")
         block.memory, block.arrival = self._device.bring_back(block.host, block.departure)
         block.streams = {self._device.stream()}
+        self._table.detach(block.number)
+        block.version = block.left = None
         self._table.attach(block.number, block.memory)
         self._in_flight[block.number] = InFlightCopy(block.arrival, block.memory, block.streams)
         self._order.move(block.number, MemoryLocation.RETURNING)
@@ -225,7 +263,18 @@ class Swap:
     def _load(self) -> MemoryLoad:
         used, nbytes = self._device.used(), self._order.nbytes
         self._note_peak("device_peak", used)
-        return MemoryLoad(used, self._device.capacity, nbytes[MemoryLocation.LEAVING], nbytes[MemoryLocation.RETURNING])
+        return MemoryLoad(
+            used,
+            self._device.capacity,
+            nbytes[MemoryLocation.LEAVING],
+            nbytes[MemoryLocation.RETURNING],
+            -self._excess_of_blocks(),
+        )
+
+    def _note_demand(self) -> None:
+        peak = self._device.take_peak() if self._demand.learning else None
+        if peak is not None:
+            self._demand.note_peak(peak)
 
     def _host_is_full(self) -> bool:
         """Return True if the host last had no room, and holds no less now: then nothing leaves."""
