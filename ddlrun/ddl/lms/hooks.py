@@ -45,11 +45,13 @@ class ResidentTensor(NamedTuple):
 class LMS:
     """Large-model support for code inside `with`, or for the forward of modules (`around`).
 
+    It learns in the first two passes, in which all memory leaves: use one object for all passes.
+
     Args:
         size_kb: The least size of memory that may leave the device, in units of 1024 bytes; 0: none leaves. Default:
             that of `ddlrun launch --lms SIZE_KB`, else 1024.
-        frac: The share of the device, from 0 to 1, that must be in use before memory leaves. Default: that of `ddlrun
-            launch --lms-frac F`, else 0.7.
+        frac: The share of the device, from 0 to 1, that must be in use before memory leaves, from the third pass on.
+            Default: that of `ddlrun launch --lms-frac F`, else 0.7.
         window: The share of the device that may be copied at a time, in each direction. Default: 0.05.
         device: A device to use instead of CUDA. Without CUDA and without a device, LMS does nothing.
 
