@@ -110,7 +110,7 @@ class Agent:
             pid, status = _reap_child()
 
     def _idle_until(self) -> float:
-        if not self._ranks_over or not self._parent.open:
+        if self._here or not self._ranks_over or not self._parent.open:
             return NEVER
         return self._heard + self._idle + (self._programs.linger if self._programs else 0.0)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LEAVE_SECONDS = 1.0
 # The exit code of a job one of whose ranks has left MPI without MPI_Finalize.
 EXIT_UNFINISHED = 1
+MOST_CODE = 255
 
 
 class PmiRoot:
@@ -41,7 +42,8 @@ class PmiRoot:
 
     def on_message(self, host: int, message: bytes) -> bytes | None:
         """Take a server's message; return that to all servers, or None until all have met."""
-        self._arrived[host] = message
+        if host in self._hosts:
+            self._arrived[host] = message
         if len(self._arrived) < len(self._hosts):
             return None
         values = b"".join(self._arrived[number] for number in self._hosts)
@@ -111,7 +113,7 @@ class Job:
         elif kind == protocol.LOST and LostHost.parse(text).name == self._own:  # its process has ended, too
             self._end()
         elif kind == protocol.LOST:
-            os.write(2, LostHost.parse(text).errors.encode())
+            os.write(2, LostHost.parse(text).errors.encode(errors="replace"))
             self.on_report(kind, text)
             self._fail(EXIT_UNREACHABLE, 0.0)
 
@@ -149,7 +151,7 @@ class Job:
 
     def _fail(self, code: int, seconds: float) -> None:
         """End the job with an exit code, unless it has another one. Ranks have some seconds to end by themselves."""
-        self._exit_code = self._exit_code or code
+        self._exit_code = self._exit_code or min(code, MOST_CODE)
         self._leave_at = min(self._leave_at, time.monotonic() + seconds)
 
     def _deadline(self) -> float:

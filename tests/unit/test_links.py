@@ -95,8 +95,12 @@ class Links:
         self.active = Job(self.loop, self.children)
         self.active.on_report = lambda *report: self.reports.append(report)
         environ = {**job_environ("1x3"), **variables}
-        with start_job(self.active, ["sh", "-c", script], ["one", "two", "three"], environ) as agent:
+        agent = start_job(self.active, ["sh", "-c", script], ["one", "two", "three"], environ)
+        try:
             yield agent
+        finally:
+            agent.kill()
+            agent.wait()
         self.active.close()
         self.wait(lambda: self.children.over)
 
@@ -411,9 +415,39 @@ def test_a_host_that_is_lost_during_a_job_ends_the_job(tmp_path: Path) -> None:
         assert links.result("echo up", "two", 2) == (0, b"up\n")
 
 
-@pytest.mark.parametrize("message", [b"", b"\0\0\0\3two", b"\0\0\0\4four\0\0\0\0031 1\0\0\0\4text"])
-def test_an_agent_speaks_for_its_own_hosts_alone(tmp_path: Path, message: bytes) -> None:
-    frame = b"".join(Encoder(Checksums(), protocol.FROM_AGENT).encode(protocol.OUTPUT, message))
+@pytest.mark.parametrize(
+    ("kind", "text", "code"),
+    [
+        (protocol.PMI, protocol.pack_words([b"7", b"key value\n"]), 0),
+        (protocol.LOST, LostHost(name="two", reason="gone", errors="\udcff").pack(), 3),
+        (protocol.EXITED, protocol.ExitedRank(rank=0, code=10**20).pack(), 255),
+        (protocol.EXITED, protocol.ExitedRank(rank=0, code=-(10**20)).pack(), 255),
+    ],
+    ids=["host", "text", "code", "signal"],
+)
+def test_what_an_agent_would_not_say_does_no_harm(tmp_path: Path, kind: bytes, text: bytes, code: int) -> None:
+    with linked(tmp_path) as links, links.job(f"until [ -e {tmp_path}/go ]; do sleep 0.01; done") as agent:
+        assert links.active is not None
+        for _ in range(4):
+            links.active.report(kind, text)
+        (tmp_path / "go").touch()
+        links.wait(lambda: agent.poll() is not None)
+        assert agent.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (protocol.OUTPUT, b""),
+        (protocol.OUTPUT, b"\0\0\0\3two"),
+        (protocol.OUTPUT, b"\0\0\0\4four\0\0\0\0031 1\0\0\0\4text"),
+        (protocol.EXITED, b""),
+        (protocol.UNFINISHED, b"two"),
+        (protocol.PMI, b""),
+    ],
+)
+def test_an_agent_speaks_for_its_own_hosts_alone(tmp_path: Path, kind: bytes, message: bytes) -> None:
+    frame = b"".join(Encoder(Checksums(), protocol.FROM_AGENT).encode(kind, message))
     text = "".join(f"\\{byte:03o}" for byte in frame)
     liar = f"[ $1 != two ] || {{ echo '@ddlrun-agent {VERSION}'; printf '{text}'; exec sleep 300; }}"
     with linked(tmp_path, before=liar) as links:
