@@ -214,6 +214,10 @@ def _find_odd(
     """Return the ranks that differ, and notes: those at the root of all waits, or else those unlike more than half."""
     at_root = waiting if roots is None else [group for group in waiting if roots.ranks.intersection(group.ranks)]
     calls = {group.position.collective and group.position.collective.call[:2] for group in at_root}
+    if roots is not None and None in calls:  # they wait for others in an unknown way: the fewer differ
+        rest = tuple(rank for rank in _all_ranks(waiting) if rank not in roots.ranks)
+        guilty = _all_odd(sorted((_all_ranks(at_root), rest), key=len, reverse=True))
+        return guilty, _nobody(guilty)
     if len(calls) == 1 and len(at_root) > 1:
         guilty = _all_odd([group.ranks for group in at_root])
         return guilty, _nobody(guilty)

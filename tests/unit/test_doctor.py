@@ -166,6 +166,10 @@ def in_all_reduce(number: int | None) -> RankSnapshot:
 
 
 GATHER = snapshot(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
+STARTED: dict[str, Any] = {"started": {"0": {"number": 6, "description": "default_pg"}}}
+# Ranks of torch that are in no operation: they wait for a key of the store.
+STORE = [own(19, "store.wait(keys)")]
+IN_STORE = parse_snapshot(json.dumps({"processes": [process(STORE)], "connections": [], **STARTED}))
 IN_JAX = snapshot(process([own(13, "return float(f(x))")], call="futex"))
 SLEEPING = snapshot(process([own(15, "sleep(9)")], call="sleep"))
 CUT = (("10.0.0.1", "10.0.0.3"),), (("10.0.0.2", "10.0.0.3"),), (("10.0.0.3", "10.0.0.1"), ("10.0.0.3", "10.0.0.2"))
@@ -196,6 +200,21 @@ VERDICTS = [
         job(*map(in_all_reduce, (7, 8))), HangFinding.DIFFERENT_CALLS, (0,),
         ("rank 0 waits in all_reduce (train.py:41), collective 7: all_reduce; rank 1 waits in all_reduce "
          "(train.py:41), collective 8: all_reduce"),
+    ),
+    (
+        job(IN_STORE, IN_STORE, in_all_reduce(7)), HangFinding.DIFFERENT_CALLS, (2,),
+        ("ranks 0 and 1 wait in wait (train.py:19); rank 2 waits in all_reduce (train.py:41), collective 7: "
+         "all_reduce"),
+    ),
+    (
+        job(IN_STORE, in_all_reduce(7), in_all_reduce(7)), HangFinding.DIFFERENT_CALLS, (0,),
+        ("ranks 1 and 2 wait in all_reduce (train.py:41), collective 7: all_reduce; rank 0 waits in wait "
+         "(train.py:19)"),
+    ),
+    (
+        job(IN_STORE, in_all_reduce(7)), HangFinding.DIFFERENT_CALLS, (),
+        ("rank 0 waits in wait (train.py:19); rank 1 waits in all_reduce (train.py:41), collective 7: all_reduce; "
+         "no rank stands out"),
     ),
     (
         job(*map(in_all_reduce, (7, None))), HangFinding.SAME_CALL, (),
