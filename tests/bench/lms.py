@@ -1,9 +1,12 @@
-"""Large-model support: `python -m tests.bench.lms [--gib N]`. Prints tables without goals.
+"""Large-model support: `python -m tests.bench.lms [--gib N] [--network NAME]`. Prints tables without goals.
 
 On a CUDA device, for a 3D U-Net and for a transformer: the largest image or batch that fits, and the seconds of a step,
 without and with large-model support, and with PyTorch's alternatives; bytes copied per second as a share
 of the rate of a plain pinned copy in the same run. --gib limits the memory that torch uses. On any machine: the
 processor time of the hooks for each saved tensor, without copies.
+
+On a GPU that is lent for minutes, `--gib 12 --network UNet` compares the largest images in about five; set
+PYTORCH_ALLOC_CONF=expandable_segments:True, and run tests/ddl/test_lms_cuda.py before.
 """
 
 import statistics
@@ -217,7 +220,7 @@ def limits(rounds: int) -> tuple[float, float]:
     return host.numel() / out, host.numel() / seconds(lambda: there.copy_(host, non_blocking=True), rounds)
 
 
-def device_side(sizes: Sizes) -> None:
+def device_side(sizes: Sizes, networks: Collection[str]) -> None:
     total = torch.cuda.mem_get_info()[1]
     if sizes.gib is not None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, sizes.gib * GIB / total))
@@ -225,6 +228,8 @@ def device_side(sizes: Sizes) -> None:
     memory = render_memory(min(total, (sizes.gib or 1e9) * GIB))
     print(f"{torch.cuda.get_device_name()}, {memory}; pinned copies {out / 1e9:.1f} GB/s out, {back / 1e9:.1f} back")
     for net in make_networks():
+        if type(net.module).__name__ not in networks:
+            continue
         print(f"{type(net.module).__name__}, {net.words}:")
         variants: dict[str, Callable[[], Any]] = {
             "without": nullcontext,
@@ -270,11 +275,13 @@ def measure(net: Network, size: int, make: Callable[[], Any], rounds: int, rates
 def main() -> None:
     parser = bench_parser(__doc__)
     parser.add_argument("--gib", type=float, help="use up to N GiB of the device", metavar="N")
+    names = UNet.__name__, Transformer.__name__
+    parser.add_argument("--network", choices=names, help="that one alone (both)")
     options = parser.parse_args()
     sizes = SMOKE if options.smoke else FULL._replace(gib=options.gib)
     torch.set_num_threads(1)
     if torch.cuda.is_available():
-        device_side(sizes)
+        device_side(sizes, [options.network] if options.network else names)
     else:
         print("no CUDA device: only the processor time of the host is measured")
     host_side(sizes)
