@@ -108,8 +108,8 @@ class Hello(NamedTuple):
     @classmethod
     def parse(cls, text: bytes, ranks: int) -> "Hello":
         """Parse the text of a HELLO. Raises ProtocolError where it cannot be read, or the job has no such rank."""
-        words = decode_text(text).split("\t")
+        words = text.decode(errors="replace").split("\t")
         if len(words) != HELLO_WORDS:
             raise ProtocolError("its introduction cannot be read")
         rank, local_rank = (protocol.parse_number(word, ranks - 1) for word in (words[0], words[2]))
-        return cls(rank, " ".join(words[1].split()), local_rank)
+        return cls(rank, " ".join(printable(words[1]).split()), local_rank)
