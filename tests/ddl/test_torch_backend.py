@@ -306,7 +306,9 @@ def test_a_rank_knows_the_backend_by_its_name() -> None:
 
 
 DDP = """
+import sys
 import torch
+assert not {"ddlrun.ddl", "ddlrun.errors", "mpi4py"} & {*sys.modules}
 torch.distributed.init_process_group("ddl")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 model(torch.full((1, 2), 2.0 * torch.distributed.get_rank())).sum().backward()

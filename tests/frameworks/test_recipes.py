@@ -32,8 +32,9 @@ PATIENT = ["-np", "2", "--output", "no-tag", "--env", "OMPI_MCA_mpi_yield_when_i
 def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Launch two ranks in a folder, with this Python's programs on PATH."""
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}  # as the page says, on CPUs
     return subprocess.run(
-        [*launch_line(MPIRUNS[5], folder, *PATIENT), *words], cwd=folder, env=os.environ | {"PATH": path},
+        [*launch_line(MPIRUNS[5], folder, *PATIENT), *words], cwd=folder, env=environ,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
