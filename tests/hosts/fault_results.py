@@ -133,6 +133,7 @@ def first_line(errors: str) -> str:
     line = next((text for text in texts if not text.startswith(("note:", "warning:"))), "")
     for pattern, replacement in (
         (r" after \d+\.\d s: ", ": "), (r",? after \d+\.\d s$", ""), (r" \(process \d+\)", ""), (r"/\S*/", ".../"),
+        (r"test_fault_\w+", "FOLDER"),
         (r"(10(\.\d+){3}):\d+", r"\1:PORT"), (r"\b\d{6,}\b", "N"), (r"; .*", ""),
     ):  # fmt: skip
         line = re.sub(pattern, replacement, line)

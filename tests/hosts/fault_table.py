@@ -402,7 +402,7 @@ RESTART = (
     "test $OMPI_COMM_WORLD_RANK != 0 || exit 7; while :; do sleep 0.1; done"
 )
 RESTARTED = ("sh", "-c", RESTART)
-LARGE_RESULT = ("sh", "-c", "head -c 50000000 /dev/zero >result.$OMPI_COMM_WORLD_RANK; echo started")
+LARGE_RESULT = ("/bin/sh", "-c", "head -c 50000000 /dev/zero >result.$OMPI_COMM_WORLD_RANK; echo started")
 FETCH = (*SHIP, "--fetch", "result.*")
 LOST = "host h3 was lost: the connection to its agent ended|rank 2 on h3 had to end: ddlrun's agent on that host is"
 CLIENT, AGENT = (

@@ -542,7 +542,7 @@ def test_a_stopped_process_when_all_ranks_end(
 @pytest.mark.own
 def test_a_daemon_and_what_watches_it_are_stopped(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(
-        cluster, mpirun, tmp_path, "sh", "-c", "echo started; until test -e $(hostname); do sleep 0.1; done"
+        cluster, mpirun, tmp_path, "/bin/sh", "-c", "echo started; until test -e $(hostname); do sleep 0.1; done"
     ) as job:
         job.wait_for_output("started", RANKS)
         keeper, _ = job.started("h3")
