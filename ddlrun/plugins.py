@@ -33,7 +33,7 @@ def load_plugins(group: str, kind: type[T]) -> dict[str, T]:
 
 
 def load_plugin_classes(group: str, base: type[T]) -> list[type[T]]:
-    """Load the entry points of a group. Raises InputError where one cannot be loaded, or is no class of a kind."""
+    """Load the entry points of a group. Raises InputError where one cannot be loaded, or is not a class of a kind."""
 
     def is_class(value: object) -> TypeGuard[type[T]]:
         return isinstance(value, type) and issubclass(value, base)
@@ -50,7 +50,7 @@ def _load(package: "PathDistribution", point: "EntryPoint", kind: str, fits: "Ca
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{where} cannot be loaded ({reason}); {remedy}") from error
     if not fits(value):
-        raise InputError(f"{where} is no {kind}; {remedy}")
+        raise InputError(f"{where} is not a {kind}; {remedy}")
     return value
 
 

@@ -126,7 +126,7 @@ class UnequalTopology(_LocalSizes):
 
     def __new__(cls, local_sizes: Sequence[int]) -> "UnequalTopology":  # noqa: D102, PYI034 - as above
         if len(set(local_sizes)) < 2 or min(local_sizes) < 1 or sum(local_sizes) > MOST_RANKS:
-            raise InputError(f"{_render_sum(local_sizes)}: these are no numbers of ranks of hosts that differ")
+            raise InputError(f"{_render_sum(local_sizes)}: these are not the numbers of ranks of unequal hosts")
         return super().__new__(cls, tuple(local_sizes), (0, *accumulate(local_sizes[:-1])))
 
     def __str__(self) -> str:

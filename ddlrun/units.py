@@ -23,7 +23,7 @@ def parse_bytes(text: str, where: str) -> int:
     match = re.fullmatch(rf"{_NUMBER} ?(?:([kmgt]i?)b?|b)", text.strip().lower())
     size = float(match[1]) * PREFIXES[match[2] or ""] if match else 0
     if size < 1:
-        raise InputError(f"{where}: {text!r} is no size; write it with its unit, as in 100MB or 64KiB")
+        raise InputError(f"{where}: {text!r} is not a size; write it with its unit, as in 100MB or 64KiB")
     return round(size)
 
 
@@ -38,7 +38,7 @@ def parse_memory(text: str) -> int:
     match = re.fullmatch(rf"{_NUMBER}([mgt])(?:i?b)?", text.lower())
     size = math.ceil(float(match[1]) * PREFIXES[f"{match[2]}i"] / PREFIXES["mi"]) if match else 0
     if not size:
-        raise InputError(f"--mem {text!r} is no size; write it with its unit, as in 64G or 512M")
+        raise InputError(f"--mem {text!r} is not a size; write it with its unit, as in 64G or 512M")
     return size
 
 
@@ -61,7 +61,7 @@ def parse_rate(text: str, where: str) -> float:
     match = re.fullmatch(rf"{_NUMBER} ?([kmgt]i?)?(b/s|bit(?:/s)?)", text.strip().lower())
     rate = float(match[1]) * PREFIXES[match[2] or ""] / (8 if match[3].startswith("bit") else 1) if match else 0
     if rate <= 0:
-        raise InputError(f"{where}: {text!r} is no rate; write it with its unit, as in 100 Gbit/s or 12.5 GB/s")
+        raise InputError(f"{where}: {text!r} is not a rate; write it with its unit, as in 100 Gbit/s or 12.5 GB/s")
     return rate
 
 
@@ -73,7 +73,7 @@ def parse_seconds(text: str, where: str) -> float:
     """
     match = re.fullmatch(rf"{_NUMBER} ?(us|ms|s|m|h|d)", text.strip().lower().replace("µ", "u"))
     if not match:
-        raise InputError(f"{where}: {text!r} is no time; write it with its unit, as in 5us, 120ms or 2s")
+        raise InputError(f"{where}: {text!r} is not a time; write it with its unit, as in 5us, 120ms or 2s")
     return float(match[1]) * SECONDS[match[2]]
 
 
@@ -92,7 +92,7 @@ def parse_time_limit(text: str) -> int:
     elif match is not None:
         seconds = int(sum(int(count or 0) * SECONDS[unit] for count, unit in zip(match.groups(), "dhms", strict=True)))
     if not 0 < seconds < LONGEST:
-        raise InputError(f"--time {text!r} is no time limit; write 1:30:00, 90m, 2h, or a number of minutes")
+        raise InputError(f"--time {text!r} is not a time limit; write 1:30:00, 90m, 2h, or a number of minutes")
     return seconds
 
 

@@ -37,7 +37,7 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - whatever it is
     try:
         value, end = scan(text, 0)
     except (StopIteration, SystemError) as error:  # the latter stands for the one of json.decoder, which is not loaded
-        raise ValueError(f"{text[:100]!r} is no JSON") from error
+        raise ValueError(f"{text[:100]!r} is not JSON") from error
     if end != len(text):
         raise ValueError(f"{text[end : end + 100]!r} follows the JSON")
     return value
@@ -59,4 +59,4 @@ def render_json(value: object) -> str:
 
 
 def _refuse(value: object) -> None:
-    raise TypeError(f"{value!r} is no value of JSON")
+    raise TypeError(f"{value!r} is not a JSON value")

@@ -258,7 +258,7 @@ class Children:
         """Resume stopped clients."""
         for child in self._children:
             if child.resume(now):  # ranks in MPI wait for their messages
-                complain(f"{child.via} to {child.name} was stopped while the job ran, and was continued")
+                complain(f"{child.via} to {child.name} was stopped while the job ran, and was resumed")
         self._check_at = now + CHECK_SECONDS
 
     def _keep(self, now: float) -> None:

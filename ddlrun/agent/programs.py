@@ -155,7 +155,7 @@ class HostPrograms:
             program.end_at = min(program.end_at, time.monotonic() + program.linger)
 
     def reap(self, pid: int, status: int) -> bool:
-        """Take the end of a process; return False for one that is no program."""
+        """Take the end of a process; return False for one that is not a program."""
         program = next((program for program in self._programs if program.pid == pid), None)
         if program is not None:
             program.status = status

@@ -27,10 +27,10 @@ MARK = "@task "
 def run_task(module: str, text: str) -> str:
     """Return the result of a module's function `main`, given its argument; both are JSON.
 
-    Raises ValueError for a module that has no task, or a text that is no JSON, and what the task raises.
+    Raises ValueError for a module that has no task, or a text that is not JSON, and what the task raises.
     """
     if module not in TASKS:
-        raise ValueError(f"{module!r} is no module of a task")
+        raise ValueError(f"{module!r} is not a module of a task")
     __import__(module)
     return render_json(sys.modules[module].main(parse_json(text)))
 

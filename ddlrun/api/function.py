@@ -88,7 +88,7 @@ def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Return the call, the paths of modules that it needs, and the source of notebook cells. Raises InputError."""
     if not callable(function):
         script = f", or launch a script: ddlrun.launch({function!r})" if isinstance(function, str) else ""
-        raise InputError(f"{function!r} is no function; give the function and its arguments: run(train, 0.5){script}")
+        raise InputError(f"{function!r} is not a function; give a function and arguments: run(train, 0.5){script}")
     pickler = find_pickler()
     if pickler is pickle and getattr(function, "__module__", None) == "__main__":
         raise InputError(

@@ -76,7 +76,7 @@ def launch_job(program: Sequence[str], options: Mapping[str, OptionValue], *, ra
 
 
 def _check_words(program: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise InputError where the script or one of its arguments is no string or path."""
+    """Raise InputError where the script or one of its arguments is not a string or path."""
     for word in program:
         if not isinstance(word, str | os.PathLike):
             words = ", ".join(repr(str(part)) for part in (word if isinstance(word, list | tuple) else [word]))

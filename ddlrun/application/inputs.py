@@ -38,7 +38,7 @@ def read_text(path: str, what: str) -> str:
     except OSError as error:
         raise InputError(f"{what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{what} {path}: byte {error.start} is not UTF-8; it is no text file") from error
+        raise InputError(f"{what} {path}: byte {error.start} is not UTF-8; it is not a text file") from error
 
 
 def split_words(text: str | None, option: str) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def open_links(launcher: AgentLauncher, run: str = "", heartbeat: float | None =
     """
     fan_out = os.environ.get(FAN_OUT_VARIABLE) or str(FAN_OUT)
     if not re.fullmatch("[1-9][0-9]{0,5}", fan_out):
-        raise InputError(f"{FAN_OUT_VARIABLE}={fan_out!r} is no number of agents; write an integer of at least 1")
+        raise InputError(f"{FAN_OUT_VARIABLE}={fan_out!r} is not a number of agents; write an integer of at least 1")
     return HostLinks(launcher, run=run, heartbeat=heartbeat, fan_out=int(fan_out))
 
 

@@ -130,7 +130,7 @@ def _passed(options: dict[str, Any]) -> Iterator[str]:
 
 
 class _JobOutput:
-    """The output of a measuring job: its progress and its result. Lines that are no messages are shown."""
+    """The output of a measuring job: its progress and its result. Lines that are not messages are shown."""
 
     def __init__(self, show: Callable[[str, float | None], None], reporter: Reporter) -> None:
         self._show, self._reporter = show, reporter

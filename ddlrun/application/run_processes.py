@@ -121,7 +121,7 @@ def _choose_active(text: str, registered: Mapping[str, Run], past: Sequence[str]
 
 
 def _explain_inactive(text: str, name: str | None) -> str:
-    """Return the reason for which there is no run to end; `name` is that of a run that is not registered."""
+    """Return the reason why there is no run to end; `name` is that of a run that is not registered."""
     folder = None if name is None else find_folder(name, state_folder(os.environ))
     if folder is not None and not may_run(folder):
         return f"run {name}: it has ended; ddlrun clean ends processes that it left"

@@ -31,13 +31,13 @@ from ddlrun.runs.store import state_folder
 )  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
 def command(run: str | None, interval: float, dumps: str | None, expected: str | None, *, as_json: bool) -> int:
-    """Find the reason why RUN hangs.
+    """Find out why RUN hangs.
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
     All ranks are examined on their hosts, twice; a third time if they have not moved. The first line says which ranks
     wait where, and which rank they wait for; the stacks of all ranks follow. Python stacks are those of py-spy if it is
-    installed on the hosts. Of a run that has ended, the last examination is printed.
+    installed on the hosts. For a run that has ended, the last examination is printed.
 
     Dumps are files with the rank in their names: those of PyTorch's flight recorder (pickles or JSON), and the output
     of `py-spy dump`. Logs of NCCL, there or of the run, show the networks of hosts.

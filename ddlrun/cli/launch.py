@@ -116,8 +116,8 @@ def command(
 ) -> int:  # fmt: skip
     """Launch SCRIPT with ranks placed and bound.
 
-    A .py file, or with -m a module, runs under this Python; any other file is executed directly. Options come before
-    SCRIPT; the words after SCRIPT are its arguments.
+    A .py file, or with -m a module, runs under ddlrun's Python; any other file is executed directly. Options come
+    before SCRIPT; the words after SCRIPT are its arguments.
 
     By default, a host runs one rank per slot if slots are given, otherwise one per GPU, or one per package if it has no
     GPUs.

@@ -34,7 +34,7 @@ class Top(Sections):
 
 
 def _name_ports(args: list[str]) -> Iterator[str]:
-    """Yield words, with --web=0 for a --web that stands before another word than a port."""
+    """Yield words, with --web=0 for a --web that is not followed by a port."""
     for word, following in pairwise([*args, ""]):
         yield word if word != "--web" or following.isdigit() else f"--web={ANY_PORT}"
 

@@ -20,7 +20,7 @@ class InterruptionGuard:
     """A context manager around each call that exchanges messages: once one is interrupted, all later ones fail.
 
     Otherwise they could wait for messages that never come, or return wrong results. An exception before the first
-    message is no interruption. Neither is an error of ddlrun, of a message, or of arithmetic.
+    message is not an interruption. Neither is an error of ddlrun, of a message, or of arithmetic.
     """
 
     def __init__(self, name: str, abandon: Callable[[LostRankError], None] | None) -> None:
@@ -57,7 +57,7 @@ class InterruptionGuard:
             self._exchanges = False
 
     def remember(self, error: BaseException) -> None:
-        """Remember an exception that ends a call after its first message, unless its type is no interruption."""
+        """Remember an exception that ends a call after its first message, unless its type is not an interruption."""
         if self._abandon is not None and not isinstance(error, (DdlrunError, ArithmeticError, *message_errors())):
             self.problem = explain_interruption(self._name, error)
             self._give_up()

@@ -125,7 +125,7 @@ def _waits_for_gpu(snapshot: RankSnapshot, main: ProcessSnapshot, position: Posi
     """Return True for a process that keeps a CPU busy in one call, while its GPU has not ended an operation of NCCL.
 
     A program may also compute on the CPU while its GPU communicates. It then runs Python code between two snapshots, or
-    is in a call of another library than PyTorch.
+    is in a call of a library other than PyTorch.
     """
     is_nccl = any(operation.backend == "nccl" for operation in snapshot.operations)
     inner = without_native(above(main.threads[0].frames, position.frame)) if main.threads else ()

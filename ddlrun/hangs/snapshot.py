@@ -60,7 +60,7 @@ class ProcessSnapshot(NamedTuple):
     threads: tuple[ThreadStack, ...]
     """Empty unless the process runs Python."""
     problem: str
-    """The reason for which a Python process has no stacks."""
+    """The reason why a Python process has no stacks."""
     switches: int
     """The number of times that its first thread has begun to wait."""
     replies: int

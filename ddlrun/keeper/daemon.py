@@ -148,7 +148,7 @@ class HostDuties(Task):
         """Resume a daemon that stays stopped: MPI waits for it without a limit, in MPI_Init for example."""
         if self._detector.stays_stopped(now):
             daemon = "a daemon of the process manager" if self._settings.orders is None else "ddlrun's agent"
-            text = f"{daemon} on {os.uname().nodename} was stopped, and was continued"
+            text = f"{daemon} on {os.uname().nodename} was stopped, and was resumed"
             self._connection.send(protocol.NOTE, text.encode(errors="replace"))
             send_signal(self._settings.parent, signal.SIGCONT)
 
@@ -236,7 +236,7 @@ class DaemonWatcher:
     def _resume_stopped(self) -> None:
         stat = read_stat(self._daemon.pid)
         if stat is not None and stat.state == STOPPED:
-            self._report("was stopped when the job was over, and was continued")
+            self._report("was stopped when the job was over, and was resumed")
             signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGCONT)
 
     def _kill(self) -> None:

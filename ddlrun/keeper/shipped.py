@@ -8,7 +8,7 @@ import os
 LISTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 # An end of output of at most this length, such as /tmp/, is not held back.
 LEAST_HELD = 5
-# The scripts that activate a conda environment; their output is no output of the program.
+# The scripts that activate a conda environment; their output is not output of the program.
 RUN_SCRIPTS = 'for ddlrun_script; do . "$ddlrun_script" >&2; done; unset ddlrun_script; exec /usr/bin/env -0'
 
 

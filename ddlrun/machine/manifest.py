@@ -24,7 +24,7 @@ def render_manifest(texts: Mapping[str, str]) -> str:
 
 
 def check_manifest(manifest: str, texts: Mapping[str, str], folder: str) -> None:
-    """Raise InputError with every file of `folder` that is missing or has another size than in its manifest."""
+    """Raise InputError with every file of `folder` that is missing or differs in size from its manifest."""
     sizes = {name: f"{lines} {characters}" for name, lines, characters in re.findall(_FILE, manifest)}
     if manifest.splitlines()[-1:] != [f"end {len(sizes)}"]:
         raise InputError(f"{folder}/{MANIFEST}: it is cut off; save the replies again")

@@ -1,4 +1,4 @@
-"""L3 domains in lscpu's table, and NUMA distances in numactl's output. Texts without them are no errors."""
+"""L3 domains in lscpu's table, and NUMA distances in numactl's output. Texts without them are not errors."""
 
 import re
 from collections.abc import Iterator

@@ -104,7 +104,7 @@ def _without_mpirun(mpi: ProgramMpi) -> ProcessManager:
         return own_manager(f"mpi4py uses {mpi.library}")
     return own_manager(
         "no mpirun is installed",
-        f"mpi4py uses {mpi.library}, and no mpirun is installed: ranks that use MPI cannot start; {REMEDY}",
+        f"mpi4py uses {mpi.library}, and no mpirun is installed: ranks that use MPI would be singletons; {REMEDY}",
     )
 
 
@@ -118,7 +118,7 @@ def _reason_for_own(mpi: ProgramMpi, python: str | None) -> str | None:
 def _check_own(request: ManagerRequest, environ: Mapping[str, str]) -> ProcessManager:
     """Return ddlrun's own process manager.
 
-    Raises InputError for an option that it does not have, and PreflightError for a program of Open MPI.
+    Raises InputError for an option that it does not have, and PreflightError for an Open MPI program.
     """
     if python_of(request.program) is None:
         _check_linked(request, find_linked(request.program, environ))

@@ -115,7 +115,7 @@ def find_foreign_choice(environ: Mapping[str, str], pmi: str) -> str:
 def mpi4py_variables(library: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes mpi4py load a libmpi; empty where the environment chooses one already.
 
-    With another library than its mpirun's, each rank would be a job of its own.
+    With a library other than its mpirun's, each rank would be a singleton.
     """
     return {} if library is None or any(name in environ for name in CHOICES) else {CHOICES[0]: library}
 

@@ -83,7 +83,7 @@ class LintCode(Enum):
         "write a line for each rank",
     )
     SEVERAL_HOSTS = LintRule(
-        "the line has a second =, which names another host than {host}",
+        "the line has a second =, which names a host other than {host}",
         Effect("refuses the file"),
         Effect("places the rank on {last}, or refuses the file"),
         "leave out what follows the slot text",
@@ -117,7 +117,7 @@ class LintCode(Enum):
     NO_CORES = _same("slot={shown}: {term} is not a core", "takes a core of its own choice, or fails", _RANGES)
     PHYSICAL = LintRule(
         "slot={shown}: {term} is not a core",
-        Effect("gives another core than 5.0"),
+        Effect("gives a core other than 5.0's"),
         Effect("gives the whole package"),
         _RANGES,
     )

@@ -1,6 +1,6 @@
 """Lines of a rank file as both majors of Open MPI split them into tokens: their lexers are the same.
 
-A newline, a comment or a block comment ends a line. What is no token, such as CR, is a syntax error.
+A newline, a comment or a block comment ends a line. What is not a token, such as CR, is a syntax error.
 """
 
 import re

@@ -79,7 +79,7 @@ def measure_nics(traffic: Traffic, topology: Topology, rack_numbers: Sequence[in
 
 
 def with_nics(fabric: Fabric, rates: Sequence[float], names: Sequence[str]) -> Fabric:
-    """Return the links with the hosts whose NIC has another rate than most; `rates` is empty if none was measured."""
+    """Return the links with the hosts whose NIC's rate differs from most; `rates` is empty if none was measured."""
     if len(set(rates)) <= 1:
         return fabric
     usual = statistics.median(rates)

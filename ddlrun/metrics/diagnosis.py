@@ -1,6 +1,6 @@
 """Diagnosis: what slows the ranks of a job down, as their last samples show it.
 
-Each rule is a function of samples alone. It looks at the last WINDOW samples: a short disturbance is no finding.
+Each rule is a function of samples alone. It looks at the last WINDOW samples: a short disturbance is not a finding.
 """
 
 from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ from ddlrun.units import render_byte_rate
 from ddlrun.wording import kernel_wait
 
 LEAST_SAMPLES = 5
-# A short disturbance is no throttling: so large a share of so many samples must have it.
+# A short disturbance is not throttling: so large a share of so many samples must have it.
 WINDOW = 10
 MAJORITY = 0.6
 # A clock above this share of the highest one is not slow.

@@ -67,7 +67,7 @@ def render_line(sample: Sample) -> str:
 
 
 def parse_line(line: bytes) -> Sample:
-    """Parse a line. Raises ValueError, TypeError or KeyError where it is no sample."""
+    """Parse a line. Raises ValueError, TypeError or KeyError where it is not a sample."""
     record: Mapping[str, Any] = json.loads(line)
     if "ranks" in record:
         return RankSample(**_fields_of(RankSample, record))

@@ -48,7 +48,7 @@ def _address(interface: str, text: str, state: str, speed: str, kind: str) -> Ad
 
 
 def _prefix(text: str) -> int | None:
-    """Return the length of an address's prefix, all of its bits if it has none; None if the text is no address."""
+    """Return the length of an address's prefix, all of its bits if it has none; None if the text is not an address."""
     try:
         return ipaddress.ip_interface(text).network.prefixlen
     except ValueError:
@@ -76,4 +76,4 @@ def parse_cidr(text: str) -> Subnet:
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:
-        raise InputError(f"`--network` {text!r} is no subnet; write it as in 10.0.0.0/16 or fd00::/64") from error
+        raise InputError(f"`--network` {text!r} is not a subnet; write it as in 10.0.0.0/16 or fd00::/64") from error

@@ -14,7 +14,7 @@ uplink:                               # between racks: all hosts of a rack share
   bandwidth: 400 Gbit/s
   latency: 15 us
 aisle: {bandwidth: 800 Gbit/s}        # between aisles: all racks of an aisle share it
-nics: {h3: 50 Gbit/s}                 # hosts whose NIC has another rate of data than nic
+nics: {h3: 50 Gbit/s}                 # hosts whose NIC's data rate differs from nic
 hosts_per_rack: 16                    # default: Y of the topology
 racks_per_aisle: 8
 
@@ -98,7 +98,7 @@ def parse_fabric(text: str, where: str) -> Fabric:
         raise InputError(f"{where}: it describes no network; write at least nic: {{bandwidth: 100 Gbit/s}}")
     problems = [f"{where}: unknown key {key!r}; the keys are {', '.join(keys)}" for key in entries if key not in keys]
     problems += [
-        f"{where}: {key}: {entries[key]!r} is no number of at least 1"
+        f"{where}: {key}: {entries[key]!r} is not a number of at least 1"
         for key in _COUNTS
         if not _is_count(entries.get(key, 1))
     ]
@@ -137,7 +137,7 @@ def _parse_link(entry: object, where: str, problems: list[str]) -> Link:
     if entry is None:
         return Link()
     if not isinstance(entry, dict):
-        problems.append(f"{where}: {entry!r} is no link; write {{bandwidth: 100 Gbit/s, latency: 5 us}}")
+        problems.append(f"{where}: {entry!r} is not a link; write {{bandwidth: 100 Gbit/s, latency: 5 us}}")
         return Link()
     values: dict[str, Any] = {}
     for key, value in entry.items():
@@ -164,11 +164,11 @@ def _parse_value(key: str, value: object, where: str) -> float:
         return parse_bytes(str(value), where)
     if key == "parallel":
         if not _is_count(value):
-            raise InputError(f"{where}: {value!r} is no number of at least 1")
+            raise InputError(f"{where}: {value!r} is not a number of at least 1")
         return int(str(value))
     share = float(str(value))
     if not 0 < share <= 1:
-        raise InputError(f"{where}: {value!r} is no share; it is more than 0 and at most 1")
+        raise InputError(f"{where}: {value!r} is not a share; it is more than 0 and at most 1")
     return share
 
 

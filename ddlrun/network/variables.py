@@ -8,7 +8,7 @@ from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.open_mpi import MCA
 from ddlrun.network.subnet_selection import Network
 
-# As a word of the process manager's command line, or in a line of a file that is no comment.
+# As a word of the process manager's command line, or in a line of a file that is not a comment.
 _USER_SETTING = r"(?m)^[^#\n]*(tcp|prte)_if_(in|ex)clude\b"
 # It returns the variables that keep daemons to a network, from "include" or "exclude" and the value.
 DaemonVariables = Callable[[str, str], Mapping[str, str]]

@@ -54,7 +54,7 @@ LISTS = (
     "output.ranks",
     "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip
-# Names of options that are no keys -> key.
+# Names of options that are not keys -> key.
 SYNONYMS = {
     "host": "hosts",
     "x": "env",
@@ -112,7 +112,7 @@ def parse_config(text: str, where: str) -> ConfigContent:
 
 
 def _check_controller(value: object, place: str, notes: list[str], problems: list[str]) -> None:
-    """Add to `notes` or `problems` where Horovod's file names another controller than MPI."""
+    """Add to `notes` or `problems` where Horovod's file names a controller other than MPI."""
     if value == "gloo":
         notes.append(f"{place}: controller: gloo: no effect: ddlrun starts Horovod over MPI")
     elif value not in CONTROLLERS:
@@ -120,7 +120,7 @@ def _check_controller(value: object, place: str, notes: list[str], problems: lis
 
 
 def _read_env(value: object, place: str, problems: list[str]) -> list[str]:
-    """Return the assignments of env; add to `problems` where it is no mapping of names to values."""
+    """Return the assignments of env; add to `problems` where it is not a mapping of names to values."""
     if not isinstance(value, Mapping | None):
         problems.append(f"{place}: env: {value!r}; write one line per variable below it, as NAME: VALUE")
         return []

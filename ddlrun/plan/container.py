@@ -26,7 +26,7 @@ class Runtime(NamedTuple):
     kinds: frozenset[str]
     """The kinds of images that it takes: "folder", "name", "url", ".sif" or ".sqsh"."""
     has_image: str
-    """The shell command that succeeds where a host has an image that is no file; empty: it cannot be known."""
+    """The shell command that succeeds where a host has an image that is not a file; empty: it cannot be known."""
     get_image: str = ""
     """The command that gets such an image."""
 

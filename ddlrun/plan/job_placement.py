@@ -81,7 +81,7 @@ def _check_rankfile(
 
 
 def rankfile_warnings(rankfile: UserRankfile, machines: Mapping[str, Machine], dialect: int | None) -> list[str]:
-    """Return the findings of a rank file that are no errors."""
+    """Return the findings of a rank file that are not errors."""
     # The command itself passes the parameter that keeps dotted names.
     return [
         f"{rankfile.name}{finding.location}: {finding.message}; {finding.effect(dialect)}"

@@ -20,7 +20,7 @@ THREADS = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",
 )  # fmt: skip
-# Numbers with more digits are no numbers of threads.
+# Numbers with more digits are not numbers of threads.
 MOST_DIGITS = 9
 # --bind-threads, --no-bind-threads, and neither.
 BIND_THREADS: Mapping[bool | None, Mapping[str, str]] = {

@@ -128,10 +128,10 @@ def _frameworks(job: PlacedJob, ports: range) -> tuple[str, FrameworkVariables]:
 
 
 def _check_meeting_place(job: PlacedJob, addresses: Sequence[str]) -> None:
-    """Raise InputError where the user has set a port that is none, or an address of another host than rank 0's."""
+    """Raise InputError where the user has set a port that is none, or an address that is not of rank 0's host."""
     port, address = job.environ.get("MASTER_PORT", "1"), job.environ.get("MASTER_ADDR")
     if not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise InputError(f"MASTER_PORT={port}: it is no port; unset it, and a free one is taken")
+        raise InputError(f"MASTER_PORT={port}: it is not a port; unset it, and a free one is taken")
     if address is None or job.settings.hosts.all_local:
         return
     first = job.placement.rank_hosts()[0]

@@ -189,7 +189,7 @@ def parse_retention(text: str | None, where: str) -> Retention:
                 retention = retention._replace(bytes=parse_bytes(word, where))
             except InputError:
                 raise InputError(
-                    f"{where}: {word!r} is no number of runs, age or size, such as 100, 30d or 5GB, nor all"
+                    f"{where}: {word!r} is not a number of runs, age or size, such as 100, 30d or 5GB, nor all"
                 ) from None
     return retention
 

@@ -82,7 +82,7 @@ def parse_profiles(text: str, where: str) -> tuple[Profile, ...]:
     try:
         return tuple(_parse_profile(record, where) for record in json.loads(text)["profiles"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, IndexError) as error:
-        raise InputError(f"{where}: it is no profile that ddlrun network tune wrote; tune anew") from error
+        raise InputError(f"{where}: it is not a profile that ddlrun network tune wrote; tune anew") from error
 
 
 def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:

@@ -146,7 +146,7 @@ def parse_facts(
         case {"machine": str(machine_text), "own": str(own_text)}:
             records = _records(own_text)
         case _:
-            raise HostError(host, f"its answer {str(value)[:60]!r} is no facts; try again")
+            raise HostError(host, f"its reply {str(value)[:60]!r} cannot be read; try again")
     first = {key: values[0] for key, values in records.items()}
     rooms = {words[0]: words[1:] for words in map(str.split, records.get("room", ())) if len(words) > 2}
     limits = dict(value.partition(" ")[::2] for value in records.get("limit", ()))

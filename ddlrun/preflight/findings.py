@@ -63,7 +63,7 @@ class FindingCode(Enum):
     )
 
     NAME_UNKNOWN = _failure("does not resolve {name}", _HOSTS_FILE)
-    NAME_OF_SSH = _warning("does not resolve {name}, which ssh alone knows: the ranks get addresses", _HOSTS_FILE)
+    NAME_OF_SSH = _warning("does not resolve {name}, which only ssh resolves: ranks use addresses instead", _HOSTS_FILE)
     NAME_OF_ITSELF = _failure("resolves {name} to {address}, which is itself", _HOSTS_FILE)
     NAME_OF_OTHER_HOST = _failure("resolves {name} to {address}, which is {owner}", _HOSTS_FILE)
     NAME_OF_NO_HOST = _failure("resolves {name} to {address}, which is none of its addresses ({own})", _HOSTS_FILE)
@@ -86,12 +86,12 @@ class FindingCode(Enum):
     )
 
     OTHER_NAME = _failure(
-        "calls itself {hostname}: {manager} finds hosts by their own names alone",
-        "list it as {hostname}, or take --process-manager ddlrun or another Open MPI (--mpirun)",
+        "has the host name {hostname}: {manager} finds hosts only by that",
+        "list it as {hostname}, or use --process-manager ddlrun or another Open MPI (--mpirun)",
     )
 
     OTHER_MPI4PY = _warning(
-        "mpi4py of {python} is built for {library}, and mpirun is Open MPI's: each rank would be alone",
+        "mpi4py of {python} is built for {library}, not for this mpirun's Open MPI: ranks would be singletons",
         "{python} -m pip install --force-reinstall 'mpi4py>=4.1', which loads the MPI that started it",
     )
 
@@ -107,7 +107,7 @@ class FindingCode(Enum):
 
     NO_AGENT_PYTHON = _failure(
         "neither {python} nor python3 can be run, one of which ddlrun's agent needs",
-        "install Python 3.8 or later there, or take `--process-manager` openmpi",
+        "install Python 3.8 or later there, or use `--process-manager` openmpi",
     )
     OLD_AGENT_PYTHON = _failure(
         "its python3 is {version}, and ddlrun's agent needs 3.8 or later", "install a later Python there, at {python}"
@@ -126,7 +126,7 @@ class FindingCode(Enum):
     NO_FOLDER = _failure("the working folder {folder} does not exist", _SHARE)
     NO_PROGRAM = _failure("{program} does not exist", _SHARE)
     OTHER_SIZE = _failure("{program} is another file: {size} bytes, here it has {expected}", _COPY)
-    OTHER_CONTENT = _failure("{program} has another content than here (checksum {checksum})", _COPY)
+    OTHER_CONTENT = _failure("{program} differs from the one here (checksum {checksum})", _COPY)
 
     NO_CORES = _warning("its cores could not be read", "describe the hosts: `--machine`")
     OTHER_MACHINE = _warning("{differences}, as {others}", "leave the host out, or see: ddlrun show placement")
@@ -137,11 +137,11 @@ class FindingCode(Enum):
         "empty it, mount -o remount,size=50% /dev/shm, or in a container: --shm-size=8g (--ipc=host)",
     )
     LOCKED_MEMORY = _failure(
-        "only {limit} may be locked (ulimit -l), and {device} is RDMA",
-        "'* - memlock unlimited' in /etc/security/limits.conf, and LimitMEMLOCK=infinity for sshd or slurmd",
+        "only {limit} may be locked (ulimit -l), and {device} is an RDMA device",
+        "set '* - memlock unlimited' in /etc/security/limits.conf, and LimitMEMLOCK=infinity for sshd or slurmd",
     )
     OPEN_FILES = _failure(
-        "only {limit} files may be open (ulimit -n)", "'* - nofile 65536' in /etc/security/limits.conf"
+        "limit of open files is {limit} (ulimit -n)", "set '* - nofile 65536' in /etc/security/limits.conf"
     )
 
     CLOCK_AHEAD = _failure(
@@ -170,9 +170,9 @@ class FindingCode(Enum):
         "remove all but one, use Open MPI 5, or choose another network: `--network`",
     )
 
-    TCP_SKIPPED = _warning("not tried", "give it more time: `--start-timeout`")
+    TCP_SKIPPED = _warning("not tried: no time left", "give it more time: `--start-timeout`")
     TCP_WITHOUT_PYTHON = _warning("not tried, as there is no Python")
-    TCP_WITHOUT_ANSWER = _warning("not tried, as no answer came")
+    TCP_WITHOUT_ANSWER = _warning("not tried, as no report came")
     TCP_MISSED = _warning(
         "not tried with {peers}, as they did not run at the same time: a machine is too busy",
         "give it more time: `--start-timeout`",

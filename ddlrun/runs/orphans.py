@@ -101,7 +101,7 @@ class OrphanProcess(NamedTuple):
     rank: int | None
     """None: the process manager or one of its daemons."""
     ddlrun: int | None
-    """The process of the run's ddlrun; None on other hosts than ddlrun's."""
+    """The process of the run's ddlrun; None on hosts other than ddlrun's."""
     command: str
     stopped: bool
     """Whether it has received SIGSTOP."""
@@ -175,7 +175,7 @@ def omit_guards(processes: Sequence[OrphanProcess]) -> list[OrphanProcess]:
 def orphans(processes: Iterable[OrphanProcess], over: Container[str] = ()) -> dict[str, list[OrphanProcess]]:
     """Return a host's unsupervised processes by run: those of runs without a keeper or a child of ddlrun there.
 
-    A run has no keepers while the process manager starts them, or when it stays after its ranks; it is no orphan then.
+    It has no keepers while the process manager starts them, or when it stays after its ranks; then it is not an orphan.
     All processes of runs that are known to be `over` are orphans.
     """
     runs: dict[str, list[OrphanProcess]] = {}

@@ -56,7 +56,7 @@ def read_lock(path: str) -> LockFile:
     except OSError as error:
         raise InputError(f"`--ship` env: {error.filename}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"`--ship` env={path}: byte {error.start} is not UTF-8; it is no lock file") from error
+        raise InputError(f"`--ship` env={path}: byte {error.start} is not UTF-8; it is not a lock file") from error
     return LockFile(path, os.path.realpath(sys.executable), hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
 
 

@@ -57,7 +57,7 @@ class Evidence(NamedTuple):
     """What is known of a job when its process manager has ended."""
 
     first: EndReason | None
-    """The reason for which ddlrun ended the job; None: it did not."""
+    """The reason why ddlrun ended the job; None: it did not."""
     manager: ManagerEnd
     ends: Mapping[int, RankEnd]
     missing: int = 0
@@ -202,7 +202,7 @@ class EndCause(enum.Enum):
 
     # fmt: off
     # Events: the first one ends the job.
-    RANK_FAILED = CauseRow("a rank exits with another code than 0, or by a signal", "", "that of the rank")
+    RANK_FAILED = CauseRow("a rank exits with a nonzero code, or by a signal", "", "that of the rank")
     SIGNAL = CauseRow("ddlrun receives a signal", "", "128 + the signal", requested=True)
     TIME_LIMIT = CauseRow("the time of `--timeout` is over",
         "the time limit of {seconds:g} s (`--timeout`)", errors.EXIT_TIMED_OUT, requested=True)
@@ -229,7 +229,7 @@ class EndCause(enum.Enum):
         f"the connection of {{label}} broke ({{error}}): {RESET}", errors.EXIT_UNREACHABLE)
     BROKEN_CONNECTION = CauseRow("a keeper's connection ends with another error",
         f"the connection of {{label}} broke ({{error}}): {UNREACHABLE}", errors.EXIT_UNREACHABLE)
-    DISTURBED_CONNECTION = CauseRow("a keeper's connection carries something else than its messages",
+    DISTURBED_CONNECTION = CauseRow("a keeper's connection carries something other than its messages",
         "the connection of {label} was disturbed or attacked: {problem}", errors.EXIT_UNREACHABLE)
     TOO_MANY_FILES = CauseRow("ddlrun may open no more files",
         "too many open files for {ranks} ranks; raise ulimit -n", errors.EXIT_PREFLIGHT)
@@ -270,7 +270,7 @@ class EndCause(enum.Enum):
     KILLED_MANAGER = CauseRow("a signal has ended the manager",
         "{name} was killed by {by}", "128 + the signal", _killed_manager, of_manager=True)
     SIGNALLED_MANAGER = CauseRow("the manager ends with 1 without a reason, and no rank has failed",
-        "{name} was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send", 1, _signalled_manager)
+        "{name} exited with 1, perhaps after SIGTERM, SIGINT or SIGHUP from another process", 1, _signalled_manager)
     EARLY_MANAGER = CauseRow("the manager ends with 0 while ranks are running",
         "{name} ended while ranks were still running", 1, lambda it: None if it.manager.exit_code else {},
         of_manager=True)

@@ -258,7 +258,7 @@ class Ending:
 
     def _end_manager(self, now: float) -> None:
         if now > self._manager_resume_at and self._manager.resume():
-            self._tell(f"{self._manager.name} was stopped when the job was over, and was continued")
+            self._tell(f"{self._manager.name} was stopped when the job was over, and was resumed")
             self._manager_resume_at = now + RESUME_SECONDS
         self._manager.end(now, term_at=self._manager_term_at, kill_at=self._manager_kill_at)
 

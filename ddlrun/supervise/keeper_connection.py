@@ -71,7 +71,7 @@ class KeeperConnection(Connection):
 
     @property
     def watching(self) -> bool:
-        """Whether it is no keeper any more, but watches the process manager's daemon."""
+        """Whether it is no longer a keeper, but watches the process manager's daemon."""
         return self.state is PeerState.WATCHING
 
     @property

@@ -24,9 +24,9 @@ class KeeperEvents(NamedTuple):
     hang_up: Callable[[KeeperConnection], None]
     """A keeper has closed its connection."""
     violation: Callable[[KeeperConnection, str], None]
-    """The connection of a keeper was dropped, as it carried something else than its messages."""
+    """The connection of a keeper was dropped, as it carried something other than its messages."""
     unproven: Callable[[int, str], None]
-    """The same, where a greeting of the keeper of a rank was not followed by the proof that it is no copy."""
+    """The same, where a greeting of the keeper of a rank was not followed by the proof that it is not a copy."""
     too_many_files: Callable[[], None]
     """No more files can be open."""
 

@@ -29,7 +29,7 @@ def check_files(ranks: int, manager_files: int = 0) -> None:
         if limit != resource.RLIM_INFINITY and limit < needed:
             raise PreflightError(
                 f"a job of {counted(ranks, 'rank')} opens up to {needed} files on this machine, which allows {limit} "
-                f"(ulimit {option}); '* - nofile {needed}' in /etc/security/limits.conf"
+                f"(ulimit {option}); set '* - nofile {needed}' in /etc/security/limits.conf"
             )
 
 

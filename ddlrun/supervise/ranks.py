@@ -65,7 +65,7 @@ class Ranks:
     def start(self, rank: int, host: str) -> None:
         """Record the start of a rank. Raises ProtocolError if it has started before."""
         if rank in self._started:
-            raise ProtocolError(f"rank {rank} already has one")
+            raise ProtocolError(f"rank {rank} has another keeper")
         self._started.add(rank)
         self.running.add(rank)
         self._job_names[host] = self.job.host_of(rank)
@@ -96,7 +96,7 @@ class Ranks:
         """Record the session folder of a host's daemon. Raises ProtocolError if it is the path of something else."""
         names = folder.split("/")
         if names[0] or ".." in names or names[-1].partition(".")[0] not in SESSION_FOLDERS:
-            raise ProtocolError("its session folder cannot be one")
+            raise ProtocolError("its session folder is invalid")
         self._session_folders[host] = folder
 
     def add_unwatched(self, peer: KeeperConnection) -> None:

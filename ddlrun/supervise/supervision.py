@@ -142,7 +142,7 @@ class Supervision:
         self._check_heartbeats(now)
         self._samples.collect(now, self._keepers)
         if self._manager.stays_stopped(now) and self._manager.resume():
-            self._output.tell(f"{self._manager.name} was stopped while the job ran, and was continued")
+            self._output.tell(f"{self._manager.name} was stopped while the job ran, and was resumed")
         self._ending.advance(now)
         if self._ending.reason is None:
             self._examinations.advance(now)
@@ -240,7 +240,7 @@ class Supervision:
             self._ending.lose_rank(peer)
 
     def _on_violation(self, peer: KeeperConnection, problem: str) -> None:
-        """End the job after a keeper's connection carried something else than the keeper's messages."""
+        """End the job after a keeper's connection carried something other than the keeper's messages."""
         if peer.running:
             self._lose(peer)
         if peer.rank is not None:

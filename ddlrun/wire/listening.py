@@ -188,7 +188,7 @@ class AcceptorEvents:
         raise NotImplementedError
 
     def on_failure(self, claim: bytes, error: OSError | HandshakeError) -> None:
-        """React to the end of a connection after its greeting, which is no copy, and before its confirmation."""
+        """React to the end of a connection after its greeting, which is not a copy, and before its confirmation."""
 
     def on_full(self, error: OSError) -> None:
         """React to the limit of open files, where no unauthenticated connection is left that could be dropped."""

@@ -35,7 +35,7 @@ MOMENTUM, GOAL, REPORT_EVERY = 0.9, 0.95, 5
 
 
 def check_world(world: MPI.Intracomm) -> None:
-    """Exit if this Python loaded another MPI than the launcher's, and so is in another world."""
+    """Exit if this Python loaded an MPI other than the launcher's, and so is in another world."""
     env = os.environ
     told = env.get("OMPI_COMM_WORLD_SIZE") or env.get("PMI_SIZE")
     if told is None or int(told) == world.size:

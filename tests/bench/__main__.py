@@ -1,6 +1,6 @@
 """Benchmarks of ddlrun beside other tools: `make bench`.
 
-Prints tables, and compares them with goals. The exit code is 1 if a row failed; a goal that is not met is no failure.
+Prints tables, and compares them with goals. The exit code is 1 if a row failed; an unmet goal is not a failure.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ class Failed(Exception):  # noqa: N818 - shown in the table
 
 
 class NotInstalled(Failed):
-    """A program is not installed on this machine, which is no failure of the benchmark."""
+    """A program is not installed on this machine, which is not a failure of the benchmark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ DEBIAN = FOLDER / "debian"
 PROGRAMS = Path(__file__).with_name("programs")
 # A suite that takes longer counts as failed.
 SECONDS = 5400
-# Open MPI's own mpiexec does what ddlrun does: more ranks than cores are no error.
+# Open MPI's own mpiexec does what ddlrun does: more ranks than cores are not an error.
 OVERSUBSCRIBED = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 LAUNCH = "--quiet --heartbeat 300 --start-timeout 300"
 
@@ -37,7 +37,7 @@ def install(suites: Collection[Suite]) -> None:
         subprocess.run([sys.executable, "-m", "venv", FOLDER], check=True)
         own = next(FOLDER.glob("lib/python3.*/site-packages"))
         (own / "ddlrun.pth").write_text(f"import site; site.addsitedir({str(site)!r})\n")
-    (FOLDER / "pytest.ini").write_text("[pytest]\n")  # or a suite takes this project's: warnings are no errors there
+    (FOLDER / "pytest.ini").write_text("[pytest]\n")  # or a suite takes this project's: warnings are not errors there
     from_pypi = [suite for suite in suites if not suite.debian]
     _install_packages({*PACKAGES, *(requirement for suite in from_pypi for requirement in suite.requirements)})
     for suite in from_pypi:

@@ -215,7 +215,7 @@ def test_an_exception_in_the_thread_fails_all_works_of_the_group(place: str) -> 
 
 
 def test_the_average_of_integers_is_divided_towards_zero() -> None:
-    """As with NCCL, for which programs use it. More ranks than the type can count are no error."""
+    """As with NCCL, for which programs use it. More ranks than the type can count are not an error."""
     for dtype, values, divisor, average in (
         ("int8", [-7, 7, 100], 5, [-1, 1, 20]), ("int8", [-7, 7, 100], 300, [0, 0, 0]), ("uint64", [2**63], 2, [2**62]),
     ):  # fmt: skip

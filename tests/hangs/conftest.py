@@ -1,3 +1,3 @@
-"""The programs of hanging and healthy jobs are no modules with doctests: their import begins MPI."""
+"""The programs of hanging and healthy jobs are not modules with doctests: their import begins MPI."""
 
 collect_ignore = ["hang.py", "healthy.py"]

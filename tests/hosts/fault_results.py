@@ -100,7 +100,7 @@ def write_results(results: Results) -> None:
 
 
 def row_of(test: str) -> tuple[str, str] | None:
-    """Return the fault and the manager of a test by its name in pytest; None if it is no row."""
+    """Return the fault and the manager of a test by its name in pytest; None if it is not a row."""
     match = re.fullmatch(rf"test_(\w+)\[({'|'.join(MANAGERS)})-?(.*)\]", test)
     if match is None:
         return None
@@ -128,7 +128,7 @@ def check_result(returncode: int, errors: str) -> None:
 
 
 def first_line(errors: str) -> str:
-    """Return the first line that is no note, without what differs between two runs and without the remedy."""
+    """Return the first line that is not a note, without what differs between two runs and without the remedy."""
     texts = [line.removeprefix("ddlrun: ") for line in errors.splitlines() if line.startswith("ddlrun: ")]
     line = next((text for text in texts if not text.startswith(("note:", "warning:"))), "")
     for pattern, replacement in (

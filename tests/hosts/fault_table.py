@@ -426,15 +426,15 @@ FAULTS = (
         after=send(S.SIGSTOP, "ddlrun's guard", go=True),
     ),
     Fault(
-        "SIGTERM to mpirun", 1, "mpirun was ended by SIGTERM, SIGINT or",
+        "SIGTERM to mpirun", 1, "mpirun exited with 1, perhaps after SIGTERM, SIGINT or",
         after=send(S.SIGTERM, "mpirun"), own=(143, "the process manager ended with 143"),
     ),
     Fault(
-        "SIGINT to mpirun", 1, "mpirun was ended by SIGTERM, SIGINT or",
+        "SIGINT to mpirun", 1, "mpirun exited with 1, perhaps after SIGTERM, SIGINT or",
         after=send(S.SIGINT, "mpirun"), own=(130, "the process manager ended with 130"),
     ),
     Fault(
-        "SIGHUP to mpirun", 1, "mpirun was ended by SIGTERM, SIGINT or",
+        "SIGHUP to mpirun", 1, "mpirun exited with 1, perhaps after SIGTERM, SIGINT or",
         after=send(S.SIGHUP, "mpirun"), own=(129, "the process manager ended with 129"),
     ),
     Fault(

@@ -22,7 +22,7 @@ from tests.hosts.random_faults_scenario import (
 ANY_LINE = "^"
 # Messages that may come before the report of a failure.
 NOTES = (
-    "note:|warning:|no more .* in|.*; no more output is stored|[0-9]+ bytes of output were not|.* and was continued|"
+    "note:|warning:|no more .* in|.*; no more output is stored|[0-9]+ bytes of output were not|.* and was resumed|"
     ".* did not end within|.* ended with 0; .* still run"
 )
 # MPI aborts the job from another rank, which is about to connect to one that has failed. mpirun then kills the keepers,

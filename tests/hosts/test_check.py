@@ -260,7 +260,7 @@ def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> Non
         argv = [*DDLRUN, "launch", "-H", "h[1-4]:1", "--run-dir", str(tmp_path / "run"), "train.py"]
         done = cluster.run("h1", argv, cwd=tmp_path)
         assert done.returncode == 5
-        assert done.stderr.startswith("ddlrun: error: host h3: train.py has another content than here")
+        assert done.stderr.startswith("ddlrun: error: host h3: train.py differs from the one here")
         assert not (tmp_path / "run").exists()
         argv[-1:-1] = ["--quiet", "--output", "no-tag", "--checks", "mpi"]
         done = cluster.run("h1", argv, cwd=tmp_path)

@@ -535,7 +535,7 @@ def test_a_stopped_process_when_all_ranks_end(
     assert code == 0, err
     # With an MPI, ranks wait in MPI_Finalize for a stopped process of ddlrun's own process manager.
     when = "( when the job was over| while the job ran|)" if mpirun in OWN_MPIS else " when the job was over"
-    assert re.search(f"^ddlrun: {said} was stopped{when}, and was continued$", err, re.MULTILINE), err
+    assert re.search(f"^ddlrun: {said} was stopped{when}, and was resumed$", err, re.MULTILINE), err
 
 
 @pytest.mark.extra
@@ -581,7 +581,7 @@ def test_a_stopped_parent_of_a_daemon(cluster: Cluster, mpirun: str, tmp_path: P
         go.touch()
         code, _, err = job.end()
     assert code == 0, err
-    assert f"ddlrun: prted on h3 (process {outer}) was stopped when the job was over, and was continued" in err
+    assert f"ddlrun: prted on h3 (process {outer}) was stopped when the job was over, and was resumed" in err
 
 
 @pytest.mark.extra

@@ -213,7 +213,7 @@ def running(words: str) -> list[str]:
             ["network", "bench", "--save-links", "a.yaml"],
             "--save-links: this machine has one host, and no link",
         ),
-        (["network", "bench", "--budget", "9x"], "--budget: '9x' is no time"),
+        (["network", "bench", "--budget", "9x"], "--budget: '9x' is not a time"),
     ],
 )
 def test_an_error_of_measuring_is_one_line(words: list[str], problem: str) -> None:

@@ -47,7 +47,7 @@ BEHAVIOURS = {
     ),
     "escapes as host": ([(protocol.HELLO, b"0\t" + ESCAPES + b"\t0\t1"), HELLO], r"rank 0 on \\x1b]0;x\\x07", ".*"),
     "second hello": ([HELLO, HELLO], "rank 0 on n0", WRONG_STATE.format("b'h'")),
-    "second keeper": ([HELLO, CONNECT, HELLO], OF_GREETING, "rank 0 already has one"),
+    "second keeper": ([HELLO, CONNECT, HELLO], OF_GREETING, "rank 0 has another keeper"),
     "output without rank": ([(protocol.OUT, b"x")], OF_GREETING, WRONG_STATE.format("b'o'")),
     "no signal": ([HELLO, (protocol.SIGNALLED, b"666")], "rank 0 on n0", "'666' is not a number from 0 to [0-9]+"),
     "impossible end": ([HELLO, (protocol.ENDED, b"1\t2")], "rank 0 on n0", "its report of the end cannot be read"),

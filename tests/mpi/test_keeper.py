@@ -137,7 +137,7 @@ def test_ctrl_z_says_that_it_suspends_nothing(line: list[str], options: tuple[st
 
 def test_invalid_ranks_and_signals(line: list[str]) -> None:
     done = run(line, "--ranks", "0,x", "true")
-    assert (done.returncode, "--ranks '0,x': 'x' is no rank" in done.stderr) == (2, True)
+    assert (done.returncode, "--ranks '0,x': 'x' is not a rank" in done.stderr) == (2, True)
     done = run(line, "--forward-signals", "KILL", "true")
     assert (done.returncode, "'KILL' cannot be passed on" in done.stderr) == (2, True)
 
@@ -242,7 +242,7 @@ def test_a_killed_ddlrun_leaves_no_process_that_ignores_sigterm(line: list[str])
 
 
 def test_clean_spares_a_job_whose_mpirun_stays(line: list[str], tmp_path: Path) -> None:
-    """Between the end of the ranks and that of mpirun a job has no keepers, and is no orphan.
+    """Between the end of the ranks and that of mpirun a job has no keepers, and is not an orphan.
 
     That holds for a clean that does not know the run either, as its state folder is another.
     """
@@ -508,7 +508,7 @@ def test_runs_kill_and_clean(line: list[str], tmp_path: Path) -> None:
         ranks = [keeper["rank"] for keeper in keepers if keeper["run"] == record["run"]]
         assert sorted(ranks) == [0, 1]
         assert "ranks seen: 2 of 2" in run(ours, "runs", "--processes", **environ).stdout
-        assert mark not in run(ours, "clean", **environ).stdout  # a running job is no leftover
+        assert mark not in run(ours, "clean", **environ).stdout  # a running job is not a leftover
         assert len(running(mark)) == 2
         assert run(ours, "kill", record["run"], **environ).returncode == 0
     assert (job.returncode, running(mark)) == (143, [])

@@ -87,7 +87,7 @@ def test_a_gpu_of_a_node_that_spans_packages_is_near_its_local_cpus() -> None:
 
 
 def test_a_gpu_without_a_numa_node_is_near_its_local_cpus() -> None:
-    """A package that a cpuset hides is nobody's, and CPUs of several packages are no place."""
+    """A package that a cpuset hides is nobody's, and CPUs of several packages are not a place."""
     cpus = "".join(
         f"cpu/cpu{cpu}/topology/core_siblings_list:{package}\ncpu/cpu{cpu}/topology/thread_siblings_list:{cpu}\n"
         for cpu, package in enumerate(["0-1", "0-1", "2-3", "2-3", "4-5", "4-5"])

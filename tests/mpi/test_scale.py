@@ -230,7 +230,7 @@ def test_files_of_the_process_manager_count(tmp_path: Path) -> None:
     argv = ["sh", "-c", 'ulimit -n 89 && exec "$@"', "sh", *line, "true"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     problem = "a job of 40 ranks opens up to 96 files on this machine, which allows 89 (ulimit -n)"
-    remedy = "'* - nofile 96' in /etc/security/limits.conf"
+    remedy = "set '* - nofile 96' in /etc/security/limits.conf"
     assert (done.returncode, done.stderr) == (5, f"ddlrun: error: {problem}; {remedy}\n")
 
 

@@ -194,7 +194,7 @@ def test_launch_uses_the_profile_that_tune_saved(mpirun: str, major: int, tmp_pa
     [
         (["--gradient", "1MiB", "--model", "bert-base"], "leave one of them out"),
         (["--compute", "1s"], "--compute and --overlap go together"),
-        (["--budget", "soon"], "--budget: 'soon' is no time"),
+        (["--budget", "soon"], "--budget: 'soon' is not a time"),
         (["--budget", "5s"], "--budget 5s: too short to measure anything; give 6s or more"),
         (["--save", "nowhere/x"], "--save nowhere/x: there is no folder nowhere"),
         (["--topology", "2", "--gradient", "9000TB"], "of gradients on a host of"),

@@ -142,4 +142,4 @@ def test_a_named_profile_and_one_that_is_damaged(plan: Plan, tmp_path: Path) -> 
     (tmp_path / "ddlrun/profiles" / file_name(PROFILE.hosts)).write_text("{")
     planned = plan()
     assert settings_of(planned) == NONE
-    assert any(re.search("it is no profile.*; going on without it$", note) for note in planned["notes"])
+    assert any(re.search("it is not a profile.*; going on without it$", note) for note in planned["notes"])

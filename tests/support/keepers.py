@@ -33,7 +33,7 @@ class SimulatedKeeper:
         self.link.sendall(self.greeting)
 
     def read_welcome(self) -> None:
-        """Wait for the welcome, check it, and send the proof that the greeting is no copy."""
+        """Wait for the welcome, check it, and send the proof that the greeting is not a copy."""
         self.link.sendall(self._steps.send(self.link.recv(self.welcome_bytes, socket.MSG_WAITALL))[0])
         try:
             self._steps.send(b"")

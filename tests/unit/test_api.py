@@ -78,7 +78,7 @@ def test_a_variable_without_a_value_is_refused() -> None:
 
 
 def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(InputError, match="5 is no function"):
+    with pytest.raises(InputError, match="5 is not a function"):
         ddlrun.run(5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"or launch a script: ddlrun.launch\('train.py'\)$"):
         ddlrun.run("train.py")  # type: ignore[arg-type]

@@ -225,7 +225,7 @@ def test_an_image_that_is_not_there_is_reported_before_the_start(tmp_path: Path)
         (2, ["launch", "--container", "a", "--container-runtime", "singularity", "true"], "did you mean apptainer?"),
         (5, ["launch", "--container", "a.sif", "--container-runtime", "apptainer", "true"], "no apptainer on PATH"),
         (2, ["launch", "--mpi-args", "'", "true"], "--mpi-args"),
-        (2, ["launch", "--mpi-args", "echo x", "true"], "'echo' is no option"),
+        (2, ["launch", "--mpi-args", "echo x", "true"], "'echo' is not an option"),
         (2, ["launch", "--mpi-args", "--verbose -np 1", "true"], "-np is what ddlrun plans"),
         (2, ["launch", "--mpi-args", "--use-hwthread-cpus", "true"], "--use-hwthread-cpus is what ddlrun plans"),
         (2, ["launch", "-x", "A-B", "true"], "--env 'A-B'"),
@@ -572,7 +572,7 @@ def test_a_place_at_which_ranks_cannot_meet() -> None:
     assert ddlrun(*line, MASTER_ADDR="h1").returncode == 0
     problem = "ddlrun: error: MASTER_ADDR=h2: rank 0 is on h1; unset it, and ddlrun sets it\n"
     assert ddlrun(*line, MASTER_ADDR="h2").stderr == problem
-    problem = "ddlrun: error: MASTER_PORT=no: it is no port; unset it, and a free one is taken\n"
+    problem = "ddlrun: error: MASTER_PORT=no: it is not a port; unset it, and a free one is taken\n"
     assert ddlrun(*line, MASTER_PORT="no").stderr == problem
 
 

@@ -40,7 +40,7 @@ def test_wrappers_reach_their_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         ("perf record", "--wrap 'perf record': no ranks; write RANKS:COMMAND, such as"),
         ("0:", "--wrap '0:': no command; write RANKS:COMMAND"),
-        ("3-1:perf", "--wrap '3-1': '3-1' is no rank; write a list such as 0,3-5"),
+        ("3-1:perf", "--wrap '3-1': '3-1' is not a rank; write a list such as 0,3-5"),
         ("0:perf 'x", '--wrap "0:perf \'x": No closing quotation'),
     ],
 )

@@ -240,9 +240,9 @@ def test_a_task_runs_in_a_fork_of_the_agent(tmp_path: Path, script: str) -> None
     ("module", "text", "error"),
     [
         (PEER, "{}", "KeyError: 'seconds'"),
-        (PEER, "{", "ValueError: '{' is no JSON"),
-        ("os", "{}", "ValueError: 'os' is no module of a task"),
-        ("ddlrun.preflight.no", "{}", "ValueError: 'ddlrun.preflight.no' is no module of a task"),
+        (PEER, "{", "ValueError: '{' is not JSON"),
+        ("os", "{}", "ValueError: 'os' is not a module of a task"),
+        ("ddlrun.preflight.no", "{}", "ValueError: 'ddlrun.preflight.no' is not a module of a task"),
     ],
 )
 def test_a_task_that_fails_shows_why(tmp_path: Path, module: str, text: str, error: str) -> None:

@@ -123,7 +123,7 @@ def test_locked_requirements_are_accepted(tmp_path: Path) -> None:
     [
         ("env,env=a.txt", SCRIPT, "several environments"),
         ("env=a.txt,env=b.txt", SCRIPT, "several environments"),
-        ("env=a.txt", ("hostname",), "hostname is no script of Python"),
+        ("env=a.txt", ("hostname",), "hostname is not a Python script"),
     ],
 )
 def test_wrong_elements_are_refused(ship: str, program: tuple[str, ...], message: str) -> None:

@@ -68,12 +68,12 @@ def test_all_problems_of_a_fabric_are_reported() -> None:
     keys = (*LEVELS, *(field.name for field in fields(Fabric)[1:]))
     assert caught.value.problems == (
         f"net.yaml: unknown key 'racks'; the keys are {', '.join(keys)}",
-        "net.yaml: hosts_per_rack: 0 is no number of at least 1",
-        "net.yaml: host: 12 is no link; write {bandwidth: 100 Gbit/s, latency: 5 us}",
-        "net.yaml: nic.bandwidth: 'fast' is no rate; write it with its unit, as in 100 Gbit/s or 12.5 GB/s",
-        "net.yaml: nic.latency: '5' is no time; write it with its unit, as in 5us, 120ms or 2s",
+        "net.yaml: hosts_per_rack: 0 is not a number of at least 1",
+        "net.yaml: host: 12 is not a link; write {bandwidth: 100 Gbit/s, latency: 5 us}",
+        "net.yaml: nic.bandwidth: 'fast' is not a rate; write it with its unit, as in 100 Gbit/s or 12.5 GB/s",
+        "net.yaml: nic.latency: '5' is not a time; write it with its unit, as in 5us, 120ms or 2s",
         "net.yaml: nic: unknown key 'size'; the keys are bandwidth, latency, payload, parallel, burst",
-        "net.yaml: uplink.payload: 2 is no share; it is more than 0 and at most 1",
+        "net.yaml: uplink.payload: 2 is not a share; it is more than 0 and at most 1",
         "net.yaml: uplink: bandwidth is missing; write it with its unit, as in 100 Gbit/s",
     )
 
@@ -284,8 +284,8 @@ def test_the_examples_in_the_help_of_plan_are_complete() -> None:
     ("--host-count 4 --links 100gbe", "--ranks-per-host N"),
     ("--host-count 4 --ranks-per-host 2 --racks 3 --links 100gbe", "cannot be divided evenly: --racks 3"),
     ("n1 --host-count 4 --links 100gbe", "hosts are named too"),
-    ("--topology 4 --links 100gbe --gradient 5", "'5' is no size"),
-    ("--topology 4 --links 100gbe --compute 5", "'5' is no time"),
+    ("--topology 4 --links 100gbe --gradient 5", "'5' is not a size"),
+    ("--topology 4 --links 100gbe --compute 5", "'5' is not a time"),
     ("--topology 4 --links 100gbe --overlap 0.5", "give --compute TIME"),
     ("--topology 4 --links 100gbe --batch 5", "give --images N"),
     ("--topology 4 --links 100gbe --gradient 5MB --model vgg16", "leave one of them out"),

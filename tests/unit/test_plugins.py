@@ -153,7 +153,7 @@ def test_an_entry_point_of_another_type(broken: Path, tmp_path: Path) -> None:
     (broken / "ddlrun_broken.py").write_text("READER = 7\n")
     done = ddlrun(broken, "show", "hosts", cwd=tmp_path)
     assert done.returncode == 2
-    assert "READER is no SchedulerReader; repair the package" in done.stderr
+    assert "READER is not a SchedulerReader; repair the package" in done.stderr
 
 
 def test_a_process_manager_that_is_no_class(broken: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_process_manager_that_is_no_class(broken: Path, tmp_path: Path) -> Non
     (broken / "ddlrun_broken-0.3.dist-info/entry_points.txt").write_text(points)
     done = ddlrun(broken, "launch", "--mpirun", "true", "true", cwd=tmp_path)
     assert done.returncode == 2
-    assert "TOYRUN is no class of ProcessManager; repair the package" in done.stderr
+    assert "TOYRUN is not a class of ProcessManager; repair the package" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["--scheduler", "none"], ["-H", "n1", "--machine", "dgx1"]])

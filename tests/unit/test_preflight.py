@@ -130,7 +130,7 @@ def test_equal_hosts_share_a_machine() -> None:
 
 @pytest.mark.parametrize("value", [None, "", [], {}, {"machine": MACHINE}, {"machine": 1, "own": OWN}])
 def test_an_answer_that_is_no_facts_is_an_error(value: object) -> None:
-    with pytest.raises(UnreachableError, match=r"host h1: its answer .* is no facts"):
+    with pytest.raises(UnreachableError, match=r"host h1: its reply .* cannot be read"):
         parse_facts(value, "h1")
 
 
@@ -278,7 +278,7 @@ def test_an_mpi4py_that_is_not_built_for_open_mpi() -> None:
     assert bad(mpi_libraries=()) == bad(mpi_libraries=("libmpi.so.40", "libmpi.so.12")) == []
     (finding,) = bad(mpi_libraries=("libmpi.so.12",))
     assert (finding.code, finding.level) == (FindingCode.OTHER_MPI4PY, Level.WARNING)
-    assert "is built for libmpi.so.12, and mpirun is Open MPI's: each rank would be alone" in finding.message
+    assert "is built for libmpi.so.12, not for this mpirun's Open MPI: ranks would be singletons" in finding.message
 
 
 def test_the_libraries_of_mpi4py_are_found(tmp_path: Path) -> None:
@@ -320,9 +320,9 @@ def test_memory_can_be_locked_for_rdma() -> None:
     assert machine
     rdma = machine._replace(nics=(NIC("ib0", rdma="mlx5_0"),))
     findings = [finding for finding in bad(memlock="64", machine=rdma) if finding.check == "limits"]
-    assert findings[0].message == "only 64 KiB may be locked (ulimit -l), and mlx5_0 is RDMA"
+    assert findings[0].message == "only 64 KiB may be locked (ulimit -l), and mlx5_0 is an RDMA device"
     assert "LimitMEMLOCK=infinity" in findings[0].remedy
-    assert bad(files="256")[0].message == "only 256 files may be open (ulimit -n)"
+    assert bad(files="256")[0].message == "limit of open files is 256 (ulimit -n)"
 
 
 def test_other_cores_are_a_warning() -> None:
@@ -643,4 +643,4 @@ def test_a_host_that_open_mpi_6_does_not_find_by_its_listed_name() -> None:
     assert list(misnamed_hosts([*found], found, parse_program("(Open MPI) 5.0.11", "/opt/bin/mpirun", ""))) == []
     (finding,) = misnamed_hosts([*found], found, parse_program("(Open MPI) 6.0.0", "/opt/bin/mpirun", ""))
     assert (finding.host, finding.level, finding.check) == ("h2", Level.FAILURE, "mpi")
-    assert finding.message == "calls itself pod-2: Open MPI 6.0.0 finds hosts by their own names alone"
+    assert finding.message == "has the host name pod-2: Open MPI 6.0.0 finds hosts only by that"

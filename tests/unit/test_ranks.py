@@ -47,7 +47,7 @@ def test_a_rank_runs_from_its_start_to_its_end_or_its_loss(peer: KeeperConnectio
     for rank, host in enumerate(("n0", "n1")):
         ranks.start(rank, host)
     assert (ranks.running, ranks.missing, ranks.complete, ranks.ended) == ({0, 1}, [], True, False)
-    with pytest.raises(ProtocolError, match="already has one"):
+    with pytest.raises(ProtocolError, match="has another keeper"):
         ranks.start(0, "n0")
     ranks.end(peer, 0, RankEnd(taken_port=7))
     assert (ranks.running, ranks.ended, ranks.taken_port) == ({1}, False, 7)

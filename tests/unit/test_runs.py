@@ -332,7 +332,7 @@ def test_runs_to_keep(text: str, retention: Retention) -> None:
 
 @pytest.mark.parametrize("text", ["", "week", "-1", "30d;5GB"])
 def test_what_is_no_retention(text: str) -> None:
-    with pytest.raises(InputError, match=r"--keep-runs: '.*' is no number of runs, age or size, such as 100, 30d or"):
+    with pytest.raises(InputError, match=r"--keep-runs: '.*' is not a number of runs, age or size, such as 100,"):
         parse_retention(text, "--keep-runs")
 
 

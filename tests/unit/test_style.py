@@ -35,7 +35,7 @@ ON_HOSTS = (
     "wire/",
 )
 ABOVE_HOSTS = [name for path in TREES if not (name := str(path.relative_to(PACKAGE))).startswith(ON_HOSTS)]
-# Imports that are no ordinary ones at the top, at most, and what each says: the time that it would cost there.
+# Imports that are not ordinary ones at the top, at most, and what each says: the time that it would cost there.
 MOST_LATE = 60
 LATE = re.compile(r" - (\d[\d.]* m?s|seconds)\b")
 # Modules whose records are NamedTuples: a launch defines those of these rooms, which as dataclasses would take 37 ms of

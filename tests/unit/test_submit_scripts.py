@@ -187,13 +187,13 @@ def test_times(seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "1:30", "-5", "1.5h", "1:60:00", "h", "5 m", "٣", "9" * 12])
 def test_malformed_times(text: str) -> None:
-    with pytest.raises(InputError, match=re.escape(f"--time {text!r} is no time limit")):
+    with pytest.raises(InputError, match=re.escape(f"--time {text!r} is not a time limit")):
         parse_time_limit(text)
 
 
 @pytest.mark.parametrize("text", ["", "64", "G", "0G", "-1G", "1K", "64 G", "1e3G"])
 def test_malformed_sizes(text: str) -> None:
-    with pytest.raises(InputError, match="is no size"):
+    with pytest.raises(InputError, match="is not a size"):
         parse_memory(text)
 
 

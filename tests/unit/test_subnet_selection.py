@@ -208,7 +208,7 @@ def test_a_host_without_an_address_there_is_named() -> None:
         choose_network(hosts, "10.8.0.0/24")
     with pytest.raises(PreflightError, match="--network eth1: no address on"):
         choose_network(hosts, interfaces=("eth1",))
-    with pytest.raises(InputError, match="is no subnet; write it"):
+    with pytest.raises(InputError, match="is not a subnet; write it"):
         choose_network(hosts, "10.8/x")
 
 

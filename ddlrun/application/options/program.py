@@ -11,7 +11,7 @@ from ddlrun.plan.container import PYTHON as PYTHON_OF_IMAGE
 from ddlrun.wording import did_you_mean
 
 NOTEBOOK = r"\.ipynb$"
-# Pattern of a word that is no program -> remedy.
+# Pattern of a word that is not a program -> remedy.
 MISTAKES = {
     r"\s": "a command line is several words: leave the quotes out, as in ddlrun launch {0}",
     r"^[A-Za-z_]\w*=": "a variable is the value of an option: `--env` {0} PROGRAM",
@@ -116,7 +116,7 @@ def _check_module(name: str) -> None:
 
 
 def _check_exists(program: str, remedy: str, names: Iterable[str] = ()) -> None:
-    """Raise InputError with a remedy, and the nearest of `names`, where a word is no program."""
+    """Raise InputError with a remedy, and the nearest of `names`, where a word is not a program."""
     if shutil.which(program) is None:
         raise InputError(f"there is no program {program!r}{did_you_mean(program, names)}; {remedy.format(program)}")
 

@@ -194,7 +194,7 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
 def _read_mpi_args(text: str | None) -> tuple[str, ...]:
     args = split_words(text, "`--mpi-args`")
     if args and not args[0].startswith("-"):
-        raise InputError(f"`--mpi-args`: {args[0]!r} is no option; mpirun would start it instead of the script")
+        raise InputError(f"`--mpi-args`: {args[0]!r} is not an option; mpirun would start it instead of the script")
     planned = [word for word in args if word in PLANNED]
     if planned:
         raise InputError(f"`--mpi-args`: {planned[0]} is what ddlrun plans; use ddlrun's own options instead")

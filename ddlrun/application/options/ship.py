@@ -124,7 +124,7 @@ def use_locked_environment(
         raise InputError(f"`--ship` env={files[0]}: ranks in a container have the Python of its image; leave it out")
     if program[0] != sys.executable:
         raise InputError(
-            f"`--ship` env={files[0]}: {program[0]} is no script of Python; start a .py file, or a module with `-m`"
+            f"`--ship` env={files[0]}: {program[0]} is not a Python script; start a .py file, or a module with `-m`"
         )
     from ddlrun.ship.lock_file import make_environment, read_lock  # noqa: PLC0415 - 8 ms, for --ship env alone
 

@@ -98,7 +98,7 @@ def parse_ranks(text: str, option: str) -> frozenset[int]:
         except ValueError:
             numbers = frozenset()
         if not numbers:
-            raise InputError(f"{option} {text!r}: {part!r} is no rank; write a list such as 0,3-5")
+            raise InputError(f"{option} {text!r}: {part!r} is not a rank; write a list such as 0,3-5")
         ranks |= numbers
     return ranks
 

@@ -25,5 +25,5 @@ def command() -> None:
     """Measure the network of HOSTS, tune for it, or predict a job on it.
 
     racks, bench and tune start a job on HOSTS. tune saves what it finds, and ddlrun launch uses it on the same hosts.
-    plan only computes, so that HOSTS need not exist: its links are presets, a description, or a file of bench.
+    plan only computes, so HOSTS need not exist: its links are presets, a description, or bench's output file.
     """

@@ -100,7 +100,7 @@ def parse_changes(words: Sequence[str], params: Iterable[click.Parameter]) -> Sp
 
 
 def _explain_word(word: str, params: Iterable[click.Parameter]) -> str:
-    """Return the reason for which a word cannot be parsed."""
+    """Return the reason why a word cannot be parsed."""
     if not word.startswith("-"):
         return "unexpected argument"
     options, name = options_by_name(params), word.partition("=")[0]

@@ -33,7 +33,7 @@ def options_by_name(params: Iterable[click.Parameter]) -> dict[str, click.Option
 def split_argv(args: Sequence[str], params: Iterable[click.Parameter], *, has_topology: bool = True) -> SplitArgv:
     """Split `[options] TOPOLOGY [options] SCRIPT ...`; every word is in the result once, in its order.
 
-    Without a topology, the first word that is no option is the script.
+    Without a topology, the first word that is not an option is the script.
     """
     options_of = options_by_name(params)
     topology: str | None = None

@@ -64,7 +64,7 @@ def _active_runs(_ctx: click.Context, _last: str) -> Iterator[str]:
 
 
 def _runs(ctx: click.Context, last: str) -> Iterator[str]:
-    """Yield the names of all runs, or the words of their names for a word that is no date, the latest first."""
+    """Yield the names of all runs, or the words of their names for a word that is not a date, the latest first."""
     names = (*_active_runs(ctx, last), *newest_first(state_folder(os.environ)))
     yield from names
     if last:

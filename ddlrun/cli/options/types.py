@@ -89,7 +89,7 @@ class Time(_Range, click.FloatRange):
         return seconds
 
     def _parse(self, text: str) -> float:
-        """Return seconds; -1 where the text is no time."""
+        """Return seconds; -1 where the text is not a time."""
         with suppress(ValueError):
             return float(text)
         with suppress(InputError):

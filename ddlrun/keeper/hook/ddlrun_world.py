@@ -1,6 +1,6 @@
 """Duty "world" of the start-up hook: a note where PyTorch sees one process, and the job has more.
 
-The keeper looks for such ranks of MPI from outside: see keeper/singleton.py.
+The keeper looks for such MPI ranks from outside: see keeper/singleton.py.
 """
 
 # ruff: noqa: INP001 - it imports nothing from the package
@@ -12,7 +12,7 @@ EXIT_CODE = 5  # of a failed check, as in ddlrun.errors
 
 
 def on_group() -> None:
-    """Print the note; end a rank whose PyTorch has another MPI than the one that started it."""
+    """Print the note; end a rank whose PyTorch has an MPI other than the one that started it."""
     torch = sys.modules["torch.distributed"]
     job_size, size = int(os.environ.get("DDLRUN_SIZE", "1")), torch.get_world_size()
     if size >= job_size or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:  # torchrun makes worlds of its own

@@ -3,7 +3,7 @@
 Python imports this module before the rank's script. It takes its folder off PYTHONPATH and sys.path, and imports the
 sitecustomize that it hides. The duties are modules of the folder:
 
-- exit: a failed rank of MPI does not wait in MPI_Finalize, and gloo does not abort a rank at its end.
+- exit: a failed MPI rank does not wait in MPI_Finalize, and gloo does not abort a rank at its end.
 - stacks: ddlrun doctor reads the stacks of the rank, and PyTorch's flight recorder.
 - backend: torch.distributed knows the backend "ddl".
 - world: a note where PyTorch sees one process, and the job has more. The keeper looks at MPI (keeper/singleton.py).

@@ -267,7 +267,7 @@ def list_tree(root: int) -> list[int]:
 
 
 def find_main(pids: list[int]) -> int:
-    """Return the first process that is no shell."""
+    """Return the first process that is not a shell."""
     for pid in pids:
         if read_file(f"/proc/{pid}/comm").decode(errors="replace").strip() not in SHELLS:
             return pid

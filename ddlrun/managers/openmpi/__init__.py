@@ -18,7 +18,7 @@ from ddlrun.managers.openmpi.installation import find_mpi_library, read_mca_file
 from ddlrun.managers.openmpi.missing_daemons import find_missing_daemons
 from ddlrun.managers.openmpi.transport import choose_transport
 
-# Variables of a user or a container image that map or bind ranks in another way than the rank file. Open MPI 4.1
+# Variables of a user or a container image that map or bind ranks differently from the rank file. Open MPI 4.1
 # stops at the first of them ("Conflicting directives"), and with hwthreads_as_cpus and rank_file_physical it counts
 # other units in the rank file. 5.0 leaves ranks unbound for a binding policy, and stops for a list of CPUs without a
 # rank's.

@@ -61,7 +61,7 @@ def daemon_variables(request: DaemonRequest, start: DaemonStart, environ: Mappin
     schedulers = [name for name in detect_schedulers(environ) if name != "kubernetes"]
     if not schedulers:
         return {}
-    # Both: without the reader alone, srun would start the daemons on other hosts than mpirun takes them for.
+    # Both: without the reader alone, srun would start the daemons on hosts other than mpirun takes them for.
     return unread | ({f"{plm}_disable_qrsh": "1"} if "sge" in schedulers else {})
 
 

@@ -36,7 +36,7 @@ PATTERNS = (
         EndCode.KILLED_RANK,
         r"noticed that process rank (?P<rank>\d+) with PID \d+ on\s+node (?P<host>\S+)\s+exited on\s+signal 9\b",
     ),
-    # The first process of those that exited with another code than 0.
+    # The first process of those that exited with a nonzero code.
     EndPattern(EndCode.EXITED_RANK, r"Process name: \[\S+,(?P<rank>\d+)\]\s+Exit code: +(?P<number>\d+)"),
     EndPattern(EndCode.ABORT_CALL, ABORT),
     EndPattern(

@@ -102,7 +102,7 @@ class HostLink:
         """Return the next bytes. Raises ClosedError at the end, LinkError where none come, or OSError."""
         try:
             data = self.socket.recv(most)
-        except socket.timeout:  # noqa: UP041 - hosts may have Python 3.8, where it is no TimeoutError
+        except socket.timeout:  # noqa: UP041 - hosts may have Python 3.8, where it is not a TimeoutError
             raise LinkError(f"nothing has come for {self.socket.gettimeout():g} s") from None
         if not data:
             raise ClosedError

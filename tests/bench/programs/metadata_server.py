@@ -72,7 +72,7 @@ class SharedFiles(mfusepy.Operations):  # type: ignore[misc] # untyped where it 
         os.utime(self._wait(path), ns=times)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:  # noqa: ARG002 - as above
-        """Read from a file; this is no metadata operation."""
+        """Read from a file; this is not a metadata operation."""
         return os.pread(fh, size, offset)
 
     def release(self, path: str, fh: int) -> int:  # noqa: ARG002 - as above
