@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ddlrun.ranges import find_runs, is_successor, render_range
+from ddlrun.ranges import find_runs, is_successor, parse_ranges, render_range, render_spaced
 from ddlrun.wording import printable
 
 # PyTorch's description of the group of all ranks, and those that say nothing.
 DEFAULT_GROUP, UNNAMED = "default_pg", ("", "undefined")
+FEW_MEMBERS, MOST_WORDS = 4, 16
 PREPOSITIONS = {"send": "to", "recv": "from"}
 
 
@@ -89,6 +90,8 @@ def name_ranks(ranks: Sequence[int]) -> str:
     ('rank 2', 'ranks 0, 1 and 3', 'ranks 0, 2-4 and 7')
     """
     words = [word for low, high in find_runs(sorted(ranks), is_successor) for word in _name_run(low, high)]
+    if len(words) > MOST_WORDS:
+        return f"{len(ranks)} ranks ({render_spaced(sorted(ranks))})"
     listed = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
 
@@ -123,8 +126,12 @@ class ProcessGroup(NamedTuple):
     @property
     def text(self) -> str:
         """The group in words, such as `mesh_tp (ranks 2 and 3)`."""
+        if not self.members:
+            return self.kind
         used = "" if self.is_certain else "used by "
-        return f"{self.kind} ({used}{name_ranks(self.members)})" if self.members else self.kind
+        few = len(self.members) <= FEW_MEMBERS
+        members = name_ranks(self.members) if few else f"ranks {render_spaced(self.members)}"
+        return f"{self.kind} ({used}{members})"
 
 
 class StartedGroup(NamedTuple):
@@ -236,7 +243,7 @@ def build_snapshot(record: Mapping[str, Any]) -> RankSnapshot:
 
 def _parse_operation(record: Mapping[str, Any]) -> RecordedOperation:
     peer = record["peer"]
-    members = tuple(sorted(map(int, record["members"])))
+    members = tuple(sorted(parse_ranges(record["members"])))
     return RecordedOperation(
         number=int(record["number"]),
         name=_text(record["name"]),

@@ -7,7 +7,7 @@ import pytest
 
 from ddlrun.hangs.examination import Examination, evaluate, record_examination
 from ddlrun.hangs.position import Activity, describe, locate_rank
-from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot, parse_snapshot
+from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, ProcessGroup, RankSnapshot, name_ranks, parse_snapshot
 from ddlrun.hangs.verdict import HangFinding, HangVerdict, judge
 
 MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
@@ -53,7 +53,7 @@ def snapshot(
 
 def recorded(number: int | str, name: int | str, data: int | str, backend: int | str = "gloo") -> dict[str, Any]:
     """Return the records of a rank in an operation of the default group."""
-    group: dict[str, Any] = {"group": "0", "description": "default_pg", "members": [], "peer": None, "tag": 0}
+    group: dict[str, Any] = {"group": "0", "description": "default_pg", "members": "", "peer": None, "tag": 0}
     operation = {"number": number, "name": name, "data": data, "backend": backend, **group}
     return {"operations": [operation], "started": {"0": {"number": number, "description": "default_pg"}}}
 
@@ -250,6 +250,13 @@ VERDICTS = [
 @pytest.mark.parametrize(("job", "finding", "guilty", "text"), VERDICTS, ids=[row[1].value for row in VERDICTS])
 def test_the_verdict(job: JobSnapshot, finding: HangFinding, guilty: tuple[int, ...], text: str) -> None:
     assert judge(job) == HangVerdict(finding, guilty, text)
+
+
+def test_a_large_group_is_named_in_few_words() -> None:
+    assert ProcessGroup("7", "mesh_dp", tuple(range(3, 8192, 8))).text == "mesh_dp (ranks 3,11..8187)"
+    assert ProcessGroup("7", "undefined", (0, 2)).text == "group 7 (ranks 0 and 2)"
+    assert ProcessGroup("7", "mesh_dp").text == "mesh_dp"
+    assert name_ranks(range(3, 8192, 8)) == "1024 ranks (3,11..8187)"
 
 
 def test_a_job_hangs_if_no_waiting_rank_has_moved() -> None:

@@ -133,7 +133,7 @@ def _describe(entry: Record, members: dict[str, Record]) -> Record:
         "data": ", ".join([f"{kind}{size}" for kind, size in tensors][:MOST_TENSORS]),
         "group": group,
         "description": description,
-        "members": ranks,
+        "members": _render_members(ranks),
         "peer": None if peer is None else ranks[peer] if ranks else peer,
         "tag": 0,
         "frames": entry.get("frames", ()),
@@ -143,12 +143,25 @@ def _describe(entry: Record, members: dict[str, Record]) -> Record:
 def _describe_call(call: Record, members: dict[str, Record]) -> Record:
     """Return a record of the call in which the main thread waits, which has no number."""
     ranks = _list_members(call["group"], call["description"], members)
-    return {**call, "number": 0, "data": "", "members": ranks, "frames": ()}
+    return {**call, "number": 0, "data": "", "members": _render_members(ranks), "frames": ()}
 
 
 def _list_members(group: str, description: str, members: dict[str, Record]) -> list[int]:
     """Return the ranks of a group; none if they are not known, or all."""
     return [] if description == DEFAULT_GROUP else _numbers(members.get(group, {}).get("ranks", ""))
+
+
+def _render_members(ranks: list[int]) -> str:
+    """Render ranks as the kernel renders CPUs: a large group is most often evenly spaced.
+
+    >>> _render_members([1, 5, 9]), _render_members([0, 1, 7]), _render_members([])
+    ('1-9:4', '0,1,7', '')
+    """
+    ordered = sorted(ranks)
+    step = ordered[1] - ordered[0] if len(ordered) > 1 else 0
+    if step > 0 and ordered == list(range(ordered[0], ordered[-1] + 1, step)):
+        return f"{ordered[0]}-{ordered[-1]}:{step}"
+    return ",".join(map(str, ordered))
 
 
 def _find_peer(peers: str) -> int | None:
