@@ -192,7 +192,7 @@ def open_links(launcher: AgentLauncher, run: str = "", heartbeat: float | None =
     """Return the links to hosts, each of which is opened when it is needed. Raises InputError.
 
     Args:
-        launcher: The launcher that leads to the hosts.
+        launcher: The launcher for the hosts.
         run: The name of the run; empty where there is none.
         heartbeat: The seconds after which a silent host counts as lost; 0: it does not; None: a default.
     """

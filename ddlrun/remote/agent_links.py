@@ -59,7 +59,7 @@ class AgentLinks:
         """Begin without any.
 
         Args:
-            launcher: The launcher that leads to the hosts.
+            launcher: The launcher for the hosts.
             run: The name of the run; empty where there is none.
             fan_out: The number of agents that are started from here, where these can start the others.
             heartbeat: See HostLinks.

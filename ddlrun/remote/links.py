@@ -27,7 +27,7 @@ class HostLinks:
         """Begin without any.
 
         Args:
-            launcher: The launcher that leads to the hosts.
+            launcher: The launcher for the hosts.
             run: The name of the run; empty where there is none.
             heartbeat: The seconds after which ssh gives a silent host up; 0: it does not; None: a default. Agents
                 without work end after some heartbeats.
