@@ -359,12 +359,13 @@ def apart(cluster: Cluster, folder: Path) -> Iterator[None]:
 
 
 def kill(find: Callable[[Scene], int], moment: Callable[[Scene], object]) -> Callable[[Scene], None]:
-    """Return a function that kills a process at a moment, which it awaits without a pause."""
+    """Return a function that kills a process at a moment, which it awaits without a pause, and makes `killed`."""
 
     def act(scene: Scene) -> None:
         while not (moment(scene) and (pid := find(scene))):
             assert scene.job.process.poll() is None, scene.job.show()
         os.kill(pid, signal.SIGKILL)
+        (scene.folder / "killed").touch()
 
     return act
 
@@ -398,7 +399,8 @@ QUICK = ("--heartbeat", "4")
 SHIP = ("--quiet", "-H", "h1,h2,h4,h3", "--ship", "code", "--ship-dir", "FOLDER/cache")
 ECHO = ("echo", "started")
 RESTART = (
-    "trap 'touch told; exit' TERM; echo started; test $DDLRUN_RESTART = 0 || exit 0; "
+    "trap 'touch told; until test -e killed; do sleep 0.02; done; exit' TERM; echo started; "
+    "test $DDLRUN_RESTART = 0 || exit 0; "
     "test $OMPI_COMM_WORLD_RANK != 0 || exit 7; while :; do sleep 0.1; done"
 )
 RESTARTED = ("sh", "-c", RESTART)
