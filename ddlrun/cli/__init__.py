@@ -34,7 +34,7 @@ SECTIONS = {
         "launch": "Launch SCRIPT with ranks placed and bound.",
         "logs": "Print the output of RUN.",
         "top": "Show what the ranks of RUN use, and what limits them.",
-        "doctor": "Find the reason why RUN hangs.",
+        "doctor": "Find out why RUN hangs.",
         "runs": "List your runs, the running ones first.",
     },
     "Runs": {

@@ -1,4 +1,4 @@
-"""A job of 2 x 2 ranks with groups of PyTorch, of which rank 3 leaves out a collective: mesh.py [FOLDER].
+"""A job of 2 x 2 ranks with groups of PyTorch, of which one leaves out a collective: mesh.py RANK [FOLDER].
 
 Each rank writes its flight recorder to the folder, again and again, as PyTorch does once when it ends such a job.
 """
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 
-GUILTY, BLOCK = 3, 2
+BLOCK = 2
 
 
 def write_dumps(folder: Path, rank: int) -> None:
@@ -30,11 +30,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     rank = dist.get_rank()
-    if len(sys.argv) > 1:
-        threading.Thread(target=write_dumps, args=(Path(sys.argv[1]), rank), daemon=True).start()
+    if len(sys.argv) > 2:
+        threading.Thread(target=write_dumps, args=(Path(sys.argv[2]), rank), daemon=True).start()
     x = torch.ones(8)
     for block in range(5):
-        if not (rank == GUILTY and block == BLOCK):
+        if not (rank == int(sys.argv[1]) and block == BLOCK):
             dist.all_reduce(x, group=mesh["tp"].get_group())  # tp
         dist.all_reduce(x, group=mesh["dp"].get_group())  # dp
         print("block", block, flush=True)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import OWN, launch_line
-from tests.hangs.mesh import GUILTY
 from tests.hangs.test_hangs import examine
 from tests.support import needs
 from tests.support.launches import run
@@ -25,7 +24,7 @@ LINES = {
     for number, line in enumerate(SCRIPT.read_text().splitlines(), 1)
     if line.endswith(("# tp", "# dp", "# end"))
 }
-RANKS = 4
+RANKS, GUILTY = 4, 3
 RING = "rank 0 waits for rank 2 in all_reduce of mesh_dp, rank 2 for rank 3 in all_reduce of mesh_tp, rank 3 for rank 0"
 
 
@@ -42,7 +41,7 @@ def expected(used: str, *, lines: bool = True) -> str:
 
 def test_the_doctor_compares_the_members_of_each_group(tmp_path: Path) -> None:
     needs.package("torch")
-    argv = launch_line(OWN, tmp_path, "-np", str(RANKS), str(SCRIPT))
+    argv = launch_line(OWN, tmp_path, "-np", str(RANKS), str(SCRIPT), str(GUILTY))
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
         try:
             wait_until((tmp_path / "run" / "run.json").exists)
@@ -58,7 +57,7 @@ def test_the_dumps_of_a_job_that_ddlrun_did_not_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     environ = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    argv = [sys.executable, str(SCRIPT), str(tmp_path)]
+    argv = [sys.executable, str(SCRIPT), str(GUILTY), str(tmp_path)]
     ranks = [
         subprocess.Popen(argv, env={**environ, "RANK": str(rank)}, stdout=subprocess.DEVNULL) for rank in range(RANKS)
     ]

@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.managers.own import START
-from tests.conftest import OWN, launch_line
+from ddlrun.plan.plan import START
+from tests.conftest import MPIRUNS, launch_line
 from tests.support.altering_proxy import Place, altering
 
 HEARTBEAT = 8.0
-# ddlrun whose Python leads the keepers of its process manager to a proxy.
+# ddlrun whose Python leads the keepers that mpirun starts to a proxy.
 LAUNCH = "import sys; sys.executable = sys.argv.pop(1); from ddlrun.cli import main; main()"
 PYTHON = """#!/bin/sh
 if [ "$3" = {start} ]; then
@@ -67,7 +67,7 @@ def run_altered(place: Place, folder: Path, *options: str) -> Seen:
         python = folder / "python"
         python.write_text(PYTHON.format(start=START, folder=folder, port=proxy.port, python=sys.executable))
         python.chmod(0o755)
-        line = launch_line(OWN, folder, "--quiet", "--heartbeat", f"{HEARTBEAT:g}", "--grace", "2")
+        line = launch_line(MPIRUNS[5], folder, "--quiet", "--heartbeat", f"{HEARTBEAT:g}", "--grace", "2")
         argv = [sys.executable, "-c", LAUNCH, str(python), *line[3:], *options, "-np", "2", "sh", "-c", PROGRAM]
         begin = time.monotonic()
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder) as job:
