@@ -278,13 +278,17 @@ class Children:
                 child.connection.finish_sending()
         self._give_up(child for child in self._children if not child.ready)
 
-    def dismiss(self, wait: Callable[[float], object], *, at_once: bool = False) -> None:
+    def dismiss(self, wait: Callable[[float], object], *, at_once: bool = False) -> list[str]:
         """Close all links, and end the clients if they do not end soon.
 
         Args:
             wait: Waits up to some seconds for events of the loop.
             at_once: End the clients now.
+
+        Returns:
+            The hosts of agents that did not end: they may have been stopped.
         """
+        slow: list[str] = []
         self.close()
         if at_once:
             self._give_up(self._children)
@@ -292,7 +296,10 @@ class Children:
             end = time.monotonic() + seconds
             while any(child.running for child in self._children) and time.monotonic() < end:
                 wait(end - time.monotonic())
+            late = [child for child in self._children if child.running and child.ready and not child.given_up]
+            slow += [host for child in late for host in child.hosts]
             self._give_up(self._children)
         if self._group is not None:
             self._group.close()
             self._group = None
+        return slow

@@ -1,7 +1,7 @@
 """The attempts at a job: through the stages of a launch, and again after a failure."""
 
 import os
-from contextlib import closing, suppress
+from contextlib import closing
 
 from ddlrun.application.attempt import Attempt, start_probe
 from ddlrun.application.page import LaunchPage
@@ -17,7 +17,7 @@ def run_until_done(attempt: Attempt) -> Outcome:
     finished, surveyed, request = None, None, None
     with closing(attempt.links), LaunchPage(attempt.settings.run.web, attempt.reporter) as page:
         attempt = start_probe(attempt)
-        from ddlrun.application import planning, running  # noqa: PLC0415 - 30 ms, while hosts are probed
+        from ddlrun.application import leftovers, planning, running  # noqa: PLC0415 - 30 ms, while hosts are probed
 
         while True:
             try:
@@ -41,16 +41,8 @@ def run_until_done(attempt: Attempt) -> Outcome:
             finished = running.fetch_files(finished)
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):
-                _leave_hosts(attempt, at_once=signals.urgent)
+                leftovers.leave_hosts(attempt, at_once=signals.urgent)
                 return finished.outcome
-
-
-def _leave_hosts(attempt: Attempt, *, at_once: bool) -> None:
-    """Close the links after a job: a signal shortens the wait for that, but no longer changes the outcome."""
-    with Signals() as signals, suppress(KeyboardInterrupt):
-        signals.queue()
-        with signals.interruptible():
-            attempt.links.close(at_once=at_once)
 
 
 def forget_outer_job() -> None:

@@ -1,7 +1,9 @@
 """Processes that an attempt has left on its hosts: they are searched for and ended."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
+from ddlrun.application.attempt import Attempt
 from ddlrun.application.inputs import reach
 from ddlrun.application.planning import Planned
 from ddlrun.errors import EXIT_INTERRUPTED
@@ -49,6 +51,19 @@ def _search(hosts: Iterable[str], run: str, links: HostLinks) -> Mapping[str, Fi
     links.drop(silent)
     answered = {host: reply for host, reply in failed.items() if host not in silent}
     return {**answered, **end_runs(silent, 0, target)[1]}
+
+
+def leave_hosts(attempt: Attempt, *, at_once: bool) -> None:
+    """Close the links after a job, and end agents that were stopped meanwhile.
+
+    A signal shortens the wait for that, but no longer changes the outcome.
+    """
+    links = attempt.links
+    with Signals() as signals, suppress(KeyboardInterrupt):
+        signals.queue()
+        with signals.interruptible():
+            left = {host: [links.run_id] for host in links.close(at_once=at_once)}
+            attempt.reporter.text(describe_unchecked(end_runs(left, 0, reach(links, SEARCH_SECONDS))[1]))
 
 
 def describe_unchecked(failed: Mapping[str, FinishedProcess]) -> str:

@@ -175,10 +175,10 @@ class AgentLinks:
         self._lost.update(lost)
         self._children.drop(lost)
 
-    def close(self, *, at_once: bool) -> None:
+    def close(self, *, at_once: bool) -> list[str]:
         """Close all links, which ends what runs on them; see HostLinks."""
         try:
-            self._children.dismiss(self.loop.wait, at_once=at_once)
+            return self._children.dismiss(self.loop.wait, at_once=at_once)
         finally:
             self.loop.close()
 

@@ -35,7 +35,7 @@ class HostLinks:
         """
         self.launcher = launcher
         self._via, self._heartbeat = _add_keepalive(launcher, heartbeat), heartbeat
-        self._run, self._fan_out = run, fan_out
+        self.run_id, self._fan_out = run, fan_out
         self._agents: AgentLinks | None = None
 
     @property
@@ -44,7 +44,7 @@ class HostLinks:
         if self._agents is None:
             from ddlrun.remote.agent_links import AgentLinks  # noqa: PLC0415 - 5 ms, for jobs over several hosts alone
 
-            self._agents = AgentLinks(self._via, run=self._run, fan_out=self._fan_out, heartbeat=self._heartbeat)
+            self._agents = AgentLinks(self._via, run=self.run_id, fan_out=self._fan_out, heartbeat=self._heartbeat)
         return self._agents
 
     def open(self, hosts: Collection[str], seconds: float) -> None:
@@ -70,14 +70,16 @@ class HostLinks:
         if self._agents is not None:
             self._agents.drop(hosts)
 
-    def close(self, *, at_once: bool = False) -> None:
-        """Close all links, which ends what runs on them. They may be opened again.
+    def close(self, *, at_once: bool = False) -> list[str]:
+        """Close all links, which ends what runs on them; return the hosts whose agents did not end.
 
-        A launcher such as ssh has some seconds to end where its network is cut, unless it is to end at once.
+        They may be opened again. A launcher such as ssh has some seconds to end where its network is cut, unless it is
+        to end at once.
         """
-        if self._agents is not None:
-            agents, self._agents = self._agents, None
-            agents.close(at_once=at_once)
+        if self._agents is None:
+            return []
+        agents, self._agents = self._agents, None
+        return agents.close(at_once=at_once)
 
 
 def _add_keepalive(launcher: AgentLauncher, heartbeat: float | None) -> AgentLauncher:

@@ -13,6 +13,10 @@ from tests.conftest import OWN, OWN_MAJOR, launch_line, manager_id
 from tests.support.processes import command_line
 
 HOSTS = ("h2", "h3", "h4")
+# A rank that writes its agent's process id, above keeper and guard, to a file; and what stops that agent after the job.
+PARENT = "sed -n 's/^PPid:.//p' /proc/$(cat)/status"
+NOTE_AGENT = f"echo $PPID | {PARENT} | {PARENT} >agent.$(hostname)"
+STOP_AGENT = "sh -c '! grep -qE \"event.{1,6}end\" || kill -STOP $(cat agent.h3)'"
 DYING_RANK = Path(__file__).parents[1] / "bench" / "programs" / "dying_rank.py"
 
 
@@ -99,3 +103,12 @@ def test_a_link_carries_no_connection_of_others(cluster: Cluster, tmp_path: Path
     finally:
         config.write_text(before)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["none", "none"], "")
+
+
+@pytest.mark.parametrize("major", [OWN_MAJOR], indirect=True, ids=manager_id)
+def test_an_agent_that_is_stopped_after_the_job_does_not_stay(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    argv = launch_line(mpirun, tmp_path, "-H", "h1:1,h3:1", "--quiet", "--on-event", STOP_AGENT)
+    done = cluster.run("h1", [*argv, "sh", "-c", NOTE_AGENT], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    agent = int((tmp_path / "agent.h3").read_text())
+    assert agent not in cluster.processes("h3")
