@@ -1,8 +1,9 @@
 """Benchmark of launches as users type them, checks included, over hosts that are network namespaces of this machine.
 
-Prints three tables per number of hosts, each with 2 ranks:
+Prints four tables per number of hosts, each with 2 ranks:
 
 - a short job beside bare mpirun and torchrun, which is started on each host over ssh;
+- the same in an allocation of Slurm, beside srun, for up to 16 hosts;
 - the time from the death of a rank to the first line of the next attempt;
 - the ssh connections that each other host accepts during a launch, counted at its sshd. The full launch has --ship,
   --fetch, two restarts and a process that stays behind.
@@ -14,16 +15,21 @@ import platform
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.measure import BESIDE, DDLRUN, Failed, Row, Sample, Series, interleaved, run, show, wall
 from tests.bench.options import bench_parser, cannot_run
+from tests.cluster import slurm
 from tests.cluster.cluster import Cluster, why_not
-from tests.conftest import MPIRUNS, OWN
+from tests.cluster.slurm import SlurmCluster
+from tests.conftest import MPIRUNS, OWN, SRUN
+from tests.support.waiting import wait_until
 
 JOB = ["sleep", "0.1"]
 RANKS_PER_HOST = 2
@@ -33,6 +39,7 @@ TORCHRUN = "torchrun"
 # death of a rank: under ddlrun's own process manager, and under mpirun.
 ONE_HOST = 230
 FEW = 4
+MOST_IN_SLURM = 16
 FEW_RATIOS = {OWN: 1.3, "mpirun": 1.6}
 MANY_RATIOS = {OWN: 1.2, "mpirun": 1.4}
 RESTARTS = {OWN: 800, "mpirun": 1500}
@@ -65,7 +72,40 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as folder, Cluster(count, racks=1) as cluster:
             os.environ["XDG_STATE_HOME"] = f"{folder}/state"  # where run folders go
             failed += Launches(cluster, Path(folder)).show(sizes)
+        if 1 < count <= MOST_IN_SLURM and not slurm.why_not():
+            failed += show_in_slurm(count, sizes.rounds)
     return 1 if failed else 0
+
+
+def show_in_slurm(count: int, rounds: int) -> list[str]:
+    """Print the table of an allocation; return the names of the rows that failed."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as folder,
+        SlurmCluster(count, 1) as cluster,
+        allocation(cluster, Path(folder)) as env,
+    ):
+        managers = {OWN: ["--process-manager", OWN], SRUN: ["--process-manager", SRUN]}
+        lines = {SRUN: [SRUN, *JOB]}
+        lines |= {f"ddlrun launch with {name}": [*DDLRUN, "launch", *words, *JOB] for name, words in managers.items()}
+        series = interleaved({name: wall(cluster.argv("h1", line), env) for name, line in lines.items()}, rounds)
+        rows = [Row(name, of_line, base=series[SRUN]) for name, of_line in series.items()]
+        title = f"{shlex.join(JOB)}, {count} hosts x {RANKS_PER_HOST} ranks in an allocation of Slurm"
+        return show(f"{title} ({_load()})", rows)
+
+
+@contextmanager
+def allocation(cluster: SlurmCluster, folder: Path) -> Iterator[dict[str, str]]:
+    """Hold an allocation of all hosts, and provide the environment of a command in it."""
+    file = folder / "environment"
+    hold = f"env -0 >{file}.part && mv {file}.part {file} && exec sleep 3600"
+    words = ["salloc", "-Q", f"-N{len(cluster.hosts)}", f"--ntasks-per-node={RANKS_PER_HOST}", "sh", "-c", hold]
+    with subprocess.Popen(cluster.argv("h1", words), stdin=subprocess.DEVNULL) as holder:
+        try:
+            wait_until(file.exists)
+            yield dict(word.split("=", 1) for word in file.read_text().split("\0") if word)
+        finally:
+            cluster.clear()
+            holder.wait()
 
 
 class Launches:
