@@ -256,7 +256,7 @@ def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> Non
     (other := tmp_path / "other").write_text("print(2)\n")
     with mounted(cluster, "h3", script, "--bind", str(other)):
         done = check(cluster, tmp_path, "--script", "train.py")
-        one_row(done, 5, ["files", "h3", "FAILURE", "train.py has another content"], f"h3:{tmp_path}/")
+        one_row(done, 5, ["files", "h3", "FAILURE", "train.py differs from the one here"], f"h3:{tmp_path}/")
         argv = [*DDLRUN, "launch", "-H", "h[1-4]:1", "--run-dir", str(tmp_path / "run"), "train.py"]
         done = cluster.run("h1", argv, cwd=tmp_path)
         assert done.returncode == 5
