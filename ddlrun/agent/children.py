@@ -279,14 +279,9 @@ class Children:
         self._give_up(child for child in self._children if not child.ready)
 
     def dismiss(self, wait: Callable[[float], object], *, at_once: bool = False) -> list[str]:
-        """Close all links, and end the clients if they do not end soon.
+        """Close all links, end the clients that do not end soon, or at once, and return the hosts of these.
 
-        Args:
-            wait: Waits up to some seconds for events of the loop.
-            at_once: End the clients now.
-
-        Returns:
-            The hosts of agents that did not end: they may have been stopped.
+        Their agents may have been stopped. `wait` waits up to some seconds for events of the loop.
         """
         slow: list[str] = []
         self.close()
@@ -296,8 +291,7 @@ class Children:
             end = time.monotonic() + seconds
             while any(child.running for child in self._children) and time.monotonic() < end:
                 wait(end - time.monotonic())
-            late = [child for child in self._children if child.running and child.ready and not child.given_up]
-            slow += [host for child in late for host in child.hosts]
+            slow += [host for child in self._children if child.running and not child.given_up for host in child.hosts]
             self._give_up(self._children)
         if self._group is not None:
             self._group.close()
