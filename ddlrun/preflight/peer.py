@@ -81,16 +81,14 @@ class Peer(AcceptorEvents):
             seconds=task["seconds"],
         )  # fmt: skip
         self._connections: list[Connection] = []
-        self._running: list[_thread.LockType] = []
-        """A lock per thread, which the thread releases at its end."""
+        self._users = 1 + len(self._partners)
+        """The threads, this one too, that may use the loop: the last one closes it."""
+        self._leaving = _thread.allocate_lock()
 
     def run(self) -> dict[str, Any]:
         """Try all partners, and serve them until their own attempts are over or time is up; return the report."""
         for partner in self._partners.values():
-            running = _thread.allocate_lock()
-            running.acquire()
-            _thread.start_new_thread(self._reach, (partner, running))
-            self._running.append(running)
+            _thread.start_new_thread(self._reach, (partner,))
         while self._seconds_left() and not all(each.tried and each.finished for each in self._partners.values()):
             self._loop.wait(self._seconds_left())
             for connection, partner in self._greeted.items():
@@ -109,13 +107,18 @@ class Peer(AcceptorEvents):
         self._loop.watch(1, 0, lambda events: os._exit(EXIT_NO_READER) if events & ENDED else None)
 
     def close(self) -> None:
-        """Close all connections, but not the loop while a thread that has not ended might wake it up."""
+        """Close all connections, and the loop if no thread can still wake it up."""
         self._acceptor.close()
         for connection in self._connections:
             connection.close()
-        until = time.monotonic() + PAUSE
-        ended = [running.acquire(timeout=max(0.0, until - time.monotonic())) for running in self._running]
-        if all(ended):
+        self._leave()
+
+    def _leave(self) -> None:
+        """Close the loop if all others have left it."""
+        with self._leaving:
+            self._users -= 1
+            last = not self._users
+        if last:
             self._loop.close()
 
     def _seconds_left(self) -> float:
@@ -123,12 +126,12 @@ class Peer(AcceptorEvents):
 
     # -- this host's connections, in threads ------------------------------------------------------
 
-    def _reach(self, partner: Partner, running: _thread.LockType) -> None:
-        """Try a partner, and release the lock."""
+    def _reach(self, partner: Partner) -> None:
+        """Try a partner, and leave the loop."""
         try:
             self._try(partner)
         finally:
-            running.release()
+            self._leave()
 
     def _try(self, partner: Partner) -> None:
         """Connect to a partner until it answers, has failed, or time is up."""

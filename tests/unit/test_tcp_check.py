@@ -191,7 +191,8 @@ def test_peers_in_this_process_reach_each_other_and_leave_no_file_open() -> None
             for own, to in (("a", "b"), ("b", "a"))
         ]  # fmt: skip
         assert [finish().value["reached"] for finish in replies] == [{"b": None}, {"a": None}]
-        assert count_open_files() == before
+        # A thread may end after its task, and one of another test may have held a file before.
+        wait_until(lambda: count_open_files() <= before)
 
 
 def test_a_task_that_fails_in_this_process_shows_why() -> None:
