@@ -222,14 +222,22 @@ class Ending:
         if self._keepers.remaining:
             if self.reason is None and self._manager.seconds_since_end(now) > REPORT_SECONDS:
                 self.begin(self._explain(running=True))
-            return self.reason is not None and now > self._ranks_kill_at + SLACK_SECONDS
+            if self.reason is None or now <= self._ranks_kill_at + SLACK_SECONDS:
+                return False
+            stuck = {peer.host for peer in self._keepers.remaining if peer.rank is not None and peer.acknowledged}
+            self._leave_behind(stuck)
+            return True
         self._announce_end(now)
         watched = {peer.host for peer in self._keepers.watchers} - self._ranks.lost_hosts
         if watched and now <= self._over_at + DAEMON_SECONDS:
             return False
-        self._ranks.unswept |= watched  # what watches there may have been stopped
-        self._ranks.unwatched |= watched
+        self._leave_behind(watched)
         return True
+
+    def _leave_behind(self, hosts: set[str]) -> None:
+        """Record hosts whose keepers, or what they have left to watch a daemon, do not end: they may be stopped."""
+        self._ranks.unswept |= hosts
+        self._ranks.unwatched |= hosts
 
     def advance(self, now: float) -> None:
         """Go on to the next phase if its time has come, and send the process manager the signals that are due."""
