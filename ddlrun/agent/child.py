@@ -6,7 +6,8 @@ import os
 
 from ddlrun.agent import protocol
 from ddlrun.agent.archive import build_archive
-from ddlrun.agent.launcher import SHELL, WANTED, LauncherErrors, agent_script, take_greeting
+from ddlrun.agent.error_pipe import ErrorPipe
+from ddlrun.agent.launcher import SHELL, WANTED, agent_script, take_greeting
 from ddlrun.agent.protocol import (
     EXIT_LOST,
     LOGIN,
@@ -123,7 +124,7 @@ class Child:
             self.connection.close()
             return
         self._stop = StopDetector(self.pid)
-        self._errors = LauncherErrors(loop, errors)
+        self._errors = ErrorPipe(loop, errors)
         self._printed = bytearray()
         """What has arrived, and is to be searched for the greeting."""
         self._most_printed = MOST_PRINTED

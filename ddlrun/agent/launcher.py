@@ -1,4 +1,4 @@
-"""The clients of other hosts, such as ssh: their start, their errors, and the script that they run there."""
+"""The clients of other hosts, such as ssh: their start, and the script that they run there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from ddlrun.agent.local_ranks import fork
 from ddlrun.keeper.bare_signal import signal
 from ddlrun.keeper.protocol import AGENT_RUN
 from ddlrun.keeper.signals import IGNORED
-from ddlrun.wire.loop import READ
 from ddlrun.wire.pipes import PipeConnection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.agent.protocol import AgentTree
-    from ddlrun.wire.loop import Loop
 
 GREETING = b"@ddlrun-agent "
 """The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
@@ -25,10 +23,6 @@ SHELL = b"shell"
 """The greeting of the shell that becomes the agent."""
 # The bytes of what a login has printed that are reported.
 MOST_NOISE = 4096
-# What a pipe holds at most.
-CHUNK = 1 << 16
-# The bytes of a launcher's errors that are kept.
-MOST_KEPT = 4096
 
 
 class ClientGroup:
@@ -84,45 +78,6 @@ class ClientGroup:
     def release(self) -> None:
         """Leave the programs to themselves, after the leader was killed."""
         os.close(self._held)
-
-
-class LauncherErrors:
-    """What a client writes to standard error: kept at first, passed on once the agent runs."""
-
-    def __init__(self, loop: Loop, fd: int) -> None:
-        """Take over the read end of a pipe."""
-        self._loop, self._fd = loop, fd
-        self._pass_on = False
-        self.last = b""
-        """The last of what is kept."""
-        os.set_blocking(fd, False)
-        loop.watch(fd, READ, lambda _events: self.read())
-
-    def pass_on(self, *, login: bool) -> None:
-        """Pass on what is written from now on, and perhaps what a login has written."""
-        if login:
-            os.write(2, self.last)
-        self._pass_on, self.last = True, b""
-
-    def read(self) -> None:
-        """Read once, all that a pipe holds."""
-        try:
-            data = os.read(self._fd, CHUNK) if self._fd >= 0 else b""
-        except BlockingIOError:
-            return
-        if not data:
-            self.close()
-        elif self._pass_on:
-            os.write(2, data)
-        else:
-            self.last = (self.last + data)[-MOST_KEPT:]
-
-    def close(self) -> None:
-        """Close the pipe. A second call does nothing."""
-        if self._fd >= 0:
-            self._loop.forget(self._fd)
-            os.close(self._fd)
-            self._fd = -1
 
 
 def agent_script(tree: AgentTree, *, ship: bool) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 
 from ddlrun.agent import protocol
+from ddlrun.agent.error_pipe import ErrorPipe
 from ddlrun.agent.pmi_service import PmiService, rank_variables
 from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.keeper.bare_signal import signal
@@ -39,6 +40,8 @@ class LocalRanks:
         """Process id -> rank."""
         self._kill_at = NEVER
         self._pmi: PmiService | None = None
+        self._errors: ErrorPipe | None = None
+        """What keepers print. The link would stay open if they held its files: the agent may be killed before them."""
         loop.watch_deadline(lambda: self._kill_at, self._kill)
 
     @property
@@ -63,15 +66,19 @@ class LocalRanks:
     def _fork(self, job: AgentJob, own: HostRanks) -> None:
         self._pmi = PmiService(job, own, self._loop, self._report)
         _load_keeper()
+        errors, output = os.pipe()
+        self._errors = ErrorPipe(self._loop, errors)
+        self._errors.pass_on(login=False)
         for local_rank, rank in enumerate(own.ranks):
             link, other_end, orders = self._pmi.connect(rank)
             variables = {RANK: str(rank), LOCAL_RANK: str(local_rank), SIZE: str(job.size)}
             variables.update(rank_variables(rank, link, own.ranks, job.size))
             keep = _keeper(job.program, variables, link, orders)
             # MPICH ends with SIGSEGV, which would look like the cause, if its connection ended with the agent.
-            self._keepers[fork(keep, 0, 1, 2, link, orders, other_end, *self._needed)] = rank
+            self._keepers[fork(keep, 0, link, orders, other_end, *self._needed, output=output)] = rank
             os.close(link)
             os.close(orders)
+        os.close(output)
 
     def deliver(self, message: bytes) -> None:
         """Give a message of the root to this host's PMI server."""
@@ -84,6 +91,9 @@ class LocalRanks:
         if self._pmi is not None:
             self._pmi.close()
             self._pmi = None
+        if self._errors is not None:
+            self._errors.read()
+            self._errors.close()
 
     def reap(self, pid: int, status: int) -> bool:
         """Report the rank of a keeper that has ended; return False for another process."""
@@ -137,9 +147,10 @@ def _keeper(program: Sequence[str], variables: Mapping[str, str], link: int, ord
     return keep
 
 
-def fork(work: Callable[[], object], *needed: int) -> int:
+def fork(work: Callable[[], object], *needed: int, output: int = -1) -> int:
     """Fork a process that keeps some descriptors, and has the signals of a new one; return its process id.
 
+    `output` is the descriptor of its standard output and errors; -1: it has none but those that it keeps.
     Raises OSError at the limit of processes or open files: the child lists its descriptors.
     """
     spare = os.open("/", os.O_RDONLY)
@@ -148,7 +159,9 @@ def fork(work: Callable[[], object], *needed: int) -> int:
     if pid == 0:
         try:
             os.close(spare)
-            close_files(*needed)
+            close_files(*needed, output)
+            for fd in (1, 2) if output >= 0 else ():
+                os.dup2(output, fd)
             restore_defaults()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             work()

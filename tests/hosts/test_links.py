@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.conftest import OWN, OWN_MAJOR, launch_line, manager_id
+from tests.hosts.test_faults import children, parent
 from tests.support.processes import command_line
 
 HOSTS = ("h2", "h3", "h4")
@@ -18,6 +19,13 @@ PARENT = "sed -n 's/^PPid:.//p' /proc/$(cat)/status"
 NOTE_AGENT = f"echo $PPID | {PARENT} | {PARENT} >agent.$(hostname)"
 STOP_AGENT = "sh -c '! grep -qE \"event.{1,6}end\" || kill -STOP $(cat agent.h3)'"
 DYING_RANK = Path(__file__).parents[1] / "bench" / "programs" / "dying_rank.py"
+
+
+def pipes(pid: int) -> set[str]:
+    """Return the pipes and sockets of a process."""
+    return {
+        name for fd in os.scandir(f"/proc/{pid}/fd") if (name := os.readlink(fd.path)).startswith(("pipe", "socket"))
+    }
 
 
 def connections(cluster: Cluster) -> list[int]:
@@ -112,3 +120,23 @@ def test_an_agent_that_is_stopped_after_the_job_does_not_stay(cluster: Cluster, 
     assert (done.returncode, done.stderr) == (0, "")
     agent = int((tmp_path / "agent.h3").read_text())
     assert agent not in cluster.processes("h3")
+
+
+def test_a_stopped_keeper_does_not_hide_the_end_of_its_agent(cluster: Cluster, tmp_path: Path) -> None:
+    options = ["-H", "h1:1,h3:1", "--quiet", "--output", "no-tag", "--grace", "1", "--heartbeat", "20"]
+    script = f"{NOTE_AGENT}; echo started; exec sleep 600"
+    argv = cluster.argv("h1", [*launch_line(OWN, tmp_path, *options), "sh", "-c", script], cwd=tmp_path)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["started\n"] * 2
+        agent = int((tmp_path / "agent.h3").read_text())
+        (keeper,) = children(agent)
+        (guard,) = children(keeper)
+        link = pipes(parent(agent)) & pipes(agent)
+        held = {pid for pid in (keeper, guard, *children(guard)) if pipes(pid) & link}
+        os.kill(keeper, signal.SIGSTOP)
+        os.kill(agent, signal.SIGKILL)
+        _, errors = process.communicate()
+    assert (process.returncode, "host h3 was lost: the connection to its agent ended" in errors) == (3, True), errors
+    assert (len(link), held) == (3, set())
+    assert keeper not in cluster.processes("h3")
