@@ -38,22 +38,10 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     parent = os.getppid()
     names = os.environ.pop("DDLRUN_RANK_VARIABLES", OPEN_MPI)
     rank, local_rank, size = map(_number, names.split())
-    if size > 0:
-        os.environ["DDLRUN_SIZE"] = str(size)
-    # Open MPI 4 puts the folder of its mpirun before the user's.
-    os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
-    # This one is for mpirun. Open MPI 4 accepts only one of it and the folder that the daemon has set.
-    os.environ.pop("OMPI_MCA_orte_local_tmpdir_base", None)
-    # An mpirun that the rank starts is not served by ddlrun (see supervise/ssh_relay.sh).
-    os.environ.pop(RELAYS, None)
-    if RELAYS in os.environ.get(AGENT, ""):
-        del os.environ[AGENT]
-    if rank == 0 and "DDLRUN_STDIN" in os.environ:
-        _replace_stdin(os.environ["DDLRUN_STDIN"])
+    _set_up_variables(rank, size)
     report, problems = bind_rank(rank, local_rank, size)
     strict = bool(problems) and "DDLRUN_STRICT_BINDING" in os.environ
-    host = os.uname().nodename
-    label = f"rank {rank} on {host}"
+    label = f"rank {rank} on {os.uname().nodename}"
     ports = set_framework_variables(rank, local_rank, size)
     taken = ((port, name) for port, name in ports.items() if in_use(port))
     problems += [f"{label}: port {port} ({name}) was free, and now another process has it" for port, name in taken]
@@ -67,17 +55,33 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     if link is not None:
         os.set_inheritable(link, True)
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "") or "10") for name in ("GRACE", "HEARTBEAT"))
-    manager = manager or (MPIRUN if names == OPEN_MPI else OTHER_MANAGER)
     settings = KeeperSettings(
         argv=argv, label=label, local_rank=local_rank, parent=parent, grace=grace, heartbeat=heartbeat, rank=rank,
-        size=size, manager=manager, orders=orders, container=container, link=link, ports=tuple(ports), report=report,
-        problems=tuple(problems), strict=strict, request=request, places=places,
+        size=size, manager=manager or (MPIRUN if names == OPEN_MPI else OTHER_MANAGER), orders=orders, link=link,
+        container=container, ports=tuple(ports), report=report, problems=tuple(problems), strict=strict,
+        request=request, places=places,
     )  # fmt: skip
     if not channel:
         _run_by_hand(settings, prctl)
     from ddlrun.keeper.kept_rank import keep  # noqa: PLC0415 - not for ranks by hand
 
     keep(channel, settings, prctl)
+
+
+def _set_up_variables(rank: int, size: int) -> None:
+    """Give the rank its size, PATH and standard input, and remove the variables of the process manager alone."""
+    if size > 0:
+        os.environ["DDLRUN_SIZE"] = str(size)
+    # Open MPI 4 puts the folder of its mpirun before the user's.
+    os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
+    # This one is for mpirun. Open MPI 4 accepts only one of it and the folder that the daemon has set.
+    os.environ.pop("OMPI_MCA_orte_local_tmpdir_base", None)
+    # An mpirun that the rank starts is not served by ddlrun (see supervise/ssh_relay.sh).
+    os.environ.pop(RELAYS, None)
+    if RELAYS in os.environ.get(AGENT, ""):
+        del os.environ[AGENT]
+    if rank == 0 and "DDLRUN_STDIN" in os.environ:
+        _replace_stdin(os.environ["DDLRUN_STDIN"])
 
 
 def _enter_shipped() -> Places | None:
