@@ -318,12 +318,17 @@ class Run:
         """Return a violation if files are left, and remove them.
 
         The folders of Open MPI's library are empty: a rank makes them in MPI_Init if mpirun was killed at that moment.
-        If ddlrun and its guard were killed, the folder of the session stays.
+        If ddlrun and its guard were killed, the folder of the session stays. So does that of a daemon that was killed
+        on a host that is cut off: all hosts have one /proc, and a search of another host may kill the keeper there
+        before it removes the folder.
         """
         new = sorted(self._files() - before)
         may_stay = {path for path in new if path.name.startswith("ompi.") and is_empty(path)}
         if {Kind.KILL_GUARD, Kind.KILL_DDLRUN} <= self._scenario.kinds:
             may_stay.update(path for path in new if path.name.startswith("ddlrun-"))
+        killed = {fault.host for fault in self._scenario.faults if fault.kind is Kind.KILL_DAEMON} & self._cut
+        sessions = (path for path in new if path.name.startswith(("ompi.", "prted.")))
+        may_stay.update(path for path in sessions if path.parent.parent.name in killed)
         for path in new:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         names = [f"{path.parent.parent.name}/{path.parent.name}/{path.name}" for path in new if path not in may_stay]
