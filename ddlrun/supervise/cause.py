@@ -17,8 +17,8 @@ Fields = dict[str, Any]
 EXIT_UNREAD = errors.EXIT_SIGNAL + signal.SIGPIPE
 OF_MANAGER = "that of the manager, or 1"
 RESET = "a firewall or another device on the way reset it, or the host was restarted"
-REACHABLE = "the host replies, but its keepers do not run: it is too busy (see `--heartbeat`), or they were stopped"
-UNREACHABLE = "the host is down, or its network is cut"
+REACHABLE = "reachable, but keepers there do not run: too busy (see `--heartbeat`), or stopped"
+UNREACHABLE = "down, or cut off from the network"
 
 
 class EndReason(NamedTuple):
@@ -228,7 +228,7 @@ class EndCause(enum.Enum):
     RESET_CONNECTION = CauseRow("a keeper's connection is reset while its rank runs",
         f"the connection of {{label}} broke ({{error}}): {RESET}", errors.EXIT_UNREACHABLE)
     BROKEN_CONNECTION = CauseRow("a keeper's connection ends with another error",
-        f"the connection of {{label}} broke ({{error}}): {UNREACHABLE}", errors.EXIT_UNREACHABLE)
+        f"the connection of {{label}} broke ({{error}}): the host is {UNREACHABLE}", errors.EXIT_UNREACHABLE)
     DISTURBED_CONNECTION = CauseRow("a keeper's connection carries something other than its messages",
         "the connection of {label} was disturbed or attacked: {problem}", errors.EXIT_UNREACHABLE)
     TOO_MANY_FILES = CauseRow("ddlrun may open no more files",

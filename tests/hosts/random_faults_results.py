@@ -93,11 +93,11 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         Kind.KILL_DDLRUN: (-9, ANY_LINE),
         Kind.KILL_SSHD: (3, gone),
         Kind.STOP_RANK: (124, "the time limit of"),
-        Kind.STOP_KEEPER: (3, f"no sign of life from [^:]*\\b{host}\\b.*the host replies, but its keepers do not run"),
+        Kind.STOP_KEEPER: (3, f"no sign of life from [^:]*\\b{host}\\b.*reachable, but keepers there do not run"),
         Kind.STOP_DDLRUN: (3, "no sign of life from ddlrun|ddlrun( itself)? did not run"),
         Kind.CUT: (
             3,
-            f"no sign of life from [^:]*\\b{host}\\b.*the host is down, or its network is cut|mpirun lost host {host}",
+            f"no sign of life from [^:]*\\b{host}\\b.*down, or cut off from the network|mpirun lost host {host}",
         ),
     }
     if fault.kind in tables:

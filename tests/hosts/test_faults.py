@@ -639,7 +639,7 @@ def test_a_cut_network(cluster: Cluster, mpirun: str, tmp_path: Path, *, chatty:
         with cluster.cut("h3"):
             code, _, err = job.end()
     assert code == 3, err
-    assert "no sign of life from h3 for 4 s: the host is down, or its network is cut" in err
+    assert "no sign of life from h3 for 4 s: down, or cut off from the network" in err
 
 
 @pytest.mark.extra
