@@ -13,7 +13,8 @@ ENDING   has sent TERMINATE to the keepers; kills the       When no rank runs: L
 LEAVING  has sent LEAVE to the keepers and waits for the
          process manager; SIGTERM after 5 s, SIGKILL after
          8 s; after 1 s and 3 s if a host was lost; after
-         5 s and 15 s if not all ranks have started
+         5 s and 15 s if not all ranks have started; at once
+         and after 1 s if a second signal has arrived
 =======  =================================================  ================================================
 
 In IDLE and LEAVING, a stopped process manager is resumed after 2 s. Once all ranks have started, OVER is sent to the
@@ -53,7 +54,7 @@ LOST_SECONDS = (1.0, 3.0)
 SLACK_SECONDS = 3.0
 # After the process manager's end, daemons on other hosts have this long; what watches them needs less.
 DAEMON_SECONDS = 10.0
-# The time from a second signal until the process manager is killed.
+# The time from a second signal until the process manager is killed, and daemons are not waited for.
 HURRY_SECONDS = 1.0
 # After the process manager's end its keepers have this long to report the ends of their programs.
 REPORT_SECONDS = 1.0
@@ -98,6 +99,8 @@ class Ending:
         self._signalled_until = 0.0
         self._ranks_kill_at = self._manager_resume_at = self._manager_term_at = self._manager_kill_at = NEVER
         self._over_at = NEVER
+        self._hurried = False
+        """Whether a second signal has asked for the end."""
 
     # -- the reason -----------------------------------------------------------------------------------
 
@@ -201,9 +204,14 @@ class Ending:
     # -- the end --------------------------------------------------------------------------------------
 
     def hurry(self) -> None:
-        """Kill all ranks now, and the process manager soon."""
-        self._keepers.send_all(protocol.TERMINATE, "0")
-        self._ranks_kill_at = time.monotonic() + HURRY_SECONDS
+        """Kill all ranks now, and the process manager soon. A second call does nothing."""
+        if self._hurried:
+            return
+        self._hurried, self._grace, now = True, 0.0, time.monotonic()
+        self._keepers.send_all(protocol.TERMINATE, str(self._grace))
+        self._ranks_kill_at = now + HURRY_SECONDS
+        if self.phase is Phase.LEAVING:
+            self._enter(Phase.LEAVING, now)
 
     def hand_over(self, peer: KeeperConnection) -> None:
         """Let a keeper leave: its connection now belongs to the process that watches the process manager's daemon."""
@@ -229,7 +237,7 @@ class Ending:
             return True
         self._announce_end(now)
         watched = {peer.host for peer in self._keepers.watchers} - self._ranks.lost_hosts
-        if watched and now <= self._over_at + DAEMON_SECONDS:
+        if watched and now <= self._over_at + (HURRY_SECONDS if self._hurried else DAEMON_SECONDS):
             return False
         self._leave_behind(watched)
         return True
@@ -259,6 +267,8 @@ class Ending:
         self.phase = phase
         started = MANAGER_SECONDS if self._ranks.complete else STARTING_SECONDS
         term, kill = LOST_SECONDS if self._ranks.lost_hosts else started
+        if self._hurried:
+            term, kill = 0.0, HURRY_SECONDS
         self._manager_resume_at = now + RESUME_SECONDS
         self._manager_term_at, self._manager_kill_at = now + term, now + kill
         if self._ranks.complete:

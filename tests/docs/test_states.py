@@ -24,6 +24,7 @@ def test_the_page_has_the_deadlines_of_a_run() -> None:
     assert mpirun in row("leaving")
     assert f"if a host was lost, {lost[0]:g} s and {lost[1]:g} s" in row("leaving")
     assert f"if not all ranks had started, {starting[0]:g} s and {starting[1]:g} s" in row("leaving")
+    assert f"after a second signal, at once and {ending.HURRY_SECONDS:g} s" in row("leaving")
     assert f"daemons of other hosts have {daemons:g} s" in row("idle")
     bound = 2 * slack + max(kill, daemons)
     assert f"**`--grace`** + {bound:g} s after the failure at the latest" in PAGE.read_text()
