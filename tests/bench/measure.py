@@ -12,10 +12,16 @@ BESIDE = Path(sys.executable).parent
 DDLRUN = [str(BESIDE / "ddlrun")] if (BESIDE / "ddlrun").exists() else [sys.executable, "-m", "ddlrun"]
 _HEADINGS = ("", "median", "min", "max", "ratio", "goal", "met")
 Sample = Callable[[], float]
+# The longest time in seconds that a command may take.
+PATIENCE = 120.0
 
 
 class Failed(Exception):  # noqa: N818 - shown in the table
     """A sample could not be taken, for the reason given."""
+
+
+class StoodStill(Failed):
+    """A command did not end in a time that no machine needs, and was killed."""
 
 
 class NotInstalled(Failed):
@@ -51,8 +57,13 @@ class Row:
 
 
 def run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Raises Failed with the last line of its output."""
-    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    """Run a command to its end. Raises Failed with the last line of its output, or StoodStill."""
+    try:
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise StoodStill(f"did not end in {PATIENCE:g} s") from None
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise Failed(f"failed with {done.returncode}: {lines[-1] if lines else 'no output'}")

@@ -260,6 +260,16 @@ def test_clean_spares_a_job_whose_mpirun_stays(line: list[str], tmp_path: Path) 
     assert job.returncode == 0
 
 
+@pytest.mark.extra  # it is ended after 5 s
+def test_an_mpirun_that_hangs_after_its_ranks_is_ended(mpirun: str, tmp_path: Path) -> None:
+    """That of Open MPI 5.0.11 does so if a rank ends before its daemon has recorded the start."""
+    hanging = tmp_path / "mpirun"
+    hanging.write_text(f'#!/bin/sh\n{mpirun} "$@"\n[ "$1" = --version ] || exec sleep 3600\n')
+    hanging.chmod(0o755)
+    done = run([*launch_line(str(hanging), tmp_path), "--quiet"], "-np", "2", "true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.extra  # it is continued after 2 s
 @pytest.mark.own
 def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:

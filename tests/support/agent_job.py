@@ -18,6 +18,8 @@ from ddlrun.agent.protocol import HERE, AgentJob, AgentTree, HostRanks
 from ddlrun.keeper.forks import complain
 from ddlrun.keeper.host_position import RankPositions
 from ddlrun.keeper.protocol import VERSION
+from ddlrun.managers.end import EndCode, ManagerOutput
+from ddlrun.managers.own import own_manager
 from ddlrun.remote.manager_session import end_session
 from ddlrun.wire.loop import READ, Loop
 
@@ -55,9 +57,6 @@ def start_job(
 
 
 def _complain(kind: bytes, text: bytes) -> None:
-    from ddlrun.managers.end import EndCode, ManagerOutput  # noqa: PLC0415 - not for the benchmark
-    from ddlrun.managers.own import own_manager  # noqa: PLC0415 - the same
-
     for finding in own_manager("").read_end(ManagerOutput(0, reports=[(kind, text)])):
         if finding.code is not EndCode.EXITED_RANK:
             complain(finding.text)
