@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from ddlrun.hangs.examination import Examination
 from ddlrun.hangs.frames import FRAMEWORKS
-from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot, build_snapshot
+from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot
+from ddlrun.hangs.snapshot_parsing import build_snapshot
 from ddlrun.hangs.verdict import judge
 from ddlrun.keeper.stacks.python_stacks import parse_dump
 from ddlrun.keeper.stacks.recorder import summarize_recorders

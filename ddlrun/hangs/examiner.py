@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from ddlrun.hangs.examination import Examination, evaluate
-from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot, parse_snapshot
+from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot
+from ddlrun.hangs.snapshot_parsing import parse_snapshot
 
 # Keepers have this long to reply: those of hosts that do not acknowledge the order, and others.
 CUT_OFF_SECONDS, SNAPSHOT_SECONDS = 3.0, 20.0

@@ -62,9 +62,13 @@ def without_native(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 def find_own_frame(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame of the user's program; None if there is no frame of Python."""
     python = without_native(frames)
-    own = (frame for frame in python if not _in_library(frame))
     installed = (frame for frame in python if not re.search(f"{STANDARD}|{FRAMEWORKS}|{OWN}", frame.file))
-    return next(own, None) or next(installed, None) or next(iter(python), None)
+    return find_program_frame(python) or next(installed, None) or next(iter(python), None)
+
+
+def find_program_frame(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's program; None if only libraries have frames of Python."""
+    return next((frame for frame in without_native(frames) if not _in_library(frame)), None)
 
 
 def _in_library(frame: Frame) -> bool:
@@ -75,6 +79,14 @@ def above(frames: Sequence[Frame], own: Frame | None) -> tuple[Frame, ...]:
     """Return the frames that the user's innermost frame has called, the innermost first."""
     frames = tuple(frames)
     return frames[: frames.index(own)] if own in frames else frames
+
+
+def name_function(python: Sequence[Frame]) -> str:
+    """Return the function of a library that the program has called, with its module; empty if there is none."""
+    if not python:
+        return ""
+    module = python[-1].file.rpartition("/")[2].removesuffix(".py")
+    return f"{module}.{python[-1].function}"
 
 
 def normalize(name: str) -> str:

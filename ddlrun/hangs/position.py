@@ -11,15 +11,21 @@ from ddlrun.hangs.frames import (
     find_communication,
     find_named_call,
     find_own_frame,
+    find_program_frame,
     is_native,
+    name_function,
     normalize,
     without_native,
 )
+from ddlrun.hangs.locks import name_lock
 from ddlrun.hangs.snapshot import Frame, ProcessSnapshot, RankSnapshot, RecordedOperation
 from ddlrun.wording import kernel_wait
 
 STOPPED = ("T", "t")
-RUNNING_STATE = "R"
+RUNNING_STATE, DISK_STATE = "R", "D"
+# Files with locks, queues and futures of Python.
+LOCKING = ("/threading.py", "/queue.py", "/_base.py", "/logging/__init__.py")
+SLEEP = r"\bsleep\("
 # py-spy finds no interpreter in a process that initializes or finalizes it.
 NO_STACK = "no Python stack: the program begins, or has ended"
 IMPORTER = "<frozen importlib"
@@ -40,9 +46,12 @@ class Activity(Enum):
     """Waits for the workers of a data loader."""
     LOCKED = "locked"
     """Waits for a lock, a queue or a thread of its own."""
+    JOINS = "joins"
+    """At its end, where it waits for a thread or process of its own."""
     READS = "reads"
     WRITES = "writes"
     OPENS = "opens"
+    CONNECTS = "connects"
     SLEEPS = "sleeps"
     WAITS = "waits"
     """Waits for something else."""
@@ -61,8 +70,20 @@ BACKWARD = ("backward", "_engine_run_backward")
 # System call -> the position of a process that waits in it.
 BY_CALL = {
     "read": Activity.READS, "write": Activity.WRITES, "open": Activity.OPENS, "openat": Activity.OPENS,
-    "sleep": Activity.SLEEPS, "recvfrom": Activity.READS, "sendto": Activity.WRITES,
+    "sleep": Activity.SLEEPS, "recvfrom": Activity.READS, "sendto": Activity.WRITES, "connect": Activity.CONNECTS,
 }  # fmt: skip
+# Libraries that wait for processes of their own, and the function in which such a process of Python begins.
+PARENTS = r"/multiprocessing/|/concurrent/futures/process\.py$|/subprocess\.py$|/torch/utils/data/"
+CHILD_BEGINS = r"/multiprocessing/process\.py$"
+# Functions of Python that wait for threads and processes at its end.
+AT_END = ("_shutdown", "_python_exit", "_exit_function")
+
+
+class Worker(NamedTuple):
+    """A thread or process that a rank waits for."""
+
+    name: str
+    position: "Position"
 
 
 class Position(NamedTuple):
@@ -73,8 +94,8 @@ class Position(NamedTuple):
     """The function of a library, or the file, that it waits for; empty if there is none."""
     frame: Frame | None
     """The innermost frame of the user's program; None if it is not known."""
-    worker: str = ""
-    """The position of the worker that a data loader waits for, in words; empty if there is none."""
+    worker: Worker | None = None
+    """The thread or process that it waits for; None: none, or not known."""
     collective: RecordedOperation | None = None
     """The operation of torch.distributed that it waits in; None if that is not known."""
 
@@ -116,9 +137,10 @@ def locate_rank(snapshot: RankSnapshot) -> Position:
         return position._replace(collective=next(iter(snapshot.operations), None))
     if _waits_for_gpu(snapshot, main, position):
         return Position(Activity.GPU, "", position.frame, collective=next(iter(snapshot.operations), None))
-    if position.activity is not Activity.LOADS:
-        return position
-    return position._replace(worker=_describe_worker([other for other in snapshot.processes if other is not main]))
+    inner = above(main.threads[0].frames, position.frame) if main.threads else ()
+    if position.worker is None and any(re.search(PARENTS, frame.file) for frame in inner):
+        return position._replace(worker=_find_worker([other for other in snapshot.processes if other is not main]))
+    return position
 
 
 def _waits_for_gpu(snapshot: RankSnapshot, main: ProcessSnapshot, position: Position) -> bool:
@@ -138,14 +160,16 @@ def main_process(snapshot: RankSnapshot) -> ProcessSnapshot:
     return next((process for process in snapshot.processes if process.threads), snapshot.processes[0])
 
 
-def _describe_worker(others: list[ProcessSnapshot]) -> str:
-    """Return the first worker of a data loader that is in the program's own code, in words; empty if none is."""
+def _find_worker(others: list[ProcessSnapshot]) -> Worker | None:
+    """Return the first child of a rank that is in the program's own code, or runs another program."""
     for process in others:
-        position = locate(process)
-        frame = position.frame
-        if frame is not None and not re.search(LOADER, frame.file) and process.threads:
-            return f"{describe(position)} in process {process.pid}"
-    return ""
+        frames = process.threads[0].frames if process.threads else ()
+        begin = next((frame for frame in frames[::-1] if re.search(CHILD_BEGINS, frame.file)), None)
+        if process.threads and find_program_frame(above(frames, begin)) is not None:
+            return Worker(f"process {process.pid}", locate(process))
+        if not process.threads and not process.problem:
+            return Worker(f"process {process.pid} ({process.name})", locate(process))
+    return None
 
 
 def locate(process: ProcessSnapshot) -> Position:
@@ -156,23 +180,40 @@ def locate(process: ProcessSnapshot) -> Position:
         return Position(Activity.STOPPED, "", own)
     if own is None:
         return _locate_without_frame(process)
-    inner = above(frames, own)
-    if any(re.search(LOADER, frame.file) for frame in inner):
-        return Position(Activity.LOADS, "", own)
-    if process.state == RUNNING_STATE and any(frame.file.startswith(IMPORTER) for frame in inner):
+    if any(frame.function in AT_END for frame in frames) and find_program_frame(frames) is None:
+        return _locate_at_end(process)
+    return _locate_in_program(process, own, above(frames, own))
+
+
+def _locate_in_program(process: ProcessSnapshot, own: Frame, inner: tuple[Frame, ...]) -> Position:
+    """Return the position of a process in the user's program; `inner` are the frames that its innermost has called."""
+    imports = any(frame.file.startswith(IMPORTER) for frame in inner)
+    if imports and process.state in (RUNNING_STATE, DISK_STATE):
         return Position(Activity.IMPORTS, "", own)
-    communication = find_communication(inner)
+    if not imports and any(re.search(LOADER, frame.file) for frame in inner):
+        return Position(Activity.LOADS, "", own)
+    communication = None if imports else find_communication(inner)
     if communication is not None:
         return Position(Activity.COMMUNICATES, communication, own)
     return _locate_outside_libraries(process, own, inner)
+
+
+def _locate_at_end(process: ProcessSnapshot) -> Position:
+    """Return the position of a process whose main thread waits for others at its end."""
+    for thread in process.threads[1:]:
+        if find_program_frame(thread.frames) is not None:
+            alone = process._replace(threads=(thread,), state="R" if thread.active else "S", call="", waits_in="")
+            own, name = locate(alone), f'thread "{thread.name}"' if thread.name else "a thread"
+            return Position(Activity.JOINS, "", own.frame, Worker(name, own))
+    return Position(Activity.FINALIZES, "", None)
 
 
 def _locate_without_frame(process: ProcessSnapshot) -> Position:
     """Return the position of a process in which no function of Python runs."""
     if process.threads:
         return Position(Activity.FINALIZES, "", None)
-    if process.call in BY_CALL and (process.target or process.call == "sleep"):
-        return Position(BY_CALL[process.call], process.target, None)
+    if _find_call(process) in BY_CALL and (process.target or _find_call(process) == "sleep"):
+        return Position(BY_CALL[_find_call(process)], process.target, None)
     return Position(
         Activity.UNKNOWN, NO_STACK if process.problem else kernel_wait(process.waits_in) or process.call, None
     )
@@ -185,22 +226,30 @@ def _locate_outside_libraries(process: ProcessSnapshot, own: Frame, inner: tuple
     named = _named_wait(process, source, inner)
     if named is not None:
         return Position(Activity.COMMUNICATES, named, own)
-    if process.call in BY_CALL:
-        return Position(BY_CALL[process.call], process.target, own)
     native = [frame.function for frame in inner if is_native(frame)]
-    if process.call == "futex" and _is_lock(source, python, native):
-        return Position(Activity.LOCKED, _waiting_function(python), own)
+    call = _find_call(process)
+    tries = process.holder is not None and process.state != RUNNING_STATE and re.search(SLEEP, source) is None
+    if call == "lock" or tries or _is_lock(process, source, python, native):
+        return Position(Activity.LOCKED, name_lock(process, python), own)
+    if call in BY_CALL:
+        return Position(BY_CALL[call], process.target, own)
     if process.state != RUNNING_STATE and any(frame.function in BACKWARD for frame in python):
         return Position(Activity.COMMUNICATES, "backward", own)
     if process.state == RUNNING_STATE or (process.threads and process.threads[0].active):
-        return Position(Activity.RUNS, _waiting_function(python), own)
-    call = _waiting_function(python) or process.call or kernel_wait(process.waits_in)
-    return Position(Activity.WAITS, call, own)
+        return Position(Activity.RUNS, name_function(python), own)
+    return Position(Activity.WAITS, name_function(python) or call or kernel_wait(process.waits_in), own)
 
 
-def _is_lock(source: str, python: tuple[Frame, ...], native: list[str]) -> bool:
+def _find_call(process: ProcessSnapshot) -> str:
+    """Return the system call of a process; where the system does not show it, by the function of the kernel."""
+    return process.call or ("sleep" if kernel_wait(process.waits_in) == "sleep" else "")
+
+
+def _is_lock(process: ProcessSnapshot, source: str, python: tuple[Frame, ...], native: list[str]) -> bool:
     """Return True for a wait for a lock of Python, a queue or a thread."""
-    by_python = any(frame.file.endswith(("/threading.py", "/queue.py", "/_base.py")) for frame in python)
+    by_python = any(frame.file.endswith(LOCKING) for frame in python)
+    if process.call != "futex":
+        return by_python and not process.call and process.state != RUNNING_STATE
     by_native = any(name.startswith(("lock_", "rlock_", "PyThread_acquire_lock", "PyMutex")) for name in native)
     by_source = not python and re.search(r"\.(acquire|join|result|get)\(|^(async )?with\b", source) is not None
     return by_python or by_native or by_source
@@ -217,67 +266,3 @@ def _named_wait(process: ProcessSnapshot, source: str, inner: tuple[Frame, ...])
     if process.state == RUNNING_STATE:
         return name if normalize(name) in COLLECTIVES and not inner else None
     return name if process.call in PASSIVE_CALLS else None
-
-
-def _waiting_function(python: tuple[Frame, ...]) -> str:
-    """Return the function of a library that the program has called, with its module; empty if there is none."""
-    if not python:
-        return ""
-    frame = python[-1]
-    module = frame.file.rpartition("/")[2].removesuffix(".py")
-    return f"{module}.{frame.function}"
-
-
-WORDS = {
-    Activity.COMMUNICATES: "waits in {call}",
-    Activity.GPU: "waits for its GPU",
-    Activity.RUNS: "is",
-    Activity.IMPORTS: "imports modules",
-    Activity.LOADS: "waits for its data loader",
-    Activity.LOCKED: "waits for a lock",
-    Activity.READS: "reads {call}",
-    Activity.WRITES: "writes to {call}",
-    Activity.OPENS: "opens a file",
-    Activity.SLEEPS: "sleeps",
-    Activity.WAITS: "waits in {call}",
-    Activity.STOPPED: "is stopped by a signal",
-    Activity.FINALIZES: "has left the program and is ending",
-    Activity.UNKNOWN: "is in an unknown place",
-}
-PLURALS = (("waits", "wait"), ("is", "are"), ("reads", "read"), ("writes", "write"), ("opens", "open"),
-           ("sleeps", "sleep"), ("has", "have"), ("imports", "import"), ("its", "their"))  # fmt: skip
-FILES = ((r"pipe:\[\d+\]", "a pipe"), (r"socket:\[\d+\]", "a socket"), (r"$^|^$", "a file"))
-
-
-def describe(position: Position, *, plural: bool = False) -> str:
-    """Return a position in words: a predicate such as `waits in barrier (train.py:41)`; `plural` for several ranks."""
-    text = WORDS[position.activity].format(call=_describe_call(position)).removesuffix(" in ")
-    if plural:
-        words = dict(PLURALS)
-        text = " ".join(words.get(word, word) for word in text.split(" "))
-    if position.collective is not None:
-        return f"{text}{_describe_place(position)}, {position.collective.text}"
-    return text + _describe_place(position) + (f", whose worker {position.worker}" if position.worker else "")
-
-
-def _describe_call(position: Position) -> str:
-    if position.activity not in (Activity.READS, Activity.WRITES):
-        return position.call
-    for pattern, words in FILES:
-        if re.fullmatch(pattern, position.call):
-            return words
-    return position.call
-
-
-def _describe_place(position: Position) -> str:
-    """Return the place, with the source where the kind of position does not show what the line does."""
-    frame = position.frame
-    if frame is None:
-        return f" ({position.call})" if position.activity is Activity.UNKNOWN and position.call else ""
-    function = "" if frame.function.startswith("<") else f"{frame.function}, "
-    communicates = position.activity is Activity.COMMUNICATES
-    source = "" if communicates or not frame.source else f": {frame.source}"
-    if position.activity is Activity.RUNS:
-        inside = f" in {frame.function} ({frame.place})" if function else f" in {frame.place}"
-        return inside + source
-    return f" ({frame.place})" if communicates else f" ({function}{frame.place}{source})"

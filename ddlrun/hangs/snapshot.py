@@ -1,12 +1,10 @@
 """Snapshots: the processes of a rank as its keeper sees them (keeper/stacks/snapshot.py), and all ranks of a job."""
 
-import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ddlrun.ranges import find_runs, is_successor, parse_ranges, render_range, render_spaced
-from ddlrun.wording import printable
+from ddlrun.ranges import find_runs, is_successor, render_range, render_spaced
 
 # PyTorch's description of the group of all ranks, and those that say nothing.
 DEFAULT_GROUP, UNNAMED = "default_pg", ("", "undefined")
@@ -43,6 +41,16 @@ class ThreadStack(NamedTuple):
     frames: tuple[Frame, ...]
 
 
+class LockHolder(NamedTuple):
+    """The process that holds a lock on a file."""
+
+    file: str
+    pid: int
+    name: str
+    rank: int | None
+    """Its rank in this job; None: it is not in it."""
+
+
 class ProcessSnapshot(NamedTuple):
     """A process of a rank; the first one is the program."""
 
@@ -74,6 +82,8 @@ class ProcessSnapshot(NamedTuple):
     """The bytes that it, and its children that have ended, have read and written; 0: not known."""
     gpu: bool
     """Whether it has opened a GPU."""
+    holder: LockHolder | None = None
+    """The process with the lock on a file that it waits for; None: it waits for none, or that is not known."""
 
 
 class DeadConnection(NamedTuple):
@@ -214,71 +224,3 @@ class JobSnapshot(NamedTuple):
     def snapshots(self) -> dict[int, RankSnapshot]:
         """The snapshots of the ranks whose keepers have replied."""
         return {rank.rank: rank.snapshot for rank in self.ranks if rank.snapshot is not None}
-
-
-def parse_snapshot(text: str | bytes) -> RankSnapshot:
-    """Return the snapshot that a keeper has sent. Raises ValueError if it cannot be read."""
-    try:
-        return build_snapshot(json.loads(text))
-    except (LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("the snapshot cannot be read") from error
-
-
-def build_snapshot(record: Mapping[str, Any]) -> RankSnapshot:
-    """Return the snapshot of which a record has the fields; LookupError and others are raised if it has not all."""
-    processes = tuple(_parse_process(process) for process in record["processes"])
-    connections = tuple(DeadConnection(_text(pair["local"]), _text(pair["remote"])) for pair in record["connections"])
-    return RankSnapshot(
-        processes,
-        connections,
-        operations=tuple(_parse_operation(operation) for operation in record.get("operations", ())),
-        started={
-            _text(name): StartedGroup(int(use["number"]), _text(use["description"]))
-            for name, use in record.get("started", {}).items()
-        },
-        complete=bool(record.get("complete", False)),
-        ended=int(record.get("ended", 0)),
-    )
-
-
-def _parse_operation(record: Mapping[str, Any]) -> RecordedOperation:
-    peer = record["peer"]
-    members = tuple(sorted(parse_ranges(record["members"])))
-    return RecordedOperation(
-        number=int(record["number"]),
-        name=_text(record["name"]),
-        data=_text(record["data"]),
-        backend=_text(record["backend"]),
-        group=ProcessGroup(_text(record["group"]), _text(record["description"]), members),
-        peer=None if peer is None else int(peer),
-        tag=int(record["tag"]),
-    )
-
-
-def _parse_process(record: Mapping[str, Any]) -> ProcessSnapshot:
-    names = ("name", "state", "waits_in", "call", "target", "problem")
-    return ProcessSnapshot(
-        pid=int(record["pid"]),
-        command=tuple(_text(word) for word in record["command"]),
-        threads=tuple(_parse_thread(thread) for thread in record["threads"]),
-        switches=int(record["switches"]),
-        replies=int(record["replies"]),
-        time=float(record["time"]),
-        busy=float(record["busy"]),
-        transferred=int(record["transferred"]),
-        gpu=bool(record["gpu"]),
-        **{name: _text(record[name]) for name in names},
-    )
-
-
-def _parse_thread(record: Mapping[str, Any]) -> ThreadStack:
-    frames = tuple(
-        Frame(_text(frame["function"]), _text(frame["file"]), int(frame["line"]), _text(frame["source"]))
-        for frame in record["frames"]
-    )
-    return ThreadStack(int(record["id"]), _text(record["name"]), bool(record["active"]), frames)
-
-
-def _text(value: object) -> str:
-    """Return a text in one line that a terminal can show."""
-    return " ".join(printable(str(value)).split())

@@ -5,8 +5,9 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from ddlrun.hangs.description import describe
 from ddlrun.hangs.differences import find_missing, find_out_of_order, group_by_data
-from ddlrun.hangs.position import Activity, Position, describe
+from ddlrun.hangs.position import Activity, Position
 from ddlrun.hangs.snapshot import JobSnapshot, name_ranks
 from ddlrun.hangs.waits import LocatedJob, Roots, describe_ring, find_roots, locate_ranks
 

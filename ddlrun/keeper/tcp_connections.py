@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, DUMP, ERROR, DONE = 4, 20, 0x301, 2, 3
 FAMILIES = (_socket.AF_INET, _socket.AF_INET6)
-TCP, ESTABLISHED, ANY_STATE, INFO, TIMER = 6, 1 << 1, 0xFFFF, 2, 1
-"""The protocol, two sets of states, the attribute tcp_info, and the timer of data that is sent again."""
+TCP, ESTABLISHED, CONNECTING, ANY_STATE, INFO, TIMER = 6, 1 << 1, 1 << 2, 0xFFFF, 2, 1
+"""The protocol, three sets of states, the attribute tcp_info, and the timer of data that is sent again."""
 HEADER, ATTRIBUTE, REQUEST = Struct("=IH10x"), Struct("=HH"), Struct("=IHHIIBBBxI48x")
 # An inet_diag_msg: timer, retransmissions, identifier, unacknowledged bytes, inode.
 MESSAGE = Struct("=xxBB48s8xI4xI")
-ERROR_NUMBER, LOCAL_PORT = Struct("=i"), Struct("!4xH")
+ERROR_NUMBER, LOCAL_PORT, PEER_PORT = Struct("=i"), Struct("!4xH"), Struct("!2xH")
 # A tcp_info: acknowledged bytes; us of busy time, without room at the receiver, and without data to send.
 TCP_INFO = Struct("=120xQ40xQQQ")
 
@@ -30,6 +30,7 @@ class TcpConnection:
         width = 4 if family == _socket.AF_INET else 16
         addresses = (_socket.inet_ntop(family, self.identifier[at : at + width]) for at in (4, 20))
         self.ours, self.theirs = (address.replace("::ffff:", "") for address in addresses)  # IPv4 over IPv6
+        self.their_port: int = PEER_PORT.unpack_from(self.identifier)[0]
         self.retransmissions: int = retransmissions if timer == TIMER and unacknowledged else 0
         """The number of times that data without an acknowledgement was sent again."""
         self.acknowledged, busy, no_room, no_data = TCP_INFO.unpack_from(_find_info(message[MESSAGE.size :]))
@@ -47,11 +48,11 @@ def _find_info(attributes: bytes) -> bytes:
     return bytes(TCP_INFO.size)
 
 
-def read_connections() -> Iterator[TcpConnection]:
-    """Yield the established connections. Raises OSError where the kernel does not answer, as in a sandbox."""
+def read_connections(states: int = ESTABLISHED) -> Iterator[TcpConnection]:
+    """Yield the connections in a set of states. Raises OSError where the kernel does not answer, as in a sandbox."""
     for family in FAMILIES:
         try:
-            for message in _dump(family, ESTABLISHED, 1 << (INFO - 1)):
+            for message in _dump(family, states, 1 << (INFO - 1)):
                 yield TcpConnection(family, message)
         except UnknownFamilyError:
             continue

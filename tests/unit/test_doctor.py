@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from ddlrun.hangs.description import describe
 from ddlrun.hangs.examination import Examination, evaluate, record_examination
-from ddlrun.hangs.position import Activity, describe, locate_rank
-from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, ProcessGroup, RankSnapshot, name_ranks, parse_snapshot
+from ddlrun.hangs.position import Activity, locate_rank
+from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, ProcessGroup, RankSnapshot, name_ranks
+from ddlrun.hangs.snapshot_parsing import parse_snapshot
 from ddlrun.hangs.verdict import HangFinding, HangVerdict, judge
 
 MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
@@ -112,7 +114,7 @@ POSITIONS = [
     ),
     (
         snapshot(process([], threads=[], waits_in="hrtimer_nanosleep")),
-        Activity.UNKNOWN, "is in an unknown place (sleep)",
+        Activity.SLEEPS, "sleeps",
     ),
     (
         snapshot(process([

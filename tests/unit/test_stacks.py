@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from ddlrun.hangs.snapshot import ProcessGroup, RankSnapshot, RecordedOperation, StartedGroup, parse_snapshot
+from ddlrun.hangs.snapshot import ProcessGroup, RankSnapshot, RecordedOperation, StartedGroup
+from ddlrun.hangs.snapshot_parsing import parse_snapshot
 from ddlrun.keeper.program import HOOK
-from ddlrun.keeper.stacks.process_facts import read_busy_time, read_transferred, uses_gpu
+from ddlrun.keeper.stacks.process_facts import read_busy_time, read_call, read_transferred, uses_gpu
 from ddlrun.keeper.stacks.python_stacks import (
     STACKS_SIGNAL,
     UNKNOWN,
@@ -63,7 +65,7 @@ def held(folder: Path, code: str, **environ: str) -> Iterator[subprocess.Popen[s
 
 def threads_in_line_5(pid: int) -> list[dict[str, Any]]:
     """Return the threads of a process once its first one waits; it may still be about to after its output."""
-    threads, problem = read_stacks(pid, "S", 10)
+    threads, problem = read_stacks(pid, 10)
     assert problem == ""
     return threads if threads[0]["frames"][-2] == ("hold", "<string>", 5) else []
 
@@ -81,9 +83,8 @@ def test_the_hook_writes_the_stacks_of_all_threads(tmp_path: Path, wait: str) ->
 
 def test_a_process_replies_to_a_probe_once_it_runs_python(tmp_path: Path) -> None:
     with held(tmp_path, HOLD.format(wait="while True: pass"), PYTHONPATH=HOOK) as process:
-        assert probe(process.pid, "S") == 0  # sends none, as that could interrupt a system call
-        assert probe(process.pid, "R") == 0
-        wait_until(lambda: probe(process.pid, "S") == 1)
+        assert probe(process.pid) == 0
+        wait_until(lambda: probe(process.pid) > 0)
 
 
 SPIN = f"threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start(); {BLOCK}"
@@ -134,9 +135,60 @@ def test_a_child_that_a_rank_forks_has_the_hook(tmp_path: Path) -> None:
     code = f"{fork}def child():\n    print('up', flush=True)\n    {BLOCK}\nchild()"
     with held(tmp_path, code, PYTHONPATH=HOOK) as process:
         (child,) = wait_until(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
-        threads, _ = read_stacks(int(child), "S", 10)
+        threads, _ = read_stacks(int(child), 10)
         assert threads[0]["frames"][0][:2] == ("child", "<string>")
         os.kill(int(child), signal.SIGKILL)
+
+
+# A library in C connects to a socket whose queue is full, with a time limit: the kernel does not restart such a call.
+CONNECT = """
+import ctypes, socket, struct, sys
+server = socket.create_server(("127.0.0.1", 0), backlog=0)
+clients = [socket.socket() for _ in range(4)]
+for client in clients[:-1]:
+    client.setblocking(False)
+    client.connect_ex(server.getsockname())
+clients[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 600, 0))
+host, port = server.getsockname()
+address = struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8)
+print("up", flush=True)
+ctypes.CDLL(None).connect(clients[-1].fileno(), address, len(address))
+"""
+
+
+def test_a_connect_is_not_interrupted(tmp_path: Path) -> None:
+    with held(tmp_path, CONNECT, PYTHONPATH=HOOK) as process:
+        wait_until(lambda: read_call(process.pid)["call"] == "connect")
+        threads, problem = read_stacks(process.pid, 10)
+        assert (threads, problem) == ([], UNKNOWN)
+        assert probe(process.pid) == 0
+        assert read_call(process.pid)["target"].startswith("127.0.0.1:")
+
+
+# PyTorch connects to the same, and fails after a signal. The master is a socket of the test's.
+JOIN = """
+import os, torch.distributed as dist
+print("up", flush=True)
+dist.init_process_group("gloo", rank=1, world_size=2)
+"""
+
+
+@pytest.mark.extra
+def test_the_stacks_of_a_rank_that_joins_its_group(tmp_path: Path) -> None:
+    needs.package("torch")
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as master:
+        clients = [socket.socket() for _ in range(3)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(master.getsockname())
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master.getsockname()[1]), "DDLRUN_TOPOLOGY": "2"}
+        with held(tmp_path, JOIN, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", **place) as process:
+            wait_until(lambda: read_call(process.pid)["call"] == "poll")
+            (shown, *_) = parse_snapshot(take_snapshot(process.pid, 10)).processes
+            assert "init_process_group" in [frame.function for frame in shown.threads[0].frames]
+            assert read_call(process.pid)["call"] == "poll"
+        for client in clients:
+            client.close()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +197,7 @@ def test_a_child_that_a_rank_forks_has_the_hook(tmp_path: Path) -> None:
 def test_a_process_without_the_hook_gets_no_signal(tmp_path: Path, before: str) -> None:
     code = f"import sys\n{before}\nprint('up', flush=True); {BLOCK}; sys.exit(7)"
     with held(tmp_path, code) as process:
-        assert read_stacks(process.pid, "S", 10) == ([], UNKNOWN)
+        assert read_stacks(process.pid, 10) == ([], UNKNOWN)
         process.communicate("")
     assert process.returncode == 7
 
@@ -189,7 +241,7 @@ def test_the_collective_of_a_rank_comes_from_torch(setup: str, tmp_path: Path) -
     needs.package("torch")
     code = setup + ALL_REDUCE.format(folder=tmp_path)
     with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
-        wait_until(lambda: read_recorder([process.pid], 10)["operations"])
+        wait_until(lambda: read_recorder([process.pid], 10)[1]["operations"])
         snapshot = parse_snapshot(take_snapshot(process.pid, 10))
         operation = RecordedOperation(2, "all_reduce", "Float[2, 3]", "gloo", ProcessGroup("0", "default_pg"))
         assert (snapshot.ended, snapshot.operations) == (1, (operation,))
@@ -235,4 +287,4 @@ RECORDS_OF_OTHERS = [b"", b"[]", b"{", b"[1]", b'[{"entries": [{}]}]', b'[{"entr
 
 @pytest.mark.parametrize("text", RECORDS_OF_OTHERS)
 def test_records_of_another_torch_are_ignored(text: bytes) -> None:
-    assert parse_recorder(text) == {"ended": 0, "started": {}, "complete": False, "operations": []}
+    assert parse_recorder(text) == ({"ended": 0, "started": {}, "complete": False, "operations": []}, [])

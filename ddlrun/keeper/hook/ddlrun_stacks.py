@@ -53,6 +53,7 @@ def start() -> None:
         faulthandler.register(STACKS_SIGNAL, STACKS_DESCRIPTOR)
     if _signal.getsignal(PROBE_SIGNAL) == _signal.SIG_DFL:
         _signal.signal(PROBE_SIGNAL, _reply)
+        _signal.siginterrupt(PROBE_SIGNAL, False)  # the kernel restarts a system call that has begun meanwhile
 
 
 def _reply(_number: int, _frame: object) -> None:
@@ -63,7 +64,7 @@ def _reply(_number: int, _frame: object) -> None:
         pass
 
 
-def on_group() -> None:
+def before_group() -> None:
     """Start the recorder's thread, unless it runs; do nothing with a torch that records nothing."""
     import _thread
 
@@ -116,7 +117,31 @@ def _dump_others() -> bytes:
     except (AttributeError, KeyError, TypeError, RuntimeError, ValueError):  # a group is destroyed at this moment
         groups, entries = {}, []
     config = {name: {"ranks": str(ranks)} for name, ranks in groups.items()}
-    return json.dumps({"pg_config": config, "calls": entries}).encode()
+    return json.dumps({"pg_config": config, "calls": entries, "threads": _read_threads()}).encode()
+
+
+def _read_threads() -> "list[dict[str, Any]]":
+    """Return the stacks of all other threads, that of the main thread first, as python_stacks.py has them."""
+    import _thread
+    import threading
+
+    threads = []
+    for number, frame in sys._current_frames().items():  # noqa: SLF001
+        thread = threading._active.get(number)  # type: ignore[attr-defined]  # noqa: SLF001 - enumerate() takes a lock
+        if number != _thread.get_ident():
+            name, native = getattr(thread, "name", ""), getattr(thread, "native_id", None)
+            threads.append({"id": native or 0, "name": name, "active": False, "frames": _read_frames(frame)})
+    return sorted(threads, key=lambda thread: thread["id"] != os.getpid())
+
+
+def _read_frames(frame: "Any") -> "list[tuple[str, str, int]]":
+    """Return the function, file and line of each frame of a stack, the innermost first."""
+    frames = []
+    while frame is not None:
+        code = frame.f_code
+        frames.append((getattr(code, "co_qualname", code.co_name), code.co_filename, frame.f_lineno or 0))
+        frame = frame.f_back
+    return frames
 
 
 def _find_call(torch: "Any") -> "list[dict[str, Any]]":

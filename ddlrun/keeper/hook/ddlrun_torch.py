@@ -1,4 +1,4 @@
-"""torch.distributed for the duties of the start-up hook: they are called after its import and in each new group."""
+"""torch.distributed for the duties of the start-up hook: they are called after its import, and around its start."""
 
 # ruff: noqa: ANN401, INP001, PLC0415 - objects of torch; it imports as little as possible, and nothing from the package
 
@@ -8,9 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-# Duties with a function that is called after torch.distributed.init_process_group.
-AFTER_INIT = ("stacks", "world")
 
 
 def find(name: str, duties: "list[str]", load: "Callable[[str], Any]") -> "Any":
@@ -26,23 +23,27 @@ def find(name: str, duties: "list[str]", load: "Callable[[str], Any]") -> "Any":
         execute(module)  # type: ignore[misc]
         if "backend" in duties:
             load("backend").register(module)
-        called = [duty for duty in AFTER_INIT if duty in duties]
-        module.init_process_group = _call_after(module.init_process_group, lambda: [load(duty) for duty in called])
+        module.init_process_group = _call_around(module.init_process_group, duties, load)
 
     if execute is not None:
         loader.exec_module = exec_module
     return spec
 
 
-def _call_after(init: "Callable[..., None]", load_all: "Callable[[], list[Any]]") -> "Callable[..., None]":
+def _call_around(
+    init: "Callable[..., None]", duties: "list[str]", load: "Callable[[str], Any]"
+) -> "Callable[..., None]":
     from functools import wraps
 
     own_pid = os.getpid()
 
     @wraps(init)
     def init_process_group(*arguments: object, **words: object) -> None:
+        is_rank = os.getpid() == own_pid  # and not a process that the rank has forked
+        if is_rank and "stacks" in duties:
+            load("stacks").before_group()
         init(*arguments, **words)
-        for module in load_all() if os.getpid() == own_pid else ():  # not in a process that the rank has forked
-            module.on_group()
+        if is_rank and "world" in duties:
+            load("world").on_group()
 
     return init_process_group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.keeper.proc_files import list_folder, read_file, read_link, read_text
-from ddlrun.keeper.tcp_connections import read_connections
+from ddlrun.keeper.tcp_connections import CONNECTING, read_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,17 @@ def read_call(pid: int) -> dict[str, str]:
     """
     number, argument, *_ = [*read_text(f"/proc/{pid}/syscall").split(), "", ""]
     name = CALLS.get(os.uname().machine, {}).get(int(number), "") if number.isdecimal() else ""
-    return {"call": name, "target": read_link(f"/proc/{pid}/fd/{int(argument, 16)}") if name in ON_FILES else ""}
+    target = read_link(f"/proc/{pid}/fd/{int(argument, 16)}") if name in ON_FILES else ""
+    return {"call": name, "target": _find_peer(target) if name == "connect" else target}
+
+
+def _find_peer(target: str) -> str:
+    """Return the address to which a socket connects; the socket itself if it is none of TCP."""
+    try:
+        connections = [link for link in read_connections(CONNECTING) if f"socket:[{link.inode}]" == target]
+    except OSError:
+        return target
+    return f"{connections[0].theirs}:{connections[0].their_port}" if connections else target
 
 
 def read_busy_time(pid: int) -> float:

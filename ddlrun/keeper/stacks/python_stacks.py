@@ -7,6 +7,7 @@ import time
 
 from ddlrun.keeper.proc_files import find_line, list_folder, read_link, read_text
 from ddlrun.keeper.processes import handles, read_command, send_signal
+from ddlrun.keeper.stacks.process_facts import read_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ STACKS_FILE = "ddlrun-stacks"
 STACKS_SIGNAL = 57
 # A process writes a word to the file once its main thread runs Python code after the other signal.
 PROBE_SIGNAL, PROBE_REPLY = 58, "moved\n"
-RUNNING = "R"
+RUNNING = "running"
+# Calls that fail after a signal handler, in programs that do not expect that: those of PyTorch's sockets, and others.
+FRAGILE, FRAGILE_IN_TORCH = ("connect",), ("connect", "poll")
 POLL_SECONDS = 0.01
 HOOK_SECONDS = 2.0
 # The stacks are complete when nothing has been added for this time: they have no end.
@@ -29,12 +32,18 @@ THREAD, CURRENT = "Thread ", "Current thread "
 UNKNOWN = "no py-spy on this host, and its Python did not load ddlrun's start-up hook: pip install py-spy"
 
 
-def read_stacks(pid: int, state: str, seconds: float) -> tuple[Threads, str]:
-    """Return the stacks of a process, the first thread first, and the problem if there are none."""
+def read_stacks(pid: int, seconds: float, own: Threads = ()) -> tuple[Threads, str]:  # type: ignore[assignment]
+    """Return the stacks of a process, the first thread first, and the problem if there are none.
+
+    Args:
+        pid: The process.
+        seconds: The time limit.
+        own: Its stacks as a thread of its own has reported them; empty: it has no such thread.
+    """
     tool = find_py_spy(pid)
     # py-spy stops a process while it reads it, unless that is forbidden. A system call would be interrupted by that: a
     # write returns with less than it was to write.
-    ways = [*_native_option(pid), []] if state == RUNNING else [["--nonblocking"]]
+    ways = [*_native_option(pid), []] if _runs(pid) else [["--nonblocking"]]
     problem = ""
     end = time.monotonic() + seconds
     for options in ways if tool is not None else ():
@@ -42,8 +51,13 @@ def read_stacks(pid: int, state: str, seconds: float) -> tuple[Threads, str]:
         if threads:
             threads.sort(key=lambda thread: thread["id"] != pid)
             return threads, ""
-    threads = _read_from_hook(pid, min(HOOK_SECONDS, seconds))
+    threads = own or _read_from_hook(pid, min(HOOK_SECONDS, seconds))
     return threads, "" if threads else problem or UNKNOWN
+
+
+def _runs(pid: int) -> bool:
+    """Return True if the first thread of a process runs now, and so is in no system call."""
+    return read_text(f"/proc/{pid}/syscall").startswith(RUNNING)
 
 
 def _native_option(pid: int) -> list[list[str]]:
@@ -97,7 +111,8 @@ def parse_dump(output: bytes) -> Threads:
 def _read_from_hook(pid: int, seconds: float) -> Threads:
     """Have the hook of a process write its stacks, and return them; none if it has no hook or does not reply."""
     path, _ = find_memory_file(pid, STACKS_FILE)
-    if not path or not handles(pid, STACKS_SIGNAL):
+    fragile = FRAGILE_IN_TORCH if "/libtorch" in read_text(f"/proc/{pid}/maps") else FRAGILE
+    if not path or not handles(pid, STACKS_SIGNAL) or read_call(pid)["call"] in fragile:
         return []
     before, text, written_at = len(read_text(path)), "", 0.0
     send_signal(pid, STACKS_SIGNAL)
@@ -112,13 +127,13 @@ def _read_from_hook(pid: int, seconds: float) -> Threads:
     return []
 
 
-def probe(pid: int, state: str) -> int:
+def probe(pid: int) -> int:
     """Return the number of replies of a process to probes; send it the next one, if that interrupts no system call."""
     path, _ = find_memory_file(pid, STACKS_FILE)
     if not path or not handles(pid, PROBE_SIGNAL):
         return 0
     count = read_text(path).count(PROBE_REPLY)
-    if state == RUNNING:
+    if _runs(pid):
         send_signal(pid, PROBE_SIGNAL)
     return count
 

@@ -29,8 +29,8 @@ COMPLETED = "completed"
 ARROWS = ("->", "<-")
 
 
-def read_recorder(pids: Iterable[int], seconds: float) -> Record:
-    """Return the operations of the first of a rank's processes with a recorder; see RankSnapshot in hangs/snapshot.py.
+def read_recorder(pids: Iterable[int], seconds: float) -> tuple[int, Record, list[Record]]:
+    """Return the first of a rank's processes with a recorder, its operations (see RankSnapshot), and its stacks.
 
     Args:
         pids: The processes; workers that a process has forked, which come later, have its descriptors.
@@ -40,8 +40,8 @@ def read_recorder(pids: Iterable[int], seconds: float) -> Record:
         path, name = find_memory_file(pid, RECORDER_FILE)
         if path:
             pipe = f"/proc/{pid}/fd/{name.split()[0]}"
-            return parse_recorder(_request(path, pipe, seconds=min(seconds, MOST_SECONDS)))
-    return parse_recorder(b"")
+            return pid, *parse_recorder(_request(path, pipe, seconds=min(seconds, MOST_SECONDS)))
+    return 0, *parse_recorder(b"")
 
 
 def _request(file_path: str, pipe_path: str, *, seconds: float) -> bytes:
@@ -63,14 +63,16 @@ def _request(file_path: str, pipe_path: str, *, seconds: float) -> bytes:
     return b""
 
 
-def parse_recorder(text: bytes) -> Record:
-    """Return the summary of recorders in JSON; that of none if it cannot be read."""
+def parse_recorder(text: bytes) -> tuple[Record, list[Record]]:
+    """Return the summary of recorders in JSON, that of none if it cannot be read, and the stacks with them."""
     import json  # noqa: PLC0415 - in the keeper's child alone
 
     try:
-        return summarize_recorders(json.loads(text or b"[]"))
+        recorders = json.loads(text or b"[]")
+        threads = [thread for recorder in recorders for thread in recorder.get("threads", ())]
+        return summarize_recorders(recorders), threads
     except (ValueError, LookupError, TypeError, AttributeError):  # another version
-        return summarize_recorders([])
+        return summarize_recorders([]), []
 
 
 def summarize_recorders(recorders: list[Record]) -> Record:

@@ -11,6 +11,7 @@ import time
 from ddlrun.keeper.proc_files import read_text
 from ddlrun.keeper.processes import descendants_of, is_python, list_processes, read_command
 from ddlrun.keeper.protocol import LONG
+from ddlrun.keeper.stacks.file_locks import find_holder
 from ddlrun.keeper.stacks.process_facts import (
     list_unacknowledged,
     read_busy_time,
@@ -46,10 +47,10 @@ def take_snapshot(pid: int, seconds: float) -> str:
     pids = [pid, *descendants_of(pid, processes)]
     end = time.monotonic() + min(seconds, MOST_SECONDS)
     shown = [pid for pid in pids if pid in processes][:MOST_PROCESSES]
-    described = [_read_process(member, processes[member], end) for member in shown]
-    connections = list_unacknowledged(shown)
     running = (member for member in shown if processes[member].state not in STOPPED)
-    recorded = read_recorder(running, max(0.1, end - time.monotonic()))
+    recorder, recorded, threads = read_recorder(running, max(0.1, end - time.monotonic()))
+    described = [_read_process(pid, processes[pid], end, threads if pid == recorder else []) for pid in shown]
+    connections = list_unacknowledged(shown)
     while True:
         text = json.dumps({"processes": described, "connections": connections, **recorded})
         if len(text) < LONG or not described:
@@ -57,14 +58,16 @@ def take_snapshot(pid: int, seconds: float) -> str:
         described.pop()
 
 
-def _read_process(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
-    """Return the state of a process, with stacks if it runs Python."""
-    record = {
+def _read_process(pid: int, stat: ProcessStat, end: float, own: list[Any]) -> dict[str, Any]:
+    """Return the state of a process, with stacks if it runs Python; `own` are those that it has reported itself."""
+    call = read_call(pid)
+    record: dict[str, Any] = {
         "pid": pid,
         "name": stat.name,
         "state": stat.state,
         "waits_in": read_text(f"/proc/{pid}/wchan").strip("0\n"),
-        **read_call(pid),
+        **call,
+        "holder": find_holder(pid, call["call"]),
         "command": [word[:MOST_CHARACTERS] for word in read_command(pid)],
         "threads": [],
         "problem": "",
@@ -76,9 +79,9 @@ def _read_process(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
         "gpu": uses_gpu(pid),
     }
     if is_python(pid, stat.name):
-        threads, problem = read_stacks(pid, stat.state, max(0.1, end - time.monotonic()))
+        threads, problem = read_stacks(pid, max(0.1, end - time.monotonic()), own)
         threads = [thread for thread in threads if not _is_of_recorder(thread)]
-        record["replies"] = probe(pid, stat.state)
+        record["replies"] = probe(pid)
         record.update(threads=[_cut(thread, pid) for thread in threads[:MOST_THREADS]], problem=problem)
     return record
 
