@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SCRIPT = Path(__file__).with_name("hang.py")
-# Hang -> its name in the table. The order is that in which one job runs them; the last one cannot be released.
+# Hang -> what happens. The order is that in which one job runs them; the last one cannot be released.
 HANGS = {
     "missed_collective": "a rank leaves out a collective",
     "different_order": "a rank calls two collectives in another order",
