@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ddlrun.hangs.description import describe
 from ddlrun.hangs.differences import find_missing, find_out_of_order, group_by_data
+from ddlrun.hangs.frames import POINT_TO_POINT, normalize
 from ddlrun.hangs.position import Activity, Position
 from ddlrun.hangs.snapshot import JobSnapshot, name_ranks
 from ddlrun.hangs.waits import LocatedJob, Roots, describe_ring, find_roots, locate_ranks
@@ -220,7 +221,7 @@ def _find_odd(
         guilty = _all_odd(sorted((_all_ranks(at_root), rest), key=len, reverse=True))
         return guilty, _nobody(guilty)
     if len(calls) == 1 and len(at_root) > 1:
-        guilty = _all_odd([group.ranks for group in at_root])
+        guilty = () if _has_unknown_peer(at_root[-1].position) else _all_odd([group.ranks for group in at_root])
         return guilty, _nobody(guilty)
     if roots is not None and roots.ranks:
         return _all_ranks(at_root), ()
@@ -232,6 +233,11 @@ def _find_odd(
         return guilty, (*shown, f"{name_ranks(guilty)} {verb} them in another order")
     guilty = find_missing(ring, located)
     return guilty, (*shown, *_nobody(guilty))
+
+
+def _has_unknown_peer(position: Position) -> bool:
+    """Return True in a send or receive whose other side may be any rank, as MPI records none."""
+    return position.collective is None and normalize(position.call) in POINT_TO_POINT
 
 
 def _all_odd(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
