@@ -16,7 +16,7 @@ from ddlrun.wording import kernel_wait
 HANGS = frozenset(HangFinding) - {HangFinding.RUNNING, HangFinding.UNKNOWN}
 SAME_CALL_HINT = "their arguments, such as sizes, may differ"
 # What comes before the sentence.
-HANG, PROGRESS, MOMENT = "hang", "no hang: the job moves on", "at this moment"
+HANG, PROGRESS, MOMENT, END = "hang", "no hang: the job moves on", "at this moment", "at the end of the job"
 COMPUTES = "no hang: ranks compute, and none waits for another"
 
 
@@ -30,6 +30,8 @@ class Examination(NamedTuple):
     """Whether a rank has moved between two snapshots; None: there was only one."""
     computes: bool
     """Whether no rank waits for another, and all that do not sleep computed from the first snapshot to the last."""
+    at_end: bool = False
+    """Whether the job was about to end."""
 
     @property
     def goes_on(self) -> bool:
@@ -54,14 +56,14 @@ class Examination(NamedTuple):
             return f"{HANG}: {self.explanation}"
         if self.computes and not self.moved:
             return f"{COMPUTES}: {self.verdict.text}"
-        return f"{PROGRESS if self.moved else MOMENT}: {self.verdict.text}"
+        return f"{PROGRESS if self.moved else END if self.at_end else MOMENT}: {self.verdict.text}"
 
 
-def evaluate(snapshots: Sequence[JobSnapshot]) -> Examination:
+def evaluate(snapshots: Sequence[JobSnapshot], *, at_end: bool = False) -> Examination:
     """Return the examination that one snapshot or several make; the verdict is on the last one."""
     first, last = snapshots[0], snapshots[-1]
     if len(snapshots) == 1:
-        return Examination(last, judge(last), moved=None, computes=False)
+        return Examination(last, judge(last), moved=None, computes=False, at_end=at_end)
     moved = any(map(has_progressed, snapshots, snapshots[1:]))
     last = mark_stays(first, last)
     return Examination(last, judge(last), moved, is_computing(first, last))

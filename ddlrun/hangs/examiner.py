@@ -37,6 +37,8 @@ class ExaminationRequest(NamedTuple):
     """The function that gets the examination."""
     interval: float | None = None
     """The time to the next snapshot, in which a job that does not hang moves on; None: there is only one snapshot."""
+    last_seconds: float | None = None
+    """The time to reply before the end of the job; None: it is not about to end."""
 
 
 class JobExaminer:
@@ -48,6 +50,8 @@ class JobExaminer:
         self._snapshots: list[JobSnapshot] = []
         self._replies: dict[int, RankSnapshot | None] = {}
         """The ranks from which this snapshot was ordered -> their replies."""
+        self._ended: Mapping[int, int] = {}
+        """The ranks that had ended when the last snapshot was ordered -> their exit codes."""
         self._awaited: set[int] = set()
         self._cut_off_at = NEVER
         self._deadline = self._next_snapshot = NEVER
@@ -85,9 +89,11 @@ class JobExaminer:
         if self._request is None:
             return
         if now >= self._next_snapshot:
+            self._ended = self._job.exit_codes()
             self._replies = dict.fromkeys(self._job.order_snapshots())
             self._awaited = set(self._replies)
-            self._next_snapshot, self._deadline, self._cut_off_at = NEVER, now + SNAPSHOT_SECONDS, now + CUT_OFF_SECONDS
+            self._next_snapshot, self._cut_off_at = NEVER, now + CUT_OFF_SECONDS
+            self._deadline = now + (self._request.last_seconds or SNAPSHOT_SECONDS)
         elif self._deadline < NEVER and self._is_complete(now):
             self._finish_snapshot(self._request, now)
 
@@ -101,15 +107,25 @@ class JobExaminer:
         return not any(self._job.acknowledged(self._awaited).values())
 
     def _finish_snapshot(self, request: ExaminationRequest, now: float) -> None:
-        self._snapshots.append(self._join_replies())
+        self._snapshots.append(self._join_replies() if request.last_seconds is None else self._join_last())
         self._awaited, self._deadline, self._cut_off_at = set(), NEVER, NEVER
-        examination = evaluate(self._snapshots)
+        examination = evaluate(self._snapshots, at_end=request.last_seconds is not None)
         is_certain = examination.goes_on or not all(rank.reachable for rank in examination.snapshot.ranks)
         if request.interval is not None and len(self._snapshots) < (SNAPSHOTS if is_certain else MOST_SNAPSHOTS):
             self._next_snapshot = now + request.interval
             return
         self._request = None
         request.done(examination)
+
+    def _join_last(self) -> JobSnapshot:
+        """Return the last snapshot, without the ranks that ended before they could be examined."""
+        replies = {rank: snapshot for rank, snapshot in self._replies.items() if snapshot is not None}
+        return JobSnapshot(
+            tuple(
+                ExaminedRank(rank, self._job.host_of(rank), replies.get(rank), self._ended.get(rank))
+                for rank in sorted(replies.keys() | self._ended.keys())
+            )
+        )
 
     def _join_replies(self) -> JobSnapshot:
         codes = self._job.exit_codes()

@@ -7,8 +7,8 @@ RUNNING  supervises the ranks                               When all ranks have 
                                                             gone: IDLE. With a reason to end the job: ENDING.
 IDLE     waits for the process manager; SIGTERM after 5 s,  With a reason to end the job: ENDING.
          SIGKILL 3 s later
-ENDING   has sent TERMINATE to the keepers; kills the       When no rank runs: LEAVING.
-         process manager's session 3 s after the grace, or
+ENDING   examines the job, sends TERMINATE to the keepers,  When no rank runs: LEAVING.
+         kills the manager's session 3 s after the grace, or
          1 s after a second signal
 LEAVING  has sent LEAVE to the keepers and waits for the
          process manager; SIGTERM after 5 s, SIGKILL after
@@ -99,6 +99,8 @@ class Ending:
         self._signalled_until = 0.0
         self._ranks_kill_at = self._manager_resume_at = self._manager_term_at = self._manager_kill_at = NEVER
         self._over_at = NEVER
+        self.examine: Callable[[EndReason, Callable[[], None]], bool] = lambda _reason, _end: False
+        """Examines a job that is to end, and ends it; returns False if it does neither."""
         self._hurried = False
         """Whether a second signal has asked for the end."""
 
@@ -112,11 +114,19 @@ class Ending:
         self._ranks.ended_while_starting = not self._ranks.complete
         self.phase = Phase.ENDING
         self.since = time.monotonic()
+        if not self.examine(reason, self._end_ranks):
+            self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        """Order the end of all ranks, unless that has been done."""
+        if self.phase is not Phase.ENDING or self._ranks_kill_at < NEVER:
+            return
+        grace = max(0.0, self._grace - (time.monotonic() - self.since))
         self._ranks_kill_at = self.since + self._grace + SLACK_SECONDS
-        self._keepers.send_all(protocol.TERMINATE, str(self._grace))
+        self._keepers.send_all(protocol.TERMINATE, str(grace))
         has_ranks = any(peer.rank is not None for peer in self._keepers.remaining)
         # The ranks that it is about to start will be ended by their keepers.
-        waits = reason.requested and self._ranks.job.manager.hangs_on_early_sigterm
+        waits = self.reason is not None and self.reason.requested and self._ranks.job.manager.hangs_on_early_sigterm
         if not (has_ranks or waits):
             self._manager.terminate()
 

@@ -1,4 +1,4 @@
-"""The occasions on which a running job is examined: a request, a stall, and the end of its time.
+"""The occasions on which a running job is examined: a request, a stall, and its end.
 
 A request is a file in the run folder, which `ddlrun doctor` writes there, also from another host.
 """
@@ -31,6 +31,10 @@ REQUEST_SECONDS = 1.0
 # Slow steps are seen only by snapshots that are far apart.
 STALL_PART, LEAST_INTERVAL, LONGEST_INTERVAL = 0.05, 2.0, 10.0
 LONGEST_REQUEST = 64
+# At its end, a job is examined if it has run for so long, or printed nothing if that was requested.
+LEAST_SECONDS = 3.0
+# Larger jobs, whose snapshots take long, are not.
+MOST_RANKS = 256
 
 
 class Examinations:
@@ -53,6 +57,8 @@ class Examinations:
         self._next_stall_check = 0.0
         self._stalled_since = 0.0
         self._limit: EndReason | None = None
+        self._hung_at = float("-inf")
+        """The time at which the job was last found to hang."""
 
     # -- the job as its examiner sees it -----------------------------------------------------------------
 
@@ -114,8 +120,32 @@ class Examinations:
         else:
             self._end_job(reason)
 
-    def advance(self, now: float) -> None:
-        """Do what has become due."""
+    def begin_last(self, reason: EndReason, end: Callable[[], None]) -> bool:
+        """Begin to examine a job, and then end it; return False if it was examined, or has just begun or printed."""
+        now, ranks = time.monotonic(), self._limits.ranks
+        if self._limit is not None or reason.cause is EndCause.STALL or not 1 < ranks.job.ranks <= MOST_RANKS:
+            return False
+        since = self._limits.last_output if reason.requested else self._limits.started_at
+        if not ranks.running or now < since + LEAST_SECONDS or self._hung_at > self._limits.last_output:
+            return False
+        self._examiner = None
+
+        def done(examination: "Examination") -> None:
+            self._save(examination, "")
+            end()
+
+        self._begin(done, None, now, last_seconds=self._options.grace / 2)
+        self.advance(now, ends=True)
+        return True
+
+    def advance(self, now: float, *, ends: bool) -> None:
+        """Do what has become due; in a job that ends, no examination begins."""
+        if not ends:
+            self._look_for_occasions(now)
+        if self._examiner is not None:
+            self._examiner.advance(now)
+
+    def _look_for_occasions(self, now: float) -> None:
         if self._options.stall:
             self._check_stall(now)
         if now >= self._next_request:
@@ -123,8 +153,6 @@ class Examinations:
             self._take_request(now)
         if self._limit is not None and not self.busy:
             self._begin(self._on_limit, None, now)
-        if self._examiner is not None:
-            self._examiner.advance(now)
 
     def _check_stall(self, now: float) -> None:
         """Report ranks that have become silent, and examine the job then, or again if it is to be ended for a stall."""
@@ -143,13 +171,20 @@ class Examinations:
         silent = self._limits.last_output < now - self._options.stall
         return self._options.stall_action is StallAction.END and bool(self._limits.ranks.running) and silent
 
-    def _begin(self, done: "Callable[[Examination], None]", interval: float | None, now: float) -> None:
+    def _begin(
+        self,
+        done: "Callable[[Examination], None]",
+        interval: float | None,
+        now: float,
+        *,
+        last_seconds: float | None = None,
+    ) -> None:
         """Begin an examination with snapshots at an interval, or only one for None."""
         from ddlrun.hangs.examiner import ExaminationRequest, JobExaminer  # noqa: PLC0415 - 3 ms, for jobs that hang alone
 
         if self._examiner is None:
             self._examiner = JobExaminer(self)
-        self._examiner.begin(ExaminationRequest(done, interval), now)
+        self._examiner.begin(ExaminationRequest(done, interval, last_seconds), now)
 
     # -- results -------------------------------------------------------------------------------------
 
@@ -184,6 +219,7 @@ class Examinations:
 
     def _save(self, examination: "Examination", request: str) -> None:
         """Write an examination to the run folder; a full disk is ignored."""
+        self._hung_at = time.monotonic() if examination.hangs else self._hung_at
         record = record_examination(examination, request, time.time())
         with suppress(OSError):
             write_private(self._files.examination, [json.dumps(record), "\n"])

@@ -79,6 +79,7 @@ class Supervision:
         self._samples = samples = Sampling(options.sample_interval, job.ranks, files, output.tell)
         self._warnings = SignalWarnings()
         self._examinations = Examinations(options, files, limits, keepers, self._ending.begin, output.tell)
+        self._ending.examine = self._examinations.begin_last
         self._on_text: dict[bytes, TextHandler] = {
             protocol.BOUND: lambda _, rank, text: ranks.bind(rank, text),
             protocol.SESSION_FOLDER: lambda peer, _, text: ranks.add_session_folder(peer.host, text),
@@ -144,8 +145,7 @@ class Supervision:
         if self._manager.stays_stopped(now) and self._manager.resume():
             self._output.tell(f"{self._manager.name} was stopped while the job ran, and was resumed")
         self._ending.advance(now)
-        if self._ending.reason is None:
-            self._examinations.advance(now)
+        self._examinations.advance(now, ends=self._ending.reason is not None)
         if self._options.status_line:
             self._output.draw_status(now, lambda: self._status(now))
 
