@@ -453,6 +453,10 @@ FAULTS = (
         "SIGSTOP to a keeper for longer than `--heartbeat`", 3, "h3 .*reachable, but keepers there do not run",
         options=QUICK, after=send(S.SIGSTOP, "keeper"),
     ),
+    Fault(
+        "SIGSTOP to a keeper, then SIGKILL to its daemon", 3, "host h3 was lost|rank 2 on h3 had to end",
+        after=act_in_turn(send(S.SIGSTOP, "keeper"), send(S.SIGKILL, "daemon")),
+    ),
     Fault("SIGKILL to all keepers at once", 137, "rank . on h. was killed by another process", after=kill_all(0)),
     Fault(
         "SIGKILL to a keeper and its guard", 137, "rank 2 on h3 was killed by another process",
