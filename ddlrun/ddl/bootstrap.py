@@ -6,18 +6,18 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ddlrun.ddl.algorithm_selection import Selection, find_sizes, load_cache
-from ddlrun.ddl.communicators import SingleRank
-from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.engine import Engine
-from ddlrun.ddl.group import Group
-from ddlrun.ddl.late_host_monitor import find_host_place, make_monitors
+from ddlrun.ddl.group.dimensions import Grid
+from ddlrun.ddl.group.engine import Engine
+from ddlrun.ddl.group.group import Group
+from ddlrun.ddl.group.order_check import describe_mismatch
 from ddlrun.ddl.launch_context import HostPosition, adopt, find_world
 from ddlrun.ddl.learner import Learner
-from ddlrun.ddl.order_check import describe_mismatch
-from ddlrun.ddl.schedule_cache import ScheduleCache
+from ddlrun.ddl.schedules.cache import ScheduleCache
+from ddlrun.ddl.selection.algorithm_selection import Selection, find_sizes, load_cache
+from ddlrun.ddl.selection.late_host_monitor import find_host_place, make_monitors
+from ddlrun.ddl.selection.unequal_links import RACKS, group_hosts, with_racks
 from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
-from ddlrun.ddl.unequal_links import RACKS, group_hosts, with_racks
+from ddlrun.ddl.transports.communicators import SingleRank
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.options import Options
+    from ddlrun.ddl.schedules.weighted_schedule import HostLayout
+    from ddlrun.ddl.selection.unequal_links import HostGroups
     from ddlrun.ddl.start_settings import StartSettings
-    from ddlrun.ddl.unequal_links import HostGroups
-    from ddlrun.ddl.weighted_schedule import HostLayout
+    from ddlrun.ddl.transports.communicators import Communicator
 
 AnyGroup = TypeVar("AnyGroup", bound=Group)
 

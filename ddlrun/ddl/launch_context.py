@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
-from ddlrun.ddl.communicators import SingleRank
 from ddlrun.ddl.options import Options, check_size, parse_options
+from ddlrun.ddl.transports.communicators import SingleRank
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, Topology, ddl_topology, parse_job_topology
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.communicators import Communicator
+    from ddlrun.ddl.transports.communicators import Communicator
 
 WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI's mpirun; MPICH's and Intel's
 TRANSPORTS = ("mpi", "tcp")
@@ -58,7 +58,7 @@ def find_world(environ: Mapping[str, str]) -> Communicator:
     """
     transport = find_transport(environ)
     if transport == "tcp":
-        from ddlrun.ddl.tcp.world import tcp_world  # noqa: PLC0415 - 50 ms, for jobs without MPI alone
+        from ddlrun.ddl.transports.tcp.world import tcp_world  # noqa: PLC0415 - 50 ms, for jobs without MPI alone
 
         return tcp_world(environ)
     return _find_mpi_world(environ) if transport else SingleRank()
@@ -85,7 +85,7 @@ def _find_mpi_world(environ: Mapping[str, str]) -> Communicator:
 
 
 def _mpi_communicator(comm: Intracomm) -> Communicator:
-    from ddlrun.ddl.mpi_communicator import MpiCommunicator  # noqa: PLC0415 - 1 s: MPI, which need not be installed
+    from ddlrun.ddl.transports.mpi.communicator import MpiCommunicator  # noqa: PLC0415 - 1 s: MPI, which need not be installed
 
     return MpiCommunicator(comm)
 

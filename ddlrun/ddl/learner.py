@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.ddl.arrays import copy_of, flatten, on_device, restore_type
-from ddlrun.ddl.flat import FlatArray
-from ddlrun.ddl.host_reduction import HostReducer
-from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.wire_compression import find_wire
+from ddlrun.ddl.group.arrays import copy_of, flatten, on_device, restore_type
+from ddlrun.ddl.group.flat import FlatArray
+from ddlrun.ddl.group.host_reduction import HostReducer
+from ddlrun.ddl.group.reduce_ops import find_reduce_op
+from ddlrun.ddl.selection.wire_compression import find_wire
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddlrun.ddl.dimensions import Grid
-    from ddlrun.ddl.gpu_reduction import GpuReduction
-    from ddlrun.ddl.group import Group
-    from ddlrun.ddl.handle import Handle
+    from ddlrun.ddl.group.dimensions import Grid
+    from ddlrun.ddl.group.group import Group
+    from ddlrun.ddl.group.handle import Handle
     from ddlrun.ddl.launch_context import HostPosition
+    from ddlrun.ddl.transports.nccl.gpu_reduction import GpuReduction
 
 
 # Bytes of a broadcast: MPI counts up to 2^31 - 1.
@@ -53,7 +53,7 @@ class Learner:
     def devices(self) -> GpuReduction:
         """The reductions of tensors on devices, with the process groups."""
         if self._devices is None:
-            from ddlrun.ddl.gpu_reduction import GpuReduction  # noqa: PLC0415 - 1.5 s: torch
+            from ddlrun.ddl.transports.nccl.gpu_reduction import GpuReduction  # noqa: PLC0415 - 1.5 s: torch
 
             self._devices = GpuReduction(self.reducer, one_host=self.host.hosts == 1)
         return self._devices

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.communicators import Communicator
-    from ddlrun.ddl.dimensions import Grid
-    from ddlrun.ddl.handle import Handle
+    from ddlrun.ddl.group.dimensions import Grid
+    from ddlrun.ddl.group.handle import Handle
     from ddlrun.ddl.learner import Learner
+    from ddlrun.ddl.transports.communicators import Communicator
 
 # The learner of this process, or nothing. As with IBM's DDL, scripts call functions, so the learner is global.
 _started: list[Learner] = []

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from ddlrun import __version__
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
-from ddlrun.ddl.group_settings import GroupSettings
+from ddlrun.ddl.group.settings import GroupSettings
 from ddlrun.ddl.launch_context import find_context
-from ddlrun.ddl.tuning_parameters import parse_tuning
-from ddlrun.ddl.unequal_links import LINKS
+from ddlrun.ddl.selection.tuning_parameters import parse_tuning
+from ddlrun.ddl.selection.unequal_links import LINKS
 from ddlrun.errors import InputError
 from ddlrun.ranges import name_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.launch_context import LaunchContext
+    from ddlrun.ddl.transports.communicators import Communicator
 
 # Version of the messages between learners. Learners with different versions do not understand each other.
 PROTOCOL = 2

@@ -15,7 +15,7 @@ from ddlrun.network.candidates import SETTINGS, Candidate, TuningSpace
 from ddlrun.network.measurements import CandidateRecord, SearchResult
 
 if TYPE_CHECKING:
-    from ddlrun.ddl.handle import Handle
+    from ddlrun.ddl.group.handle import Handle
     from ddlrun.ddl.learner import Learner
 
 

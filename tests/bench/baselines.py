@@ -20,9 +20,9 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun.ddl.bootstrap import start_learner
-from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.partition import block_bounds
-from ddlrun.ddl.tcp.world import tcp_world
+from ddlrun.ddl.group.dimensions import Grid
+from ddlrun.ddl.schedules.partition import block_bounds
+from ddlrun.ddl.transports.tcp.world import tcp_world
 from tests.bench.mpi_control import force, prefer
 
 WORLD = MPI.COMM_WORLD

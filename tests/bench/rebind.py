@@ -25,7 +25,7 @@ from ddlrun import ddl
 from ddlrun.ddl.monitor.procfs import move_threads, read_load
 from ddlrun.ddl.monitor.straggler_detection import StragglerDetector
 from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
-from ddlrun.ddl.schedule import Message, ScheduleStep
+from ddlrun.ddl.schedules.schedule import Message, ScheduleStep
 from tests.bench.options import bench_parser
 from tests.conftest import MPIRUNS
 from tests.ddl.slow_series import checks

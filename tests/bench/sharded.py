@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.ddl.partition import block_bounds
+from ddlrun.ddl.schedules.partition import block_bounds
 from tests.bench.baselines import WORLD, Algorithm, Array, Ours, make_algorithm
 
 

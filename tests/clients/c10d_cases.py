@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import distributed as torch_distributed
 
-from ddlrun.ddl.torch_backend import join
-from ddlrun.ddl.torch_backend.process_group import DdlProcessGroup
+from ddlrun.ddl.torch.backend import join
+from ddlrun.ddl.torch.backend.process_group import DdlProcessGroup
 from tests.clients.c10d import add_case_options
 from tests.support.ports import reserved_port
 

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ddlrun import ddl
-from ddlrun.ddl.dimensions import coords_of
-from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.group.dimensions import coords_of
+from ddlrun.ddl.group.flat import FlatArray
+from ddlrun.ddl.group.reduce_ops import HALF, store, widen
 from ddlrun.ddl.launch_context import find_world
-from ddlrun.ddl.reduce_ops import HALF, store, widen
 from ddlrun.ddl.session import current_learner
 from ddlrun.topology import parse_topology
 
 if TYPE_CHECKING:
-    from ddlrun.ddl.communicators import Communicator
+    from ddlrun.ddl.transports.communicators import Communicator
 else:
     Communicator = Any
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ddlrun.ddl.torch_backend import register
+from ddlrun.ddl.torch.backend import register
 from tests.ddl.test_tcp import started_alone
 
 dist: Any = distributed  # its stubs lack the operations

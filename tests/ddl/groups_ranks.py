@@ -18,11 +18,11 @@ from mpi4py import MPI
 from torch import distributed
 
 from ddlrun import ddl
-from ddlrun.ddl import nccl_pipeline
 from ddlrun.ddl import torch as ddl_torch
-from ddlrun.ddl.gpu_reduction import DeviceHandle
-from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.group.handle import Handle
 from ddlrun.ddl.session import current_learner
+from ddlrun.ddl.transports.nccl import pipeline
+from ddlrun.ddl.transports.nccl.gpu_reduction import DeviceHandle
 from ddlrun.errors import InputError
 from ddlrun.topology import parse_topology
 from tests.ddl.allreduce_ranks import LARGE, Checks, differ, expected, learners, report, values
@@ -75,7 +75,7 @@ def check_wavefront(checks: Checks, shape: str, device: str) -> None:
     dimensions = current_learner().devices.groups.along("")
     for dtype, op, count, longest in cases(shape):
         row = tensor(ddl.rank(), count, dtype, op).to(device)
-        reduction = nccl_pipeline.start(row, op, dimensions, longest)
+        reduction = pipeline.start(row, op, dimensions, longest)
         reduction.wait()
         exact, tolerance = expected(ddl.size(), dtype, op, count)
         checks.check(f"{shape}: {op} of {count} {dtype} by {longest}", bits(row), exact, tolerance, dtype)
@@ -94,7 +94,7 @@ def check_wavefront(checks: Checks, shape: str, device: str) -> None:
     for axes in ("Y", "XZ"):
         near = [rank for rank in range(ddl.size()) if differ(rank) <= set(axes)]
         row = torch.arange(50.0, device=device) + ddl.rank()
-        nccl_pipeline.start(row, "avg", current_learner().devices.groups.along(axes), 9).wait()
+        pipeline.start(row, "avg", current_learner().devices.groups.along(axes), 9).wait()
         exact = np.arange(50.0) + np.mean(near)
         if not np.allclose(row.cpu().numpy(), exact):
             checks.wrong.append(f"{shape}: avg over {axes}: {row}")

@@ -14,25 +14,25 @@ import numpy as np
 
 from ddlrun import ddl
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, LATE
-from ddlrun.ddl.algorithm_selection import GroupSizes, Selection
 from ddlrun.ddl.bootstrap import make_group
-from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.engine import Engine
-from ddlrun.ddl.flat import FlatArray
-from ddlrun.ddl.group import Group
-from ddlrun.ddl.host_reduction import HostReducer
-from ddlrun.ddl.late_host_monitor import INTERVAL, find_host_place, make_monitors
+from ddlrun.ddl.group.dimensions import Grid
+from ddlrun.ddl.group.engine import Engine
+from ddlrun.ddl.group.flat import FlatArray
+from ddlrun.ddl.group.group import Group
+from ddlrun.ddl.group.host_reduction import HostReducer
+from ddlrun.ddl.group.operation import Limits
+from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.launch_context import find_world
-from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.options import parse_options
-from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
-from ddlrun.ddl.unequal_links import HostGroups
+from ddlrun.ddl.schedules.cache import Collective, ScheduleCache
+from ddlrun.ddl.selection.algorithm_selection import GroupSizes, Selection
+from ddlrun.ddl.selection.late_host_monitor import INTERVAL, find_host_place, make_monitors
+from ddlrun.ddl.selection.unequal_links import HostGroups
 from ddlrun.topology import RankOrder, Topology
 from tests.ddl.allreduce_ranks import WHOLE, Checks, report
 
 if TYPE_CHECKING:
-    from ddlrun.ddl.communicators import Communicator
+    from ddlrun.ddl.transports.communicators import Communicator
 else:
     Communicator = Any
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 
 from ddlrun import ddl
-from ddlrun.ddl.tcp.world import tcp_world
+from ddlrun.ddl.transports.tcp.world import tcp_world
 from ddlrun.errors import DdlrunError
 
 RANK = int(os.environ["RANK"])

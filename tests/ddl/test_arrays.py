@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ddlrun import ddl
 from ddlrun.allreduce_algorithms import Tuning
-from ddlrun.ddl.arrays import copy_of, flatten
-from ddlrun.ddl.flat import FlatArray
-from ddlrun.ddl.fusion import make_buckets
-from ddlrun.ddl.reduce_ops import OPERATIONS, WIDE, find_reduce_op, store, widen
+from ddlrun.ddl.group.arrays import copy_of, flatten
+from ddlrun.ddl.group.flat import FlatArray
+from ddlrun.ddl.group.fusion import make_buckets
+from ddlrun.ddl.group.reduce_ops import OPERATIONS, WIDE, find_reduce_op, store, widen
 from ddlrun.errors import InputError
 from tests.support import needs
 

@@ -18,7 +18,7 @@ from ddlrun.allreduce_algorithms import (
     first_candidates,
     neighbours,
 )
-from ddlrun.ddl.autotune import BETTER, PATIENCE, AutotuneCache, cache_path, read_file, search, size_class
+from ddlrun.ddl.selection.autotune import BETTER, PATIENCE, AutotuneCache, cache_path, read_file, search, size_class
 from tests.ddl.test_mpi import started
 
 KEY = {"hosts": ["a", "b"], "topology": "2x2x1", "order": "ddl", "mpi": "Open MPI v4.1.4"}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.block_chunks import ArrayBlocks
-from ddlrun.ddl.group_dimensions import GroupDimensions, find_dimensions
-from ddlrun.ddl.partition import block_bounds, chunk_ranges
-from ddlrun.ddl.unequal_links import HostGroups, make_group_layout
+from ddlrun.ddl.group.block_chunks import ArrayBlocks
+from ddlrun.ddl.group.group_dimensions import GroupDimensions, find_dimensions
+from ddlrun.ddl.schedules.partition import block_bounds, chunk_ranges
+from ddlrun.ddl.selection.unequal_links import HostGroups, make_group_layout
 from ddlrun.errors import InputError
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import LATE, WEIGHTED, AllreduceAlgorithm, MessageClass, wait_for_late_host
-from ddlrun.ddl.dimensions import coords_of, peers_of
-from ddlrun.ddl.late_host_monitor import Begin, LateHost, can_wait, find_late_host
-from ddlrun.ddl.late_schedule import allreduce
-from ddlrun.ddl.schedule import Dimension, ScheduleStep
+from ddlrun.ddl.group.dimensions import coords_of, peers_of
+from ddlrun.ddl.schedules.late_schedule import allreduce
+from ddlrun.ddl.schedules.schedule import Dimension, ScheduleStep
+from ddlrun.ddl.selection.late_host_monitor import Begin, LateHost, can_wait, find_late_host
 from ddlrun.topology import RankOrder, Topology
 from tests.ddl.test_mpi import started
 from tests.ddl.test_tcp import started_alone

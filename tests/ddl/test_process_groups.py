@@ -14,10 +14,10 @@ needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 
-from ddlrun.ddl.arrays import flatten
-from ddlrun.ddl.process_groups import GpuSupport, explain_no_nccl
-from ddlrun.ddl.rendezvous import find_rendezvous_address
-from ddlrun.ddl.staging import stage
+from ddlrun.ddl.group.arrays import flatten
+from ddlrun.ddl.transports.nccl.process_groups import GpuSupport, explain_no_nccl
+from ddlrun.ddl.transports.nccl.staging import stage
+from ddlrun.ddl.transports.rendezvous import find_rendezvous_address
 from ddlrun.keeper.program import HOOK
 from tests.ddl.test_mpi import started
 

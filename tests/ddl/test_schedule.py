@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
-from ddlrun.ddl.operation import Chunk, HostParts, Limits, Operation, make_parts
-from ddlrun.ddl.partition import block_bounds, chunk_ranges, ramped_ranges
-from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.schedule import (
+from ddlrun.ddl.group.dimensions import coords_of, peers_of, rank_at
+from ddlrun.ddl.group.operation import Chunk, HostParts, Limits, Operation, make_parts
+from ddlrun.ddl.group.reduce_ops import find_reduce_op
+from ddlrun.ddl.schedules.partition import block_bounds, chunk_ranges, ramped_ranges
+from ddlrun.ddl.schedules.schedule import (
     REDUCE_SCATTERS,
     Dimension,
     Message,

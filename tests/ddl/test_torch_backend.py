@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddlrun.ddl.engine import Engine
-from ddlrun.ddl.group_schedules import broadcast
-from ddlrun.ddl.operation import Chunk, Limits
-from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
+from ddlrun.ddl.group.engine import Engine
+from ddlrun.ddl.group.operation import Chunk, Limits
+from ddlrun.ddl.group.reduce_ops import find_reduce_op
+from ddlrun.ddl.schedules.group_schedules import broadcast
+from ddlrun.ddl.transports.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.errors import LostRankError
 from ddlrun.keeper.program import HOOK
 from tests.conftest import OWN, launch_line
@@ -29,10 +29,10 @@ needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 
-from ddlrun.ddl.torch_backend.errors import GroupError
-from ddlrun.ddl.torch_backend.operators import ReduceOp, find_operator
-from ddlrun.ddl.torch_backend.progress_thread import ProgressThread
-from ddlrun.ddl.torch_backend.works import Call, FutureWork
+from ddlrun.ddl.torch.backend.errors import GroupError
+from ddlrun.ddl.torch.backend.operators import ReduceOp, find_operator
+from ddlrun.ddl.torch.backend.progress_thread import ProgressThread
+from ddlrun.ddl.torch.backend.works import Call, FutureWork
 from tests.ddl import conformance
 
 RANKS = Path(__file__).parent / "backend_ranks.py"

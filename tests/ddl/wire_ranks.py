@@ -16,8 +16,8 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun import ddl
-from ddlrun.ddl.reduce_ops import OPERATIONS
-from ddlrun.ddl.wire_compression import Converter
+from ddlrun.ddl.group.reduce_ops import OPERATIONS
+from ddlrun.ddl.selection.wire_compression import Converter
 from ddlrun.errors import InputError
 from ddlrun.topology import parse_topology
 from tests.ddl.allreduce_ranks import SHAPES, Tally, learners, report

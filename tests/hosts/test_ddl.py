@@ -245,7 +245,7 @@ import os, sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
 import ddlrun.ddl.torch
-from ddlrun.ddl import late_host_monitor
+from ddlrun.ddl.selection import late_host_monitor
 late_host_monitor.INTERVAL = 8
 delay, limit, reductions = map(float, sys.argv[1:])
 dist.init_process_group("ddl", timeout=timedelta(seconds=limit))

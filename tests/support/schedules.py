@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlrun.block_sizing import JobLinks
-from ddlrun.ddl.schedule import ScheduleStep
+from ddlrun.ddl.schedules.schedule import ScheduleStep
 
 
 def carry_out(programs: Sequence[Sequence[ScheduleStep]], buffers: list[np.ndarray]) -> None:

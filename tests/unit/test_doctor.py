@@ -20,7 +20,7 @@ ITEM: Frames = [("step", "/home/u/train.py", 5, "loss.item()")]
 BARRIER: Frames = [("PMPI_Barrier", "/lib/libmpi.so.40", 0, ""), ("Barrier", MPI, 0, "")]
 FUTURE: Frames = [
     ("Future.wait", f"{TORCH}/futures/__init__.py", 80, ""),
-    ("FutureWork.wait", "/env/lib/python3.11/site-packages/ddlrun/ddl/torch_backend/works.py", 89, ""),
+    ("FutureWork.wait", "/env/lib/python3.11/site-packages/ddlrun/ddl/torch/backend/works.py", 89, ""),
 ]
 JAX = "/env/lib/python3.11/site-packages/jax/experimental/multihost_utils.py"
 MAIN = ("<module>", "/home/u/train.py", 41, "comm.Barrier()")

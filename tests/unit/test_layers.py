@@ -116,9 +116,8 @@ ALONE = {
 # Frameworks -> the files below ddl that may import them; flat needs one dtype of a tensor that it received.
 FRAMEWORKS = {
     "torch": {
-        "torch.py", "optimizer.py", "hook.py", "process_groups.py", "nccl_pipeline.py", "gpu_reduction.py",
-        "staging.py", "gradient_averaging.py", "lms/block.py", "lms/block_table.py", "lms/device.py", "lms/hooks.py",
-        "lms/swap.py", "tcp/store_exchange.py", "torch_backend",
+        "torch", "transports/nccl", "lms/block.py", "lms/block_table.py", "lms/device.py", "lms/hooks.py",
+        "lms/swap.py", "transports/tcp/store_exchange.py",
     },
     "keras": {"keras.py"},
 }  # fmt: skip
@@ -252,7 +251,7 @@ def test_each_framework_stands_in_a_module_of_its_own(framework: str) -> None:
 
 def module_or_package(path: Path) -> str:
     """Return the path of a module, or its package where that is for one framework."""
-    return "torch_backend" if path.parts[0] == "torch_backend" else str(path)
+    return next((room for room in ("torch", "transports/nccl") if path.is_relative_to(room)), str(path))
 
 
 def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.cli.network.plan import command as plan
-from ddlrun.ddl.dimensions import coords_of, peers_of
-from ddlrun.ddl.schedule import Dimension, mirror, reduce_scatter
+from ddlrun.ddl.group.dimensions import coords_of, peers_of
+from ddlrun.ddl.schedules.schedule import Dimension, mirror, reduce_scatter
 from ddlrun.errors import InputError
 from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric

@@ -24,7 +24,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 ON_HOSTS = (
     "__init__.py",
     "agent/",
-    "ddl/tcp/",
+    "ddl/transports/tcp/",
     "errors.py",
     "keeper/",
     "preflight/host_",
@@ -49,9 +49,8 @@ NAMED_TUPLES = (
     "runs/history.py", "runs/orphans.py", "runs/output_order.py", "runs/registry.py", "runs/retention.py",
     "schedulers/__init__.py",
     "ship/request.py", "supervise/", "topology.py",
-    "ddl/block_chunks.py", "ddl/flat.py", "ddl/hook.py", "ddl/lms/", "ddl/nccl_pipeline.py", "ddl/operation.py",
-    "ddl/reduce_ops.py", "ddl/schedule.py", "ddl/schedule_cache.py", "ddl/torch_backend/works.py",
-    "ddl/weighted_schedule.py",
+    "ddl/group/block_chunks.py", "ddl/group/flat.py", "ddl/group/operation.py", "ddl/group/reduce_ops.py", "ddl/lms/",
+    "ddl/schedules/", "ddl/torch/backend/works.py", "ddl/torch/hook.py", "ddl/transports/nccl/pipeline.py",
 )  # fmt: skip
 
 each_module = pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -82,7 +81,7 @@ def bound_names(tree: ast.Module) -> Iterator[str]:
 
 
 # What wire/ replaces, which has classes of the same names.
-REPLACED = ("ddl/tcp/handshake.py", "ddl/tcp/connection.py")
+REPLACED = ("ddl/transports/tcp/handshake.py", "ddl/transports/tcp/connection.py")
 
 
 def test_a_class_name_occurs_once() -> None:

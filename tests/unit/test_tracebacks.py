@@ -228,7 +228,7 @@ torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2027, re
 ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
 torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server
 torch.distributed.DistBackendError: [1] is setting up NCCL communicator: Broken pipe
-ddlrun.ddl.torch_backend.errors.GroupError: default group (2 ranks), rank 0: rank 1 is lost: it has ended
+ddlrun.ddl.torch.backend.errors.GroupError: default group (2 ranks), rank 0: rank 1 is lost: it has ended
 ddlrun.ddl.errors.LostRankError: 4 ranks: Connection timed out
 jax.errors.JaxRuntimeError: DEADLINE_EXCEEDED: timed out [type.googleapis.com/tensorflow.CoordinationServiceError='']
 horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.dimensions import coords_of
+from ddlrun.ddl.group.dimensions import coords_of
 from ddlrun.environment.frameworks import Rendezvous, plan_framework_variables
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError, PlacementError

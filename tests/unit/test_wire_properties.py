@@ -18,7 +18,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 import ddlrun.agent.protocol as agents
-import ddlrun.ddl.tcp.protocol as ddl
+import ddlrun.ddl.transports.tcp.protocol as ddl
 import ddlrun.keeper.protocol as keepers
 import ddlrun.preflight.peer as check
 import ddlrun.ship.host.protocol as ship

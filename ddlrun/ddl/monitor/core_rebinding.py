@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.monitor.event_log import EventLog
     from ddlrun.ddl.monitor.iteration_timer import Iteration
     from ddlrun.ddl.monitor.procfs import CpuLoad
     from ddlrun.ddl.monitor.spare_cores import SpareCoreOffer
+    from ddlrun.ddl.transports.communicators import Communicator
 
 
 class CoreRebinding:

@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from ddlrun.allreduce_algorithms import dimension_algorithm
-from ddlrun.ddl.group import Group
-from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.group.group import Group
+from ddlrun.ddl.group.handle import Handle
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.monitor.core_rebinding import CoreRebinding
 from ddlrun.ddl.monitor.event_log import EventLog
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm
-    from ddlrun.ddl.dimensions import Grid
+    from ddlrun.ddl.group.dimensions import Grid
+    from ddlrun.ddl.group.operation import Operation
+    from ddlrun.ddl.group.reduce_ops import ReduceOp
     from ddlrun.ddl.launch_context import HostPosition
     from ddlrun.ddl.monitor.iteration_timer import Iteration
-    from ddlrun.ddl.operation import Operation
     from ddlrun.ddl.options import Options
-    from ddlrun.ddl.reduce_ops import ReduceOp
 
 
 class InstrumentedGroup(Group):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.dimensions import Grid
+    from ddlrun.ddl.group.dimensions import Grid
     from ddlrun.ddl.monitor.event_log import EventLog
     from ddlrun.ddl.monitor.iteration_timer import Iteration
     from ddlrun.ddl.monitor.traffic_meter import TrafficMeter

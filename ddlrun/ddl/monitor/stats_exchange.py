@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.communicators import Communicator, Exchange
     from ddlrun.ddl.monitor.iteration_timer import Iteration
+    from ddlrun.ddl.transports.communicators import Communicator, Exchange
 
 # Seconds to wait for the last rows: at the end of a job other ranks may be busy, or gone.
 LAST_SECONDS = 1.0

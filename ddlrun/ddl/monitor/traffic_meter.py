@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ddlrun.ddl.wire_compression import WIRES
+from ddlrun.ddl.selection.wire_compression import WIRES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.schedule import ScheduleStep
+    from ddlrun.ddl.schedules.schedule import ScheduleStep
 
 
 PHASES = ("reduce-scatter", "allgather")

@@ -46,7 +46,7 @@ def _make_group(options: "Any", backend_options: "Any") -> "Any":
     from importlib import import_module
 
     try:
-        backend = import_module("ddlrun.ddl.torch_backend")
+        backend = import_module("ddlrun.ddl.torch.backend")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f'backend "ddl": no module {error.name!r}: install ddlrun for {sys.executable}', name=error.name

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlrun.ddl.bootstrap import start_learner
-from ddlrun.ddl.late_host_monitor import INTERVAL
-from ddlrun.ddl.tcp.world import tcp_world
+from ddlrun.ddl.selection.late_host_monitor import INTERVAL
+from ddlrun.ddl.transports.tcp.world import tcp_world
 from tests.bench.baselines import WORLD, Algorithm, Array, DdlGroup, Ours
 from tests.bench.programs.allreduce_ranks import Observer, compare
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.communicators import Communicator
+    from ddlrun.ddl.transports.communicators import Communicator
 
 
 class WithLateHost(Ours):

@@ -41,8 +41,8 @@ def main(host: str) -> None:
     if host:
         take_name(host)
     from ddlrun import ddl  # noqa: PLC0415 - of the tree in PYTHONPATH; the name of the host is read later
-    from ddlrun.ddl.tcp.communicator import TcpTransport  # noqa: PLC0415
-    from ddlrun.ddl.tcp.world import tcp_world  # noqa: PLC0415
+    from ddlrun.ddl.transports.tcp.communicator import TcpTransport  # noqa: PLC0415
+    from ddlrun.ddl.transports.tcp.world import tcp_world  # noqa: PLC0415
 
     ddl.init("-mode r")
     transport, peer = TcpTransport[Owner](tcp_world(os.environ).Dup()), ddl.rank() ^ 1

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlrun.ddl.bootstrap import start_learner
-from ddlrun.ddl.tcp.world import tcp_world
+from ddlrun.ddl.transports.tcp.world import tcp_world
 from tests.bench.baselines import WORLD, Algorithm, DdlGroup, Native, Ours
 from tests.bench.programs.allreduce_ranks import Observer, compare
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.communicators import Communicator
+    from ddlrun.ddl.transports.communicators import Communicator
 
 
 class OnLinks(Ours):

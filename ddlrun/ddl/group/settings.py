@@ -1,0 +1,60 @@
+"""The settings of a group, which all its ranks have in common: the variables of its rank 0."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS
+from ddlrun.ddl.selection.tuning_parameters import parse_tuning
+from ddlrun.ddl.selection.unequal_links import LINKS, make_group_layout
+
+if TYPE_CHECKING:
+    from ddlrun.allreduce_algorithms import Tuning
+    from ddlrun.ddl.schedules.weighted_schedule import HostLayout
+    from ddlrun.ddl.selection.unequal_links import HostGroups
+
+SIZES = "DDLRUN_DDL_TUNING"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The settings of a group.
+
+    sizes, links: the texts of DDLRUN_DDL_TUNING and DDLRUN_DDL_LINKS. is_part: the group has some of the job's ranks.
+    """
+
+    sizes: str = ""
+    links: str = ""
+    is_part: bool = False
+
+    def tuning(self, default: Tuning) -> Tuning:
+        """Return the sizes, with defaults for what is not set. Raises InputError."""
+        return parse_tuning(self.sizes, default)
+
+    def sets(self, name: str) -> bool:
+        """Return True if a size, which may not be 0, is set."""
+        unset: dict[str, Any] = {name: 0}
+        return bool(getattr(self.tuning(BETWEEN_HOSTS._replace(**unset)), name))
+
+    @property
+    def mode(self) -> str:
+        """The mode of a group without options: p if trial reductions are allowed by name, else ring."""
+        return "p" if self.sets("explore") else "r"
+
+    def layout(self, hosts: HostGroups) -> HostLayout | None:
+        """Return the layout of unequal hosts or links, None if all are equal. Raises InputError."""
+        return make_group_layout(self.links, hosts, is_part=self.is_part)
+
+
+def publish(store: Any) -> None:  # noqa: ANN401 - a Store of torch.distributed
+    """Pass the settings of this rank, which is rank 0, to the others through a store."""
+    for variable in (SIZES, LINKS):
+        store.set(variable, os.environ.get(variable, ""))
+
+
+def read_published(store: Any, *, is_part: bool) -> GroupSettings:  # noqa: ANN401
+    """Return the settings that rank 0 passes; wait for it."""
+    sizes, links = (str(store.get(variable).decode()) for variable in (SIZES, LINKS))
+    return GroupSettings(sizes, links, is_part)

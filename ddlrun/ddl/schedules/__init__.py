@@ -1,0 +1,1 @@
+"""Schedules: which rank sends what to whom in a collective, as plain values."""
