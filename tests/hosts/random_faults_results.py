@@ -56,6 +56,8 @@ def allowed_results(scenario: Scenario, injected: Sequence[Fault]) -> list[Resul
         results.append(_own_result(scenario))
         if scenario.mpi and scenario.how != "0":
             results.append(ABORTED)
+    if Kind.STOP_RANK in scenario.kinds:  # on a busy machine, the time limit may be over before the fault's moment
+        results.append(Result(frozenset({124}), "the time limit of"))
     return results
 
 
