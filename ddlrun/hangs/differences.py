@@ -2,27 +2,34 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
-from ddlrun.hangs.snapshot import ProcessGroup, RankSnapshot
+from ddlrun.hangs.snapshot import UNNAMED, ProcessGroup, RankSnapshot, RecentOperation
 from ddlrun.hangs.waits import LocatedJob
 
 # The operations whose tensors have the same types and sizes in all ranks.
 EQUAL_DATA = frozenset(("all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"))
+# A job whose ranks have more histories is not compared.
+MOST_HISTORIES = 64
 
 
 def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot]) -> tuple[int, ...]:
     """Return the ranks whose operations come in another order than those of more other ranks.
 
-    Of two ranks that run the same program, one is ahead of the other in all kinds of groups, or they are equal. The
-    ranks returned are in all pairs of which that is not true.
+    Of two ranks that run the same program, one has begun what the other one has, and more. The ranks returned are in
+    all pairs of which that is not true.
     """
-    alike: dict[frozenset[tuple[str, int]], list[int]] = {}
+    kinds = _name_kinds({rank: snapshots[rank] for rank in ranks})
+    alike: dict[_History, list[int]] = {}
     for rank in ranks:
-        alike.setdefault(frozenset(_count_by_kind(snapshots[rank]).items()), []).append(rank)
-    complete = all(snapshots[rank].complete for rank in ranks)
-    conflicts = [pair for pair in combinations(alike, 2) if _is_in_conflict(*map(dict, pair), complete=complete)]
-    for counts, members in alike.items():
-        against = [other for pair in conflicts if counts in pair for other in pair if other != counts]
+        counts = frozenset((kinds[rank][name], use.number) for name, use in snapshots[rank].started.items())
+        recent = tuple(use._replace(group=kinds[rank][use.group]) for use in snapshots[rank].recent)
+        alike.setdefault(_History(counts, recent), []).append(rank)
+    if len(alike) > MOST_HISTORIES:
+        return ()
+    conflicts = [pair for pair in combinations(alike, 2) if _is_in_conflict(*pair)]
+    for history, members in alike.items():
+        against = [other for pair in conflicts if history in pair for other in pair if other != history]
         if conflicts and len(against) == len(conflicts) and sum(len(alike[other]) for other in against) > len(members):
             return tuple(members)
     return ()
@@ -49,17 +56,40 @@ def group_by_data(ranks: Sequence[int], located: LocatedJob) -> list[tuple[str, 
     return sorted(((data, tuple(alike)) for data, alike in groups.items()), key=lambda item: (-len(item[1]), item[1]))
 
 
-def _count_by_kind(snapshot: RankSnapshot) -> dict[str, int]:
-    """Return the collective operations that a rank has begun in each kind of group, such as all of mesh_tp."""
-    counts: dict[str, int] = {}
-    for name, use in snapshot.started.items():
-        kind = ProcessGroup(name, use.description).kind
-        counts[kind] = counts.get(kind, 0) + use.number
-    return counts
+class _History(NamedTuple):
+    """The recent operations of ranks that have begun the same ones."""
+
+    counts: frozenset[tuple[str, int]]
+    """The kinds of their groups, with the number of operations in each."""
+    recent: tuple[RecentOperation, ...]
 
 
-def _is_in_conflict(counts: Mapping[str, int], other: Mapping[str, int], *, complete: bool) -> bool:
-    """Return True if each of two ranks is ahead of the other in a kind of group; of some kinds, it may not be known."""
-    kinds = counts.keys() | other.keys() if complete else counts.keys() & other.keys()
-    differences = [counts.get(kind, 0) - other.get(kind, 0) for kind in kinds]
-    return min(differences, default=0) < 0 < max(differences, default=0)
+def _name_kinds(snapshots: Mapping[int, RankSnapshot]) -> dict[int, dict[str, str]]:
+    """Return the name of each group of each rank -> its kind, such as mesh_tp.
+
+    Where all ranks are in as many groups without a description, the first ones that they have created are of one kind.
+    """
+    unnamed = {
+        rank: [name for name, use in snapshot.started.items() if use.description in UNNAMED]
+        for rank, snapshot in snapshots.items()
+    }
+    alike = all(snapshot.knows_groups for snapshot in snapshots.values()) and len(set(map(len, unnamed.values()))) == 1
+    return {
+        rank: {name: ProcessGroup(name, use.description).kind for name, use in snapshot.started.items()}
+        | {name: f"unnamed {index}" for index, name in enumerate(unnamed[rank]) if alike}
+        for rank, snapshot in snapshots.items()
+    }
+
+
+def _is_in_conflict(one: _History, other: _History) -> bool:
+    """Return True if none of two ranks has begun all that the other one has, in groups of kinds that both have."""
+    pairs = zip(_list_comparable(one, other), _list_comparable(other, one), strict=False)
+    return any(use != match for use, match in pairs)
+
+
+def _list_comparable(history: _History, other: _History) -> list[RecentOperation]:
+    """Return the operations in groups of kinds that both have, from the first one on that the records of both show."""
+    counts, shown = dict(other.counts), {use[:2] for use in other.recent}
+    recent = [use for use in history.recent if use.group in counts]
+    start = (index for index, use in enumerate(recent) if use[:2] in shown or use.number > counts[use.group])
+    return recent[next(start, len(recent)) :]

@@ -152,6 +152,15 @@ class StartedGroup(NamedTuple):
     description: str
 
 
+class RecentOperation(NamedTuple):
+    """A collective operation that a rank has begun."""
+
+    group: str
+    """The name of its group."""
+    number: int
+    name: str
+
+
 class RecordedOperation(NamedTuple):
     """An operation of torch.distributed that has not ended."""
 
@@ -192,8 +201,10 @@ class RankSnapshot(NamedTuple):
     """The first operation of each group, and with each peer, that has not ended; the oldest first."""
     started: Mapping[str, StartedGroup] = MappingProxyType({})
     """PositionGroup's name -> the operations that the rank has begun in it; empty: not known."""
-    complete: bool = False
-    """Whether it has all groups."""
+    knows_groups: bool = False
+    """Whether it has all groups of the rank, in the order of their creation."""
+    recent: tuple[RecentOperation, ...] = ()
+    """The last collective operations that the rank has begun, the oldest first."""
     ended: int = 0
     """The number of operations of torch.distributed that have ended; 0: none, or not known."""
     stays: bool = False

@@ -11,6 +11,7 @@ from ddlrun.hangs.snapshot import (
     ProcessGroup,
     ProcessSnapshot,
     RankSnapshot,
+    RecentOperation,
     RecordedOperation,
     StartedGroup,
     ThreadStack,
@@ -39,7 +40,10 @@ def build_snapshot(record: Mapping[str, Any]) -> RankSnapshot:
             _text(name): StartedGroup(int(use["number"]), _text(use["description"]))
             for name, use in record.get("started", {}).items()
         },
-        complete=bool(record.get("complete", False)),
+        knows_groups=bool(record.get("knows_groups", False)),
+        recent=tuple(
+            RecentOperation(_text(group), int(number), _text(name)) for group, number, name in record.get("recent", ())
+        ),
         ended=int(record.get("ended", 0)),
     )
 

@@ -222,6 +222,7 @@ def _find_odd(
         return guilty, _nobody(guilty)
     if len(calls) == 1 and len(at_root) > 1:
         guilty = () if _has_unknown_peer(at_root[-1].position) else _all_odd([group.ranks for group in at_root])
+        guilty = guilty or find_out_of_order(_all_ranks(waiting), located.job.snapshots)
         return guilty, _nobody(guilty)
     if roots is not None and roots.ranks:
         return _all_ranks(at_root), ()

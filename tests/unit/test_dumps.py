@@ -52,7 +52,8 @@ def doing(*calls: str, line: int = 0, members: str = "[2, 3]") -> Dump:
         name = call.removeprefix("tp:")
         group = DEFAULT if name == call else TP
         counts[group] = counts.get(group, 0) + 1
-        entries.append({**entry(counts[group], group, name, line, ended=index < len(calls) - 1), "record_id": index})
+        record = entry(counts[group], group, name, line, ended=index < len(calls) - 1)
+        entries.append({**record, "record_id": index, "time_created_ns": index})
     return recorder(*entries, members=members)
 
 
@@ -64,12 +65,25 @@ def calling(name: str, peer: int, tag: int, *entries: dict[str, Any]) -> Dump:
     return Dump(recorders=({"entries": list(entries), "calls": [call]},))
 
 
+def in_half(rank: int, *calls: str) -> Dump:
+    """Return the records of a rank of four, as the start-up hook has them: `half:` is in a group of two ranks."""
+    half = str(1 + rank // 2)
+    ranks = {DEFAULT[0]: [0, 1, 2, 3], half: [rank // 2 * 2, rank // 2 * 2 + 1]}
+    (plain,) = doing(*(call.replace("half:", "tp:") for call in calls)).recorders
+    entries = [
+        {**one, "process_group": (half, "undefined")} if one["process_group"] == TP else one for one in plain["entries"]
+    ]
+    kinds = {DEFAULT[0]: DEFAULT[1], half: "undefined"}
+    config = {name: {"desc": kinds[name], "ranks": str(members)} for name, members in ranks.items()}
+    return Dump(recorders=({"entries": entries}, {"calls": [], "pg_config": config}))
+
+
 def sized(size: int) -> Dump:
     """Return the dump of a rank in a first all-reduce of a tensor of this size."""
     return recorder({**entry(1, DEFAULT, SUM, ended=False), "input_sizes": [[size]]})
 
 
-SUM, NONE = "all_reduce", recorder()
+SUM, HALF, NONE = "all_reduce", "half:all_reduce", recorder()
 VERDICTS = [
     (  # the waits lead from group to group
         [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, f"tp:{SUM}"), recorder(entry(1, DEFAULT, SUM))],
@@ -108,6 +122,19 @@ VERDICTS = [
     (
         [doing(SUM), doing(SUM), sized(5)], HangFinding.DIFFERENT_CALLS, (2,),
         "ranks 0-2 wait in all_reduce, collective 1: all_reduce; ranks 0 and 1 with Float[8], rank 2 with Float[5]",
+    ),
+    (  # rank 1 has called all_reduce once more, before a broadcast
+        [doing(SUM, "broadcast"), doing(SUM, SUM), doing(SUM, "broadcast", "barrier")],
+        HangFinding.DIFFERENT_CALLS, (1,),
+        ("rank 0 waits in broadcast, collective 2: broadcast; rank 1 waits in all_reduce, collective 2: all_reduce; "
+         "rank 2 waits in barrier, collective 3: barrier"),
+    ),
+    (  # rank 3 leaves out the collective of its half, a group without a name
+        [in_half(0, HALF, SUM), in_half(1, HALF, SUM), in_half(2, HALF), in_half(3, SUM)],
+        HangFinding.DIFFERENT_CALLS, (3,),
+        ("ranks 0, 1 and 3 wait in all_reduce, collective 1: all_reduce; rank 2 waits in all_reduce, collective 1 of "
+         "group 2 (ranks 2 and 3): all_reduce; rank 2 waits for rank 3 in all_reduce of group 2, rank 3 for rank 2 in "
+         "all_reduce; rank 3 calls them in another order"),
     ),
     (
         [doing(SUM), sized(5)], HangFinding.DIFFERENT_CALLS, (),

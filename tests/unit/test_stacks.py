@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddlrun.hangs.snapshot import ProcessGroup, RankSnapshot, RecordedOperation, StartedGroup
+from ddlrun.hangs.snapshot import ProcessGroup, RankSnapshot, RecentOperation, RecordedOperation, StartedGroup
 from ddlrun.hangs.snapshot_parsing import parse_snapshot
 from ddlrun.keeper.program import HOOK
 from ddlrun.keeper.stacks.process_facts import read_busy_time, read_call, read_transferred, uses_gpu
@@ -245,7 +245,8 @@ def test_the_collective_of_a_rank_comes_from_torch(setup: str, tmp_path: Path) -
         snapshot = parse_snapshot(take_snapshot(process.pid, 10))
         operation = RecordedOperation(2, "all_reduce", "Float[2, 3]", "gloo", ProcessGroup("0", "default_pg"))
         assert (snapshot.ended, snapshot.operations) == (1, (operation,))
-        assert (snapshot.started, snapshot.complete) == ({"0": StartedGroup(2, "default_pg")}, True)
+        assert (snapshot.started, snapshot.knows_groups) == ({"0": StartedGroup(2, "default_pg")}, True)
+        assert snapshot.recent == (RecentOperation("0", 1, "all_reduce"), RecentOperation("0", 2, "all_reduce"))
         assert not any("flight_recorder" in str(stack) for stack in snapshot.processes[0].threads)
         process.send_signal(signal.SIGSTOP)
         assert parse_snapshot(take_snapshot(process.pid, 10)).operations == ()
@@ -287,4 +288,5 @@ RECORDS_OF_OTHERS = [b"", b"[]", b"{", b"[1]", b'[{"entries": [{}]}]', b'[{"entr
 
 @pytest.mark.parametrize("text", RECORDS_OF_OTHERS)
 def test_records_of_another_torch_are_ignored(text: bytes) -> None:
-    assert parse_recorder(text) == ({"ended": 0, "started": {}, "complete": False, "operations": []}, [])
+    nothing = {"ended": 0, "started": {}, "knows_groups": False, "recent": [], "operations": []}
+    assert parse_recorder(text) == (nothing, [])

@@ -112,11 +112,13 @@ def _dump_others() -> bytes:
     try:
         torch = sys.modules["torch.distributed.distributed_c10d"]
         world = torch._world  # noqa: SLF001 - there is no public list
-        groups = {name: list(world.pg_group_ranks[group]) for group, name in tuple(world.pg_names.items())}
+        groups = [
+            (name, group.group_desc, list(world.pg_group_ranks[group])) for group, name in [*world.pg_names.items()]
+        ]
         entries = _find_call(torch)
     except (AttributeError, KeyError, TypeError, RuntimeError, ValueError):  # a group is destroyed at this moment
-        groups, entries = {}, []
-    config = {name: {"ranks": str(ranks)} for name, ranks in groups.items()}
+        groups, entries = [], []
+    config = {name: {"desc": kind, "ranks": str(ranks)} for name, kind, ranks in groups}
     return json.dumps({"pg_config": config, "calls": entries, "threads": _read_threads()}).encode()
 
 

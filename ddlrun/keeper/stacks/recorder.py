@@ -23,7 +23,7 @@ RECORDER_FILE = "ddlrun-flight-recorder-"
 MOST_SECONDS = 2.0
 DEFAULT_GROUP = "default_pg"
 MOST_TENSORS = 3
-MOST_OPERATIONS = 32
+MOST_OPERATIONS, MOST_RECENT = 32, 64
 # A GPU has ended such an operation, but PyTorch has not noticed that yet.
 COMPLETED = "completed"
 ARROWS = ("->", "<-")
@@ -78,13 +78,14 @@ def parse_recorder(text: bytes) -> tuple[Record, list[Record]]:
 def summarize_recorders(recorders: list[Record]) -> Record:
     """Return the operations that have not ended, the oldest first, and what has begun and ended before.
 
-    `started` has the number of the last collective operation of each group, by the group's name; all groups if the
-    recorders still have their first records. `calls` of a recorder are from the start-up hook. Raises LookupError,
-    ValueError, TypeError or AttributeError for recorders of another version.
+    `started` has the number of the last collective operation of each group, by the group's name. The start-up hook's
+    recorder has `calls`, and all groups of the rank: they come first, in the order of their creation. Raises
+    LookupError, ValueError, TypeError or AttributeError for recorders of another version.
     """
     entries = [entry for recorder in recorders for entry in recorder.get("entries", ())]
     members = {name: config for recorder in recorders for name, config in recorder.get("pg_config", {}).items() if name}
-    started: dict[str, Record] = {}
+    own = [item for recorder in recorders if "calls" in recorder for item in recorder.get("pg_config", {}).items()]
+    started: dict[str, Record] = {name: {"number": 0, "description": config["desc"]} for name, config in own}
     for entry in entries:
         name, description = entry["process_group"]
         use = started.setdefault(name, {"number": 0, "description": description})
@@ -92,14 +93,24 @@ def summarize_recorders(recorders: list[Record]) -> Record:
     calls = [_describe_call(call, members) for recorder in recorders for call in recorder.get("calls", ())]
     for call in calls:
         started.setdefault(call["group"], {"number": 0, "description": call["description"]})
-    first = [min(int(entry["record_id"]) for entry in entries) for entries in _lists(recorders)]
     ended = [[int(entry["record_id"]) + 1 for entry in entries if _has_ended(entry)] for entries in _lists(recorders)]
     return {
         "ended": sum(max(numbers, default=0) for numbers in ended),
         "started": started,
-        "complete": bool(first) and not any(first),
+        "knows_groups": bool(own),
+        "recent": _list_recent(entries),
         "operations": [*calls, *(_describe(entry, members) for entry in _find_waiting(entries))],
     }
+
+
+def _list_recent(entries: list[Record]) -> list[tuple[str, int, str]]:
+    """Return the group, the number and the name of the last collective operations, the oldest first."""
+    ordered = sorted(entries, key=lambda entry: int(entry["time_created_ns"]))
+    return [
+        (entry["process_group"][0], int(entry["collective_seq_id"]), entry["profiling_name"].rpartition(":")[2])
+        for entry in ordered
+        if not entry["is_p2p"]
+    ][-MOST_RECENT:]
 
 
 def _lists(recorders: list[Record]) -> list[list[Record]]:
