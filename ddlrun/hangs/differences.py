@@ -13,8 +13,8 @@ EQUAL_DATA = frozenset(("all_reduce", "reduce", "broadcast", "_all_gather_base",
 MOST_HISTORIES = 64
 
 
-def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot]) -> tuple[int, ...]:
-    """Return the ranks whose operations come in another order than those of more other ranks.
+def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot]) -> tuple[int, ...] | None:
+    """Return the ranks whose operations come in another order than those of more other ranks; None if none do.
 
     Of two ranks that run the same program, one has begun what the other one has, and more. The ranks returned are in
     all pairs of which that is not true.
@@ -28,22 +28,28 @@ def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot
     if len(alike) > MOST_HISTORIES:
         return ()
     conflicts = [pair for pair in combinations(alike, 2) if _is_in_conflict(*pair)]
+    if not conflicts:
+        return None
     for history, members in alike.items():
         against = [other for pair in conflicts if history in pair for other in pair if other != history]
-        if conflicts and len(against) == len(conflicts) and sum(len(alike[other]) for other in against) > len(members):
+        if len(against) == len(conflicts) and sum(len(alike[other]) for other in against) > len(members):
             return tuple(members)
     return ()
 
 
 def find_missing(ranks: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
-    """Return the ranks of a ring for which more than half of a group waits; none if groups wait for different ones."""
+    """Return the ranks of a ring for which more than half of a group waits, but those that wait for another of them.
+
+    There are none if groups wait for different ones.
+    """
     lacks = set()
     for rank in ranks:
         operation = located.positions[rank].collective
         members = set() if operation is None or operation.peer is not None else set(operation.group.members)
         if 0 < 2 * len(located.lacking.get(rank, ())) < len(members):
             lacks.add(frozenset(located.lacking[rank]))
-    return tuple(sorted(next(iter(lacks)))) if len(lacks) == 1 else ()
+    missing = next(iter(lacks)) if len(lacks) == 1 else frozenset[int]()
+    return tuple(sorted(rank for rank in missing if not missing.intersection(located.lacking.get(rank, ()))))
 
 
 def group_by_data(ranks: Sequence[int], located: LocatedJob) -> list[tuple[str, tuple[int, ...]]]:

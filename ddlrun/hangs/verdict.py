@@ -222,17 +222,17 @@ def _find_odd(
         return guilty, _nobody(guilty)
     if len(calls) == 1 and len(at_root) > 1:
         guilty = () if _has_unknown_peer(at_root[-1].position) else _all_odd([group.ranks for group in at_root])
-        guilty = guilty or find_out_of_order(_all_ranks(waiting), located.job.snapshots)
+        guilty = guilty or find_out_of_order(_all_ranks(waiting), located.job.snapshots) or ()
         return guilty, _nobody(guilty)
     if roots is not None and roots.ranks:
         return _all_ranks(at_root), ()
     ring = () if roots is None else roots.ring
     shown = [describe_ring(ring, located)] if ring else []
-    guilty = find_out_of_order(ring or _all_ranks(waiting), located.job.snapshots)
-    if guilty:
-        verb = "calls" if len(guilty) == 1 else "call"
-        return guilty, (*shown, f"{name_ranks(guilty)} {verb} them in another order")
-    guilty = find_missing(ring, located)
+    odd = find_out_of_order(ring or _all_ranks(waiting), located.job.snapshots)
+    if odd:
+        verb = "calls" if len(odd) == 1 else "call"
+        return odd, (*shown, f"{name_ranks(odd)} {verb} them in another order")
+    guilty = find_missing(ring, located) if odd is None else ()
     return guilty, (*shown, *_nobody(guilty))
 
 

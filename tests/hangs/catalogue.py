@@ -75,9 +75,19 @@ VICTIMS: dict[str, Callable[[int], range]] = {
     "one_microbatch_more": lambda ranks: range(1, ranks),
     "microbatch_more": lambda ranks: range(4, ranks),
 }
-# Kinds in which all ranks are alike, and in which two are, of which either may be at fault.
+# Kinds in which all ranks are alike.
 ALL_ALIKE = ("ring_of_receives", "ring_of_sends")
-TWO_ALIKE = ("other_tag",)
+# Family and kind -> the rank on the other side of a send or receive: either of the two may be at fault.
+TWO_ALIKE: dict[tuple[str, str], Callable[[int, int], int]] = {
+    ("p2p", "not_received"): lambda victim, ranks: (victim + 1) % ranks,
+    ("p2p", "not_sent"): lambda victim, ranks: (victim + 1) % ranks,
+    ("p2p", "other_tag"): lambda victim, ranks: (victim + 1) % ranks,
+    ("p2p", "from_any"): lambda victim, ranks: (victim + 1) % ranks,
+    ("p2p", "one_microbatch_more"): lambda victim, _: victim - 1,
+    ("mesh", "not_received"): lambda victim, ranks: (victim + 4) % ranks,
+    ("mesh", "not_sent"): lambda victim, ranks: (victim + 4) % ranks,
+    ("mesh", "microbatch_more"): lambda victim, _: victim - 4,
+}
 
 
 class Run(NamedTuple):
@@ -107,13 +117,13 @@ class Run(NamedTuple):
         """The ranks at fault."""
         if self.kind in ALL_ALIKE:
             return frozenset(range(self.ranks))
-        other = (self.victim + 1) % self.ranks
-        return frozenset((self.victim, other) if self.kind in TWO_ALIKE else (self.victim,))
+        other = TWO_ALIKE.get((self.module, self.kind))
+        return frozenset((self.victim, self.victim if other is None else other(self.victim, self.ranks)))
 
     @property
     def may_be_nobody(self) -> bool:
         """Whether it is right to name nobody."""
-        return self.kind in (*ALL_ALIKE, *TWO_ALIKE)
+        return self.kind in ALL_ALIKE or (self.module, self.kind) in TWO_ALIKE
 
     @property
     def places(self) -> list[str]:

@@ -65,17 +65,19 @@ def calling(name: str, peer: int, tag: int, *entries: dict[str, Any]) -> Dump:
     return Dump(recorders=({"entries": list(entries), "calls": [call]},))
 
 
-def in_half(rank: int, *calls: str) -> Dump:
-    """Return the records of a rank of four, as the start-up hook has them: `half:` is in a group of two ranks."""
-    half = str(1 + rank // 2)
-    ranks = {DEFAULT[0]: [0, 1, 2, 3], half: [rank // 2 * 2, rank // 2 * 2 + 1]}
-    (plain,) = doing(*(call.replace("half:", "tp:") for call in calls)).recorders
-    entries = [
-        {**one, "process_group": (half, "undefined")} if one["process_group"] == TP else one for one in plain["entries"]
-    ]
-    kinds = {DEFAULT[0]: DEFAULT[1], half: "undefined"}
-    config = {name: {"desc": kinds[name], "ranks": str(members)} for name, members in ranks.items()}
-    return Dump(recorders=({"entries": entries}, {"calls": [], "pg_config": config}))
+def member(groups: dict[str, list[int]], *calls: str) -> Dump:
+    """Return the records of a member of groups, as the start-up hook has them; `1:all_reduce` is in the group 1."""
+    counts: dict[str, int] = {}
+    entries = []
+    for index, call in enumerate(calls):
+        name, _, operation = call.rpartition(":")
+        group = (name, "undefined") if name else DEFAULT
+        counts[name] = counts.get(name, 0) + 1
+        record = entry(counts[name], group, operation, ended=index < len(calls) - 1)
+        entries.append({**record, "time_created_ns": index})
+    config = {name: {"desc": "undefined", "ranks": str(ranks)} for name, ranks in groups.items()}
+    default = {DEFAULT[0]: {"desc": DEFAULT[1], "ranks": ""}}
+    return Dump(recorders=({"entries": entries}, {"calls": [], "pg_config": default | config}))
 
 
 def sized(size: int) -> Dump:
@@ -83,7 +85,9 @@ def sized(size: int) -> Dump:
     return recorder({**entry(1, DEFAULT, SUM, ended=False), "input_sizes": [[size]]})
 
 
-SUM, HALF, NONE = "all_reduce", "half:all_reduce", recorder()
+SUM, NONE = "all_reduce", recorder()
+DONE = entry(1, DEFAULT, SUM)
+FIRST, SECOND = {"1": [0, 1]}, {"2": [2, 3]}
 VERDICTS = [
     (  # the waits lead from group to group
         [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, f"tp:{SUM}"), recorder(entry(1, DEFAULT, SUM))],
@@ -114,7 +118,7 @@ VERDICTS = [
          "rank 1 in send, rank 1 for rank 0 in recv; no rank stands out"),
     ),
     (  # rank 1 expects one message more than rank 0 has sent
-        [doing(SUM, SUM), calling("recv", 0, 0, entry(1, DEFAULT, SUM)), doing(SUM, SUM)],
+        [doing(SUM, SUM), calling("recv", 0, 0, DONE), doing(SUM, SUM)],
         HangFinding.DIFFERENT_CALLS, (1,),
         ("ranks 0 and 2 wait in all_reduce, collective 2: all_reduce; rank 1 waits in recv, recv from rank 0; "
          "rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in recv"),
@@ -130,11 +134,24 @@ VERDICTS = [
          "rank 2 waits in barrier, collective 3: barrier"),
     ),
     (  # rank 3 leaves out the collective of its half, a group without a name
-        [in_half(0, HALF, SUM), in_half(1, HALF, SUM), in_half(2, HALF), in_half(3, SUM)],
+        [*[member(FIRST, f"1:{SUM}", SUM)] * 2, member(SECOND, f"2:{SUM}"), member(SECOND, SUM)],
         HangFinding.DIFFERENT_CALLS, (3,),
         ("ranks 0, 1 and 3 wait in all_reduce, collective 1: all_reduce; rank 2 waits in all_reduce, collective 1 of "
          "group 2 (ranks 2 and 3): all_reduce; rank 2 waits for rank 3 in all_reduce of group 2, rank 3 for rank 2 in "
          "all_reduce; rank 3 calls them in another order"),
+    ),
+    (  # rank 3 waits for rank 4, which sends to rank 1
+        [*[doing(SUM, SUM)] * 3, doing(SUM, f"tp:{SUM}", members="[3, 4]"), calling("send", 1, 0, DONE)],
+        HangFinding.DIFFERENT_CALLS, (4,),
+        ("ranks 0-2 wait in all_reduce, collective 2: all_reduce; rank 3 waits in all_reduce, collective 1 of "
+         "mesh_tp (ranks 3 and 4): all_reduce; rank 4 waits in send, send to rank 1; rank 3 waits for rank 4 in "
+         "all_reduce of mesh_tp, rank 4 for rank 1 in send, rank 1 for rank 3 in all_reduce"),
+    ),
+    (  # rank 0 has left out a collective with rank 1, or rank 1 calls it once more
+        [member(FIRST, SUM), member(FIRST, f"1:{SUM}"), member({}, SUM)], HangFinding.DIFFERENT_CALLS, (),
+        ("ranks 0 and 2 wait in all_reduce, collective 1: all_reduce; rank 1 waits in all_reduce, collective 1 of "
+         "group 1 (ranks 0 and 1): all_reduce; rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in all_reduce "
+         "of group 1; no rank stands out"),
     ),
     (
         [doing(SUM), sized(5)], HangFinding.DIFFERENT_CALLS, (),

@@ -96,7 +96,7 @@ def not_received(job: Job) -> None:
     """a rank does not receive from the other stage"""
     groups, x = _groups(job), torch.ones(job.size)
     if job.rank == (job.victim + 4) % 8:
-        dist.send(x, job.victim)  # waiting
+        dist.send(x, job.victim)  # guilty
     dist.all_reduce(x, group=groups.tp)  # guilty
     dist.barrier()  # guilty
 
@@ -105,7 +105,7 @@ def not_sent(job: Job) -> None:
     """a rank does not send to the other stage"""
     groups, x = _groups(job), torch.ones(job.size)
     if job.rank == (job.victim + 4) % 8:
-        dist.recv(x, job.victim)  # waiting
+        dist.recv(x, job.victim)  # guilty
     dist.all_reduce(x, group=groups.dp)  # guilty
     dist.barrier()  # guilty
 
@@ -131,8 +131,8 @@ def microbatch_more(job: Job) -> None:
             dist.send(x, _peer(job))
         else:
             dist.recv(x, _peer(job))  # guilty
-    dist.all_reduce(x, group=groups.tp)  # waiting
-    dist.barrier()  # waiting
+    dist.all_reduce(x, group=groups.tp)  # guilty
+    dist.barrier()  # guilty
 
 
 def other_operation(job: Job) -> None:

@@ -14,7 +14,7 @@ def not_received(job: Job) -> None:
     """a rank does not receive what another one sends"""
     job.begin()
     if job.rank == _next(job):
-        dist.send(torch.ones(job.size), job.victim)  # waiting
+        dist.send(torch.ones(job.size), job.victim)  # guilty
     dist.barrier()  # guilty
 
 
@@ -22,7 +22,7 @@ def not_sent(job: Job) -> None:
     """a rank does not send what another one receives"""
     job.begin()
     if job.rank == _next(job):
-        dist.recv(torch.ones(job.size), job.victim)  # waiting
+        dist.recv(torch.ones(job.size), job.victim)  # guilty
     dist.barrier()  # guilty
 
 
@@ -84,7 +84,7 @@ def one_microbatch_more(job: Job) -> None:
             dist.recv(x, job.rank - 1)  # guilty
         if job.rank < job.ranks - 1 and not job.is_victim:
             dist.send(x, job.rank + 1)
-    dist.all_reduce(x)  # waiting
+    dist.all_reduce(x)  # guilty
 
 
 def batch_without_receive(job: Job) -> None:
@@ -105,7 +105,7 @@ def from_any(job: Job) -> None:
     job.begin()
     if job.rank == _next(job):
         for _ in range(job.ranks - 1):
-            dist.recv(torch.ones(job.size))  # waiting
+            dist.recv(torch.ones(job.size))  # guilty
     elif not job.is_victim:
         dist.send(torch.ones(job.size), _next(job))
     dist.barrier()  # guilty
