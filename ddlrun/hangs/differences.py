@@ -87,9 +87,9 @@ def _name_kinds(snapshots: Mapping[int, RankSnapshot]) -> dict[int, dict[str, st
     }
 
 
-def _is_in_conflict(one: _History, other: _History) -> bool:
+def _is_in_conflict(history: _History, other: _History) -> bool:
     """Return True if none of two ranks has begun all that the other one has, in groups of kinds that both have."""
-    pairs = zip(_list_comparable(one, other), _list_comparable(other, one), strict=False)
+    pairs = zip(_list_comparable(history, other), _list_comparable(other, history), strict=False)
     return any(use != match for use, match in pairs)
 
 

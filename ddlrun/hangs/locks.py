@@ -1,4 +1,4 @@
-"""What a rank waits for that is a lock, a queue or a thread of its own, in words, with what holds it."""
+"""Locks, queues and threads that a rank waits for, in words, with what holds them."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SIDE_FILES = r"-(wal|shm|journal)$"
 
 
 def name_lock(process: ProcessSnapshot, python: Sequence[Frame]) -> str:
-    """Return what a process waits for; `python` are the frames of Python that the program has called."""
+    """Return the lock, queue or thread that a process waits for; `python` are the frames of Python that the program has called."""
     if process.holder is not None:
         return _name_file_lock(process.holder)
     if process.call == "lock":
