@@ -20,7 +20,7 @@ SIDE_FILES = r"-(wal|shm|journal)$"
 
 
 def name_lock(process: ProcessSnapshot, python: Sequence[Frame]) -> str:
-    """Return the lock, queue or thread that a process waits for; `python` are the frames of Python that the program has called."""
+    """Return the lock, queue or thread that a process waits for; `python` are the Python frames above the program's."""
     if process.holder is not None:
         return _name_file_lock(process.holder)
     if process.call == "lock":
