@@ -46,9 +46,9 @@ def command(run: str | None, interval: float, dumps: str | None, expected: str |
         raise click.UsageError("--dumps examines a folder, not a run: give one of them")
     folder = dumps or find_run_folder(run, state_folder(os.environ))
     networks = examine_networks(folder, expected, of_run=dumps is None)
-    record = (
-        request_examination(folder, interval) if dumps is None else examine_folder(folder, required=not networks.hosts)
-    )
+    required = not networks.hosts
+    examined = request_examination(folder, interval, required=required) if dumps is None else None
+    record = examined or examine_folder(folder, required=required)
     parts = [render_record(record)] if record["ranks"] else []
     text = "\n".join([*parts, *([render_networks(networks)] if networks.hosts else [])])
     print_result({**record, "nccl": record_networks(networks)}, text, as_json=as_json)

@@ -27,6 +27,7 @@ from ddlrun.keeper.signals import WARNINGS, ReceivedWarnings
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.keeper.connection import LauncherConnection
+    from ddlrun.keeper.nccl_log import NcclLog
     from ddlrun.keeper.program import Program
     from ddlrun.keeper.settings import KeeperSettings
     from ddlrun.keeper.signals import SignalQueue
@@ -49,6 +50,7 @@ class Keeper:
         connection: LauncherConnection,
         program: Program,
         settings: KeeperSettings,
+        nccl_log: NcclLog | None = None,
     ) -> None:
         """Take charge of a program, or of the record of one that was refused; `signals` existed before its start."""
         self._loop, self._signals, self._program, self._settings = loop, signals, program, settings
@@ -59,7 +61,7 @@ class Keeper:
         connection.on_loss = self._on_loss
         self._escalation = Escalation()
         self._host = HostDuties(settings, self._connection)
-        self._reports = ProgramReports(loop, self._connection, settings, self._is_running)
+        self._reports = ProgramReports(loop, self._connection, settings, self._is_running, nccl_log)
 
     def send(self, kind: bytes, text: str) -> None:
         """Send a message to ddlrun."""

@@ -11,6 +11,7 @@ import os
 from ddlrun.errors import EXIT_SIGNAL, UnreachableError
 from ddlrun.keeper import program, protocol
 from ddlrun.keeper.bare_signal import signal
+from ddlrun.keeper.binding import VISIBLE_GPUS
 from ddlrun.keeper.connection import connect
 from ddlrun.keeper.forks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, complain
 from ddlrun.keeper.keeper import Keeper
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddlrun.keeper.connection import LauncherConnection
+    from ddlrun.keeper.nccl_log import NcclLog
     from ddlrun.keeper.settings import KeeperSettings
 
 CONNECT_SECONDS = 5.0
@@ -43,16 +45,34 @@ def keep(channel: str, settings: KeeperSettings, prctl: Callable[[int, int], obj
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     loop = Loop()
     signals = SignalQueue(loop)
+    log = _open_nccl_log(settings, connection)
     running = program.refuse(settings) if settings.strict else program.start(settings, prctl)
     if settings.link is not None:
         os.close(settings.link)
-    keeper = Keeper(loop, signals, connection, running, settings)
+    keeper = Keeper(loop, signals, connection, running, settings, log)
     keeper.send(protocol.HELLO, f"{settings.rank}\t{os.uname().nodename}\t{settings.local_rank}\t{os.getpid()}")
     if settings.report:
         keeper.send(protocol.BOUND, settings.report)
     for problem in settings.problems:
         keeper.send(protocol.NOTE, problem)
     keeper.run()
+
+
+def _open_nccl_log(settings: KeeperSettings, connection: LauncherConnection) -> NcclLog | None:
+    """Let NCCL log for ddlrun in the first rank of a host with GPUs, unless the user has chosen what it logs.
+
+    In a container NCCL could not open the pipe, and would write to standard output.
+    """
+    has_gpus = any(map(os.environ.get, VISIBLE_GPUS.values()))
+    if settings.local_rank != 0 or not has_gpus or settings.container is not None:
+        return None
+    from ddlrun.keeper.nccl_log import NcclLog, is_free  # noqa: PLC0415 - for such ranks alone
+
+    if not is_free(os.environ):
+        return None
+    log = NcclLog(connection)
+    os.environ.update(log.variables)
+    return log
 
 
 def _connect(channel: str, settings: KeeperSettings) -> LauncherConnection:

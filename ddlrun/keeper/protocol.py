@@ -7,7 +7,7 @@ from ddlrun import __version__
 from ddlrun.keeper import record
 from ddlrun.wire.frames import FrameError
 
-REVISION = 16
+REVISION = 17
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""
@@ -50,6 +50,8 @@ USAGE = b"u"
 """The resources that the rank's processes have used since the last report: see usage/rank.py."""
 HOST_USAGE = b"v"
 """The use of the host, from the keeper of local rank 0: see usage/host.py and usage/gpus.py."""
+NCCL_LOG = b"n"
+"""Lines of NCCL on the networks of the host, from the keeper of local rank 0: see nccl_log.py."""
 HANDOVER = b"d"
 """The keeper has sent everything, and leaves. The process that watches the daemon takes over the connection."""
 
@@ -80,8 +82,8 @@ HEARTBEAT = b"."
 NUMBER, LINE, REPORT, LONG = 32, 1 << 12, 1 << 18, 1 << 20
 FROM_KEEPER = {
     HELLO: LINE, OUT: LONG, ERR: LONG, BOUND: REPORT, ENDED: REPORT, SNAPSHOT: LONG, SIGNALLED: NUMBER, LOST: LINE,
-    ALTERED: LINE, NOTE: REPORT, INPUT_WANTED: 0, SESSION_FOLDER: LINE, USAGE: REPORT, HOST_USAGE: REPORT, HANDOVER: 0,
-    HEARTBEAT: 0,
+    ALTERED: LINE, NOTE: REPORT, INPUT_WANTED: 0, SESSION_FOLDER: LINE, USAGE: REPORT, HOST_USAGE: REPORT,
+    NCCL_LOG: LONG, HANDOVER: 0, HEARTBEAT: 0,
 }  # fmt: skip
 """Kind -> the bytes of the longest text, from a keeper to ddlrun."""
 TO_KEEPER = {

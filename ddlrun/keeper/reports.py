@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddlrun.keeper.connection import LauncherConnection
+    from ddlrun.keeper.nccl_log import NcclLog
     from ddlrun.keeper.settings import KeeperSettings
     from ddlrun.keeper.singleton import SingletonWatch, WorldFinding
     from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess
@@ -27,14 +28,18 @@ class ProgramReports:
     """The tasks that report on a program; they end with it."""
 
     def __init__(
-        self, loop: Loop, connection: LauncherConnection, settings: KeeperSettings, is_running: Callable[[], bool]
-    ) -> None:
-        """Begin without a task. `is_running` returns False once the program has been ordered to end."""
+        self, loop: Loop, connection: LauncherConnection, settings: KeeperSettings, is_running: Callable[[], bool],
+        nccl_log: NcclLog | None,
+    ) -> None:  # fmt: skip
+        """Begin, with a log at most. `is_running` returns False once the program has been ordered to end."""
         self._loop, self._connection, self._settings = loop, connection, settings
         self._is_running = is_running
         self._usage: UsageReporter | None = None
         self._snapshot: SnapshotProcess | None = None
         self._singleton: SingletonWatch | None = None
+        self._nccl_log = nccl_log
+        if nccl_log is not None:
+            nccl_log.join(loop)
 
     def take_snapshot(self, program: int) -> None:
         """Report the state of a program's processes, unless that is under way."""
@@ -102,6 +107,6 @@ class ProgramReports:
 
     def stop(self) -> None:
         """End all tasks."""
-        for task in (self._singleton, self._usage, self._snapshot):
+        for task in (self._singleton, self._usage, self._snapshot, self._nccl_log):
             if task is not None:
                 task.leave()

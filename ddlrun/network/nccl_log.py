@@ -160,7 +160,7 @@ def find_transport_problems(
             findings.append(TransportFinding(TransportProblem.SOCKETS, (name,), text))
     by_network: dict[str, list[str]] = {}
     for name, host in hosts.items():
-        by_network.setdefault(host.network, []).append(name)
+        by_network.setdefault(_likely_network(host, hosts), []).append(name)
     if len(by_network) > 1:
         text = "; ".join(f"{fold(names)}: {network}" for network, names in by_network.items())
         fewest = min(by_network.values(), key=lambda names: (len(names), names))
@@ -170,6 +170,12 @@ def find_transport_problems(
             text = f"{fold(names)}: {network} instead of {expected}"
             findings.append(TransportFinding(TransportProblem.UNEXPECTED, tuple(names), text))
     return findings
+
+
+def _likely_network(host: NcclHost, hosts: Mapping[str, NcclHost]) -> str:
+    """Return the network of a host, which may not have printed yet whether it has GPUDirect RDMA, as others have."""
+    alike = (other for other in hosts.values() if other.networks == host.networks and other.gpu_direct is not None)
+    return (host if host.gpu_direct is not None else next(alike, host)).network
 
 
 def _explain_sockets(name: str, host: NcclHost, devices: tuple[str, ...]) -> str:

@@ -37,6 +37,8 @@ class RunDir:
     """The folder with a log per rank: both streams, as they arrived."""
     own_log = RunFile("ddlrun.log")
     """The messages of ddlrun while the job ran."""
+    nccl_logs = RunFile("nccl")
+    """The folder with a log of NCCL per host that has GPUs, from its first rank."""
     order = RunFile("output.order")
     """The order in which the parts of these logs arrived, for `ddlrun logs`."""
     manager_log = RunFile("mpirun.log")
@@ -70,3 +72,12 @@ def rank_log(run_folder: str, rank: int, ranks: int) -> str:
     '/run/ranks/007.log'
     """
     return f"{RunDir(run_folder).rank_logs}/{rank:0{len(str(ranks - 1))}d}.log"
+
+
+def nccl_log(run_folder: str, host: str) -> str:
+    """Return the path of NCCL's log of a host.
+
+    >>> nccl_log("/run", "n1")
+    '/run/nccl/n1.log'
+    """
+    return f"{RunDir(run_folder).nccl_logs}/{host}.log"

@@ -19,6 +19,7 @@ from ddlrun.runs.store import write_private
 from ddlrun.supervise.cause import EndCause, EndReason
 from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.limits import JobLimits
+from ddlrun.supervise.nccl_logs import NcclLogs
 from ddlrun.wire.loop import NEVER
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Examinations:
         self._limit: EndReason | None = None
         self._hung_at = float("-inf")
         """The time at which the job was last found to hang."""
+        self.nccl_logs = NcclLogs(files, self.host_of, tell)
 
     # -- the job as its examiner sees it -----------------------------------------------------------------
 
@@ -96,7 +98,9 @@ class Examinations:
 
     def deadline(self) -> float:
         """Return the time at which `advance` has something to do."""
-        return min(self._next_request, NEVER if self._examiner is None else self._examiner.deadline())
+        return min(
+            self._next_request, self.nccl_logs.due, NEVER if self._examiner is None else self._examiner.deadline()
+        )
 
     def add_snapshot(self, rank: int, text: str) -> None:
         """Add the snapshot of a rank. Raises ProtocolError if it cannot be read."""
@@ -146,6 +150,8 @@ class Examinations:
             self._examiner.advance(now)
 
     def _look_for_occasions(self, now: float) -> None:
+        if now >= self.nccl_logs.due:
+            self.nccl_logs.examine()
         if self._options.stall:
             self._check_stall(now)
         if now >= self._next_request:

@@ -86,6 +86,7 @@ class Supervision:
             protocol.SNAPSHOT: lambda _, rank, text: self._examinations.add_snapshot(rank, text),
             protocol.USAGE: lambda peer, rank, text: samples.collector.add_rank(rank, peer.host, text),
             protocol.HOST_USAGE: lambda peer, _, text: samples.collector.add_host(peer.host, text),
+            protocol.NCCL_LOG: lambda _, rank, text: self._examinations.nccl_logs.add(rank, text),
             protocol.NOTE: lambda _peer, _rank, text: output.tell(text),
             protocol.SIGNALLED: self._on_signalled,
             protocol.LOST: self._on_farewell,
@@ -154,8 +155,7 @@ class Supervision:
             if number in self._options.forward:
                 self._keepers.send_signal(number, reached)
         self._examinations.end_at_limit(self._limits.exceeded(now))
-        message = self._limits.early_ends(now)
-        if message is not None:
+        if (message := self._limits.early_ends(now)) is not None:
             self._output.tell(message)
 
     def _check_heartbeats(self, now: float) -> None:
@@ -277,8 +277,7 @@ class Supervision:
     def _on_manager_output(self, stream: int, chunk: bytes, for_user: bool) -> None:  # noqa: FBT001 - a callback
         reason = self._ending.reason
         # Once ddlrun ends the job for a failure, what the process manager says about the failed rank adds nothing.
-        visible = for_user and (reason is None or reason.exit_code == 0)
-        self._output.write_manager(stream, chunk, visible=visible)
+        self._output.write_manager(stream, chunk, visible=for_user and (reason is None or reason.exit_code == 0))
         if self._manager.refused_spawn and self.ranks.any_started:
             # The program may not notice: mpi4py.futures waits for the processes without a limit.
             self._ending.begin(EndCause.REFUSED_SPAWN.reason())
@@ -293,6 +292,7 @@ class Supervision:
         self.cause_in_view = self._output.ranks.conclude(self._ending.outcome())
         reason = self._ending.reason
         seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
+        self._examinations.nccl_logs.examine()
         self._keepers.close()
         failed = reason is not None or self._manager.exit_code != 0
         unprinted = self._output.finish(seconds, lambda: {*self._signals.take()} - {signal.SIGWINCH}, failed=failed)

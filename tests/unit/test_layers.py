@@ -59,13 +59,13 @@ ALLOWED = {
         "units", "wire", "wording",
     },
     "runs": {
-        "hangs", "environment", "errors", "hosts", "managers", "mapping", "plan", "ranges", "keeper", "remote",
-        "report", "units", "wording",
+        "hangs", "environment", "errors", "hosts", "managers", "mapping", "network", "plan", "ranges", "keeper",
+        "remote", "report", "units", "wording",
     },
     "metrics": {"errors", "ranges", "keeper", "units", "wording"},
     "page": {"errors", "hosts", "metrics", "plan", "ranges", "report", "runs", "units", "wording"},
     "supervise": {
-        "agent", "hangs", "errors", "hosts", "listening", "managers", "metrics", "plan", "keeper", "remote",
+        "agent", "hangs", "errors", "hosts", "listening", "managers", "metrics", "network", "plan", "keeper", "remote",
         "runs", "units", "wire", "wording",
     },
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "ranges", "topology", "units", "wire"},

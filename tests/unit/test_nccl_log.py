@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 
 from ddlrun.network.nccl_log import NcclInit, TransportProblem, find_transport_problems, parse_nccl_log
+from tests.conftest import OWN, launch_line
 from tests.support.launches import run
 
 DOCTOR = [sys.executable, "-m", "ddlrun", "doctor"]
+# A rank that prints its level, and writes lines as NCCL does.
+RANK = """
+import os, sys
+print(os.environ.get("NCCL_DEBUG", "none"))
+if path := os.environ.get("NCCL_DEBUG_FILE"):
+    with open(path, "w") as file:
+        file.writelines(f"{line}\\n" for line in sys.argv[1:])
+"""
 
 
 def log(host: str, *texts: str, before: str = "") -> list[str]:
@@ -128,3 +137,29 @@ def test_the_doctor_reads_logs_in_a_folder(tmp_path: Path) -> None:
     unknown = run([*argv, "--expect-transport", "IB"])
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "has lines of NCCL; set NCCL_DEBUG=INFO for the ranks" in unknown.stderr
+
+
+def test_a_host_that_has_not_printed_yet_whether_it_has_gpudirect_does_not_differ() -> None:
+    hosts = parse_nccl_log([*ROCE, *log("n7", "Using network IB")])
+    assert find_transport_problems(hosts, {}) == []
+
+
+def test_the_first_rank_of_a_host_with_gpus_logs_for_ddlrun_alone(tmp_path: Path) -> None:
+    line = launch_line(OWN, tmp_path, "-np", "2", "--quiet", "--output", "no-tag", sys.executable, "-c", RANK, *NO_DEVICE)
+    done = run(line, CUDA_VISIBLE_DEVICES=0)
+    assert sorted(done.stdout.splitlines()) == ["INFO", "none"]
+    assert done.stderr.startswith("ddlrun: warning: NCCL: localhost uses sockets: it could not open mlx5_0;")
+    kept = (tmp_path / "run" / "nccl" / "localhost.log").read_text()
+    assert ("Using network Socket" in kept, "Assigned NET plugin" in kept) == (True, False)
+    shown = run([*DOCTOR, str(tmp_path / "run")])
+    assert shown.stdout.splitlines()[0] == "NCCL on localhost: Socket (eth0)"
+
+
+@pytest.mark.parametrize("variable", ["NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_CONF_FILE"])
+def test_what_a_user_lets_nccl_log_stays(tmp_path: Path, variable: str) -> None:
+    (tmp_path / "value").write_text("NCCL_DEBUG=WARN\n")
+    line = launch_line(OWN, tmp_path, "-np", "1", "--quiet", sys.executable, "-c", RANK, *NO_DEVICE)
+    done = run(line, **{"CUDA_VISIBLE_DEVICES": 0, variable: tmp_path / "value"})
+    level = str(tmp_path / "value") if variable == "NCCL_DEBUG" else "none"
+    assert (done.stdout, done.stderr) == (f"{level}\n", "")
+    assert not (tmp_path / "run" / "nccl").exists()
