@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypedDict
 
+from ddlrun.hangs.communicators import LateRank
 from ddlrun.hangs.position import Position, locate_rank
 from ddlrun.hangs.progress import has_progressed, is_computing, mark_stays
 from ddlrun.hangs.snapshot import JobSnapshot, RankSnapshot
@@ -65,8 +66,35 @@ def evaluate(snapshots: Sequence[JobSnapshot], *, at_end: bool = False) -> Exami
     if len(snapshots) == 1:
         return Examination(last, judge(last), moved=None, computes=False, at_end=at_end)
     moved = any(map(has_progressed, snapshots, snapshots[1:]))
-    last = mark_stays(first, last)
-    return Examination(last, judge(last), moved, is_computing(first, last))
+    last, note = mark_stays(first, last), explain_communicators(first, last)
+    verdict = judge(last)
+    verdict = verdict._replace(text=f"{verdict.text}; {note}") if note else verdict
+    return Examination(last, verdict, moved, is_computing(first, last))
+
+
+def explain_communicators(before: JobSnapshot, last: JobSnapshot) -> str:
+    """Return a note of NCCL beside a verdict, on ranks that differ in two snapshots; empty: none do.
+
+    Processes of other jobs, which may have replied, are none of a rank's.
+    """
+    owners: dict[int, set[int]] = {}
+    for rank, snapshot in last.snapshots.items():
+        for process in snapshot.processes:
+            owners.setdefault(process.pid, set()).add(rank)
+    known = {pid: min(ranks) for pid, ranks in owners.items() if len(ranks) == 1}
+    late = {late for _, late in _list_late(before) & _list_late(last) if late.pid in known}
+    return "; ".join(_describe_late(known[it.pid], it) for it in sorted(late, key=lambda it: (it.operation, it.pid)))
+
+
+def _list_late(job: JobSnapshot) -> set[tuple[str, LateRank]]:
+    communicators = (each for snapshot in job.snapshots.values() for each in snapshot.communicators)
+    return {(communicator.hash, late) for communicator in communicators for late in communicator.late}
+
+
+def _describe_late(rank: int, late: LateRank) -> str:
+    if not late.operation:
+        return f"NCCL has no reply from rank {rank}"
+    return f"NCCL: rank {rank} has begun {late.begun} {late.operation} of {late.most}"
 
 
 def render_states(job: JobSnapshot) -> str:

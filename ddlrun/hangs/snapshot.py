@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ddlrun.hangs.communicators import NcclCommunicator
 from ddlrun.ranges import find_runs, is_successor, render_range, render_spaced
 
 # PyTorch's description of the group of all ranks, and those that say nothing.
@@ -207,6 +208,8 @@ class RankSnapshot(NamedTuple):
     """The last collective operations that the rank has begun, the oldest first."""
     ended: int = 0
     """The number of operations of torch.distributed that have ended; 0: none, or not known."""
+    communicators: tuple[NcclCommunicator, ...] = ()
+    """Those of NCCL, as far as it knows them; from the first rank of each host."""
     stays: bool = False
     """Whether it is in the same operation as in an earlier snapshot, without Python code of its main thread since."""
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ddlrun.hangs.communicators import parse_communicator
 from ddlrun.hangs.snapshot import (
     DeadConnection,
     Frame,
@@ -45,6 +46,7 @@ def build_snapshot(record: Mapping[str, Any]) -> RankSnapshot:
             RecentOperation(_text(group), int(number), _text(name)) for group, number, name in record.get("recent", ())
         ),
         ended=int(record.get("ended", 0)),
+        communicators=tuple(map(parse_communicator, record.get("communicators", ()))),
     )
 
 

@@ -48,7 +48,11 @@ class NcclLog(Task):
         """The variables by which a program's NCCL writes to the pipe."""
         return {LEVEL: "INFO", PATH: f"/proc/{os.getpid()}/fd/{self._write_end}"}
 
-    def on_ready(self, _events: int = 0) -> bool:
+    def on_ready(self, _events: int) -> None:
+        """Read once."""
+        self._read()
+
+    def _read(self) -> bool:
         """Read once, and send the lines on networks; return False if there was nothing."""
         try:
             *lines, self._rest = (self._rest + os.read(self.fd, CHUNK)).split(b"\n")
@@ -65,7 +69,7 @@ class NcclLog(Task):
         """Send the rest, and close the pipe."""
         super().leave()
         if self.fd >= 0:
-            while self.on_ready():
+            while self._read():
                 pass
             os.close(self._write_end)
             os.close(self.fd)

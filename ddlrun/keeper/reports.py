@@ -46,7 +46,8 @@ class ProgramReports:
         from ddlrun.keeper.stacks.snapshot_process import SnapshotProcess  # noqa: PLC0415 - for stalls alone
 
         if self._snapshot is None:
-            self._snapshot = SnapshotProcess(program, SNAPSHOT_SECONDS, self._on_snapshot)
+            is_first = self._settings.local_rank == 0
+            self._snapshot = SnapshotProcess(program, SNAPSHOT_SECONDS, self._on_snapshot, with_ras=is_first)
             self._snapshot.join(self._loop)
 
     def _on_snapshot(self, text: bytes) -> None:

@@ -145,8 +145,8 @@ def test_a_host_that_has_not_printed_yet_whether_it_has_gpudirect_does_not_diffe
 
 
 def test_the_first_rank_of_a_host_with_gpus_logs_for_ddlrun_alone(tmp_path: Path) -> None:
-    line = launch_line(OWN, tmp_path, "-np", "2", "--quiet", "--output", "no-tag", sys.executable, "-c", RANK, *NO_DEVICE)
-    done = run(line, CUDA_VISIBLE_DEVICES=0)
+    line = launch_line(OWN, tmp_path, "-np", "2", "--quiet", "--output", "no-tag")
+    done = run(line, sys.executable, "-c", RANK, *NO_DEVICE, CUDA_VISIBLE_DEVICES=0)
     assert sorted(done.stdout.splitlines()) == ["INFO", "none"]
     assert done.stderr.startswith("ddlrun: warning: NCCL: localhost uses sockets: it could not open mlx5_0;")
     kept = (tmp_path / "run" / "nccl" / "localhost.log").read_text()

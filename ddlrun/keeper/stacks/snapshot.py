@@ -20,6 +20,7 @@ from ddlrun.keeper.stacks.process_facts import (
     uses_gpu,
 )
 from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_stacks
+from ddlrun.keeper.stacks.ras import read_ras
 from ddlrun.keeper.stacks.recorder import read_recorder
 
 TYPE_CHECKING = False
@@ -39,8 +40,14 @@ MOST_CHARACTERS = 200
 COMMENT = "  # "
 
 
-def take_snapshot(pid: int, seconds: float) -> str:
-    """Return the snapshot of a program and its descendants; all stacks together take up to some seconds."""
+def take_snapshot(pid: int, seconds: float, *, with_ras: bool = False) -> str:
+    """Return the snapshot of a program and its descendants; all stacks together take up to some seconds.
+
+    Args:
+        pid: The program.
+        seconds: The time limit.
+        with_ras: Also ask NCCL, which answers for other hosts, too.
+    """
     import json  # noqa: PLC0415 - in the keeper's child alone
 
     processes = list_processes()
@@ -51,8 +58,10 @@ def take_snapshot(pid: int, seconds: float) -> str:
     recorder, recorded, threads = read_recorder(running, max(0.1, end - time.monotonic()))
     described = [_read_process(pid, processes[pid], end, threads if pid == recorder else []) for pid in shown]
     connections = list_unacknowledged(shown)
+    communicators = read_ras(shown, max(0.1, end - time.monotonic())) if with_ras else []
+    facts = {"connections": connections, **recorded, "communicators": communicators}
     while True:
-        text = json.dumps({"processes": described, "connections": connections, **recorded})
+        text = json.dumps({"processes": described, **facts})
         if len(text) < LONG or not described:
             return text
         described.pop()

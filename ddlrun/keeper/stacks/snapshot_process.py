@@ -22,16 +22,19 @@ END = b"\n"
 class SnapshotProcess(Task):
     """The child, and what it has written so far."""
 
-    def __init__(self, program: int, seconds: float, on_snapshot: Callable[[bytes], None]) -> None:
-        """Take the program, the time for all stacks together, and what takes the snapshot of it and its descendants."""
-        self._program, self._seconds, self._on_snapshot = program, seconds, on_snapshot
+    def __init__(
+        self, program: int, seconds: float, on_snapshot: Callable[[bytes], None], *, with_ras: bool = False
+    ) -> None:
+        """Take the program, the time for all stacks together, and what takes the snapshot; see `take_snapshot`."""
+        self._on_snapshot = on_snapshot
+        self._take = lambda output: _take(program, seconds, output, with_ras=with_ras)
         self._text = b""
         self._child: HelperProcess | None = None
 
     def join(self, loop: Loop) -> None:
         """Start the child in a loop; the snapshot is empty if there can be no process for it."""
         try:
-            self._child = HelperProcess(lambda output: _take(self._program, self._seconds, output))
+            self._child = HelperProcess(self._take)
         except OSError:
             self._on_snapshot(NOTHING)
             return
@@ -53,11 +56,11 @@ class SnapshotProcess(Task):
             self._child.stop()
 
 
-def _take(program: int, seconds: float, output: int) -> None:
+def _take(program: int, seconds: float, output: int, *, with_ras: bool) -> None:
     """Write the snapshot of a program to a descriptor: the child's part."""
     # The keeper's modules may come from an archive, whose descriptor is closed, too.
     from ddlrun.keeper.stacks.snapshot import take_snapshot  # noqa: PLC0415 - in the child alone
 
     close_files(0, 1, 2, output)
     with open(output, "wb") as file:
-        file.write(take_snapshot(program, seconds).encode(errors="replace") + END)
+        file.write(take_snapshot(program, seconds, with_ras=with_ras).encode(errors="replace") + END)
