@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from ddlrun import __version__
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
-from ddlrun.ddl.group.settings import GroupSettings
+from ddlrun.ddl.group.settings import GroupSettings, parse_tuning
 from ddlrun.ddl.launch_context import find_context
-from ddlrun.ddl.selection.tuning_parameters import parse_tuning
 from ddlrun.ddl.selection.unequal_links import LINKS
 from ddlrun.errors import InputError
 from ddlrun.ranges import name_numbers

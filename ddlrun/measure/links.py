@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddlrun.ddl.selection.nic_rates import pair_hosts, round_rates
+from ddlrun.ddl.selection.nic_monitor import pair_hosts, round_rates
 from ddlrun.measure.pair_rates import Pair
 from ddlrun.measure.traffic import Traffic
 from ddlrun.network.fabric import LEVELS, Fabric, Link

@@ -21,8 +21,8 @@ from torch.autograd import graph as saved_tensors
 from torch.utils.checkpoint import checkpoint
 
 from ddlrun.ddl.lms import LMS
-from ddlrun.ddl.lms.demand import PASSES
 from ddlrun.ddl.lms.device import PendingCopy
+from ddlrun.ddl.lms.policy import PASSES
 from ddlrun.units import render_memory
 from tests.bench.options import bench_parser
 

@@ -11,7 +11,7 @@ from ddlrun import ddl
 from ddlrun.allreduce_algorithms import Tuning
 from ddlrun.ddl.group.arrays import copy_of, flatten
 from ddlrun.ddl.group.flat import FlatArray
-from ddlrun.ddl.group.fusion import make_buckets
+from ddlrun.ddl.group.host_reduction import make_buckets
 from ddlrun.ddl.group.reduce_ops import OPERATIONS, WIDE, find_reduce_op, store, widen
 from ddlrun.errors import InputError
 from tests.support import needs

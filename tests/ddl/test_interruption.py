@@ -4,8 +4,8 @@ from contextlib import suppress
 
 import pytest
 
+from ddlrun.ddl.transports.communicators import WrongLengthError
 from ddlrun.ddl.transports.interruption import InterruptionGuard
-from ddlrun.ddl.transports.transport import WrongLengthError
 from ddlrun.errors import InputError, LostRankError
 
 

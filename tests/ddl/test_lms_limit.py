@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ddlrun.ddl.lms import LMS, Policy
-from ddlrun.ddl.lms.demand import NO_LIMIT, PASSES, Demand
+from ddlrun.ddl.lms.policy import NO_LIMIT, PASSES, Demand
 from ddlrun.ddl.lms.swap import Swap
 from tests.bench.lms import UNet
 from tests.ddl.lms_networks import FULL, NETWORKS, deep, same_bits

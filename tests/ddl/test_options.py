@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, MIB, Tuning, grow_chunks, host_part
+from ddlrun.ddl.group.settings import parse_tuning
 from ddlrun.ddl.launch_context import find_context, find_transport
 from ddlrun.ddl.options import MODES, Options, check_size, parse_options
-from ddlrun.ddl.selection.tuning_parameters import parse_tuning
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, Topology
 

@@ -20,18 +20,18 @@ import pytest
 from ddlrun.ddl.group.engine import Engine
 from ddlrun.ddl.group.operation import Chunk, Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
-from ddlrun.ddl.schedules.group_schedules import broadcast
+from ddlrun.ddl.schedules.schedule import broadcast
+from ddlrun.ddl.transports.communicators import LANE
 from ddlrun.ddl.transports.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.transports.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.ddl.transports.tcp.connection import PeerConnection
 from ddlrun.ddl.transports.tcp.connections import RankAddress
 from ddlrun.ddl.transports.tcp.endpoint import Endpoint
+from ddlrun.ddl.transports.tcp.loans import OwnMemory, PeerMemory, RevokedMemoryError, address_of
 from ddlrun.ddl.transports.tcp.message import Completion, Mailbox
 from ddlrun.ddl.transports.tcp.own_host import listen
-from ddlrun.ddl.transports.tcp.peer_memory import OwnMemory, PeerMemory, RevokedMemoryError, address_of
 from ddlrun.ddl.transports.tcp.protocol import ENVELOPE, KINDS, KNOCK, MESSAGE, Claim, make_secret
 from ddlrun.ddl.transports.tcp.world import read_job
-from ddlrun.ddl.transports.transport import LANE
 from ddlrun.errors import InputError, LostRankError
 from ddlrun.wire.authentication import connect_as
 from ddlrun.wire.connection import ClosedError

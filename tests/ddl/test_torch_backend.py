@@ -16,7 +16,7 @@ import pytest
 from ddlrun.ddl.group.engine import Engine
 from ddlrun.ddl.group.operation import Chunk, Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
-from ddlrun.ddl.schedules.group_schedules import broadcast
+from ddlrun.ddl.schedules.schedule import broadcast
 from ddlrun.ddl.transports.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.errors import LostRankError
 from ddlrun.keeper.program import HOOK
@@ -30,8 +30,8 @@ needs.package("torch", "torch==2.13.0", module=True)
 import torch
 
 from ddlrun.ddl.torch.backend.errors import GroupError
-from ddlrun.ddl.torch.backend.operators import ReduceOp, find_operator
 from ddlrun.ddl.torch.backend.progress_thread import ProgressThread
+from ddlrun.ddl.torch.backend.reductions import ReduceOp, find_operator
 from ddlrun.ddl.torch.backend.works import Call, FutureWork
 from tests.ddl import conformance
 

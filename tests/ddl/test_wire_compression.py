@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS
 from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.group.flat import FlatArray
+from ddlrun.ddl.group.settings import parse_tuning
 from ddlrun.ddl.selection.int8_compression import MOST_ARRAYS, ErrorFeedback, Int8Converter
-from ddlrun.ddl.selection.tuning_parameters import parse_tuning
 from ddlrun.ddl.selection.wire_compression import BLOCK, FORMATS, GROUP, Converter, WireFormat, parse_wire
 from ddlrun.errors import InputError
 from tests.ddl.test_mpi import started

@@ -22,7 +22,7 @@ from ddlrun.ddl.group.operation import QUEUES, ChunkQueue, Operation, ScratchPoo
 from ddlrun.ddl.schedules.partition import ramped_ranges
 from ddlrun.ddl.selection.int8_compression import Int8Converter, add_loss
 from ddlrun.ddl.selection.wire_compression import FORMATS, WIRES, Converter
-from ddlrun.ddl.transports.transport import LANE
+from ddlrun.ddl.transports.communicators import LANE
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.group.reduce_ops import ReduceOp
     from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
     from ddlrun.ddl.schedules.schedule import ScheduleStep
-    from ddlrun.ddl.transports.transport import Transport
+    from ddlrun.ddl.transports.communicators import Transport
 
     Array = NDArray[Any]
 
@@ -53,10 +53,8 @@ class Engine:
         self._converters: dict[str, Converter | Int8Converter] = {dtype: Converter(dtype) for dtype in FORMATS}
         self._converters["int8"] = Int8Converter()
         self._begun = 0
-        self.idle_since = time.perf_counter()
-        """When the last operation was complete."""
-        self.is_interrupted = False
-        """True after an exception has interrupted a call: what is in progress will never be complete."""
+        self.idle_since = time.perf_counter()  # when the last operation was complete
+        self.is_interrupted = False  # by an exception: what is in progress will never be complete
         self.meter: TrafficMeter | None = None  # set only while nothing is in flight
         atexit.register(self._keep_memory)
 
@@ -83,10 +81,8 @@ class Engine:
         """
         ranges = ramped_ranges(len(array), limits.longest) if len(array) else []
         operation = Operation(array, reduce_op, len(ranges), limits, losses)
-        if host is None:
-            chunks = make_chunks(operation, schedule, ranges)
-        else:
-            chunks = make_parts(operation, schedule, ranges, host)
+        made = (operation, schedule, ranges)
+        chunks = make_chunks(*made) if host is None else make_parts(*made, host)
         operation.left = len(chunks)
         self.begin(chunks)
         return operation
@@ -229,8 +225,7 @@ class Engine:
             self._post_narrow(chunk, step)
             return
         transport, tag, operation = self._transport, chunk.tag, chunk.operation
-        memory, size, start = chunk.memory, operation.itemsize, chunk.start
-        filled = 0
+        memory, size, start, filled = chunk.memory, operation.itemsize, chunk.start, 0
         for peer, low, high in step.receives:
             if step.combine:
                 target, filled = self._allot(chunk, step, filled, (high - low) * size)

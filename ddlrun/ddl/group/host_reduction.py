@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlrun.allreduce_algorithms import FLAT_MODES
 from ddlrun.ddl.group.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
-from ddlrun.ddl.group.fusion import make_buckets, unpack_bucket
+from ddlrun.ddl.group.flat import FlatArray
 from ddlrun.ddl.group.handle import Handle
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedules.cache import Collective
+from ddlrun.ddl.transports.communicators import message_errors
 from ddlrun.ddl.transports.interruption import InterruptionGuard
-from ddlrun.ddl.transports.transport import message_errors
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddlrun.allreduce_algorithms import Tuning
     from ddlrun.ddl.group.block_chunks import BlockChunk
     from ddlrun.ddl.group.dimensions import Grid
-    from ddlrun.ddl.group.flat import FlatArray
     from ddlrun.ddl.group.group import Group
     from ddlrun.ddl.group.reduce_ops import ReduceOp
     from ddlrun.ddl.transports.mpi.collectives import SmallMessagePath
@@ -132,3 +132,32 @@ class HostReducer:
             return None
         path: SmallMessagePath = collectives.SmallMessagePath(self.group.communicator)
         return path
+
+
+def make_buckets(arrays: Sequence[FlatArray], tuning: Tuning) -> list[list[FlatArray]]:
+    """Divide arrays into buckets of one dtype and at most `tuning.bucket` bytes.
+
+    An array of `tuning.chunk` bytes or more is a bucket of its own.
+    """
+    buckets, open_buckets, sizes = list[list[FlatArray]](), dict[str, list[FlatArray]](), dict[str, int]()
+    for array in arrays:
+        size = array.elements.nbytes
+        if size >= min(tuning.chunk, tuning.bucket):
+            buckets.append([array])
+            continue
+        if sizes.get(array.dtype, 0) + size > tuning.bucket:
+            buckets.append(open_buckets.pop(array.dtype))
+            sizes[array.dtype] = 0
+        open_buckets.setdefault(array.dtype, []).append(array)
+        sizes[array.dtype] = sizes.get(array.dtype, 0) + size
+    return buckets + list(open_buckets.values())
+
+
+def unpack_bucket(bucket: Sequence[FlatArray], elements: Any) -> None:  # noqa: ANN401
+    """Write the results of a bucket to its arrays; `elements` is their concatenation, or the single array itself."""
+    at = 0
+    for array in bucket if len(bucket) > 1 else ():
+        array.elements[:] = elements[at : at + len(array.elements)]
+        at += len(array.elements)
+    for array in bucket:
+        array.write_back()

@@ -17,9 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ddlrun.ddl.lms.block import Block, InFlightCopy, SavedTensor
 from ddlrun.ddl.lms.block_table import BlockTable
-from ddlrun.ddl.lms.demand import Demand
 from ddlrun.ddl.lms.order import MemoryLocation
-from ddlrun.ddl.lms.policy import MemoryLoad
+from ddlrun.ddl.lms.policy import Demand, MemoryLoad
 from ddlrun.ddl.lms.stats import Stats
 from ddlrun.units import render_memory
 

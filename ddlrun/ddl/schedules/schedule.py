@@ -4,6 +4,8 @@ Only reduce-scatters are written down. The allgather is the mirrored reduce-scat
 each message returning to its sender. So it takes every block to all learners that contributed to its sum.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -200,3 +202,41 @@ def with_ranks(step: ScheduleStep, peers: Sequence[int]) -> ScheduleStep:
     sends = tuple(message._replace(peer=peers[message.peer]) for message in step.sends)
     receives = tuple(message._replace(peer=peers[message.peer]) for message in step.receives)
     return step._replace(sends=sends, receives=receives)
+
+
+def broadcast(rank: int, size: int, root: int, count: int) -> tuple[ScheduleStep, ...]:
+    """Return the steps of a broadcast of `count` elements from the rank `root`, by a binomial tree.
+
+    >>> [step.sends for step in broadcast(0, 4, 0, 9)]
+    [(Message(peer=2, low=0, high=9), Message(peer=1, low=0, high=9))]
+    """
+    place, step = (rank - root) % size, 1
+    while step < size and not place & step:
+        step *= 2
+    receives = (Message((place - step + root) % size, 0, count),) if place else ()
+    sends = []
+    while step := step // 2:
+        if place + step < size:
+            sends.append(Message((place + step + root) % size, 0, count))
+    arrive, pass_on = (ScheduleStep((), receives, combine=False), ScheduleStep(tuple(sends), (), combine=False))
+    return (*([arrive] if receives else []), *([pass_on] if sends else []))
+
+
+def pairwise(rank: int, sends: Sequence[int], receives: Sequence[int]) -> tuple[ScheduleStep, ...]:
+    """Return a step in which each rank sends a block to each other one.
+
+    The buffer has the blocks for all ranks and, after them, the blocks of all ranks. `sends` and `receives` are their
+    bounds in the buffer: one more than there are ranks. A rank's block for itself is left to the caller.
+    """
+    return (
+        ScheduleStep(
+            sends=_messages(rank, sends),
+            receives=_messages(rank, receives),
+            combine=False,
+        ),
+    )
+
+
+def _messages(rank: int, bounds: Sequence[int]) -> tuple[Message, ...]:
+    blocks = enumerate(zip(bounds, bounds[1:], strict=False))
+    return tuple(Message(peer, low, high) for peer, (low, high) in blocks if peer != rank and low < high)

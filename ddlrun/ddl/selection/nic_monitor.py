@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from typing import TYPE_CHECKING
+import time
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ddlrun.allreduce_algorithms import can_weigh, size_blocks
 from ddlrun.block_sizing import JobLinks
-from ddlrun.ddl.selection.nic_rates import TOLERANCE, measure_nics
+from ddlrun.ddl.group.operation import Limits
+from ddlrun.ddl.group.reduce_ops import find_reduce_op
+from ddlrun.ddl.schedules.schedule import Message, ScheduleStep
 from ddlrun.ddl.selection.trials import LEAST_BYTES, is_faster
 from ddlrun.ddl.selection.unequal_links import degraded_hosts, layout_of
 
@@ -17,11 +23,116 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm, MessageClass
+    from ddlrun.ddl.group.engine import Engine
     from ddlrun.ddl.group.group import Group
     from ddlrun.ddl.schedules.weighted_schedule import HostLayout
     from ddlrun.ddl.selection.trials import Comparison
     from ddlrun.ddl.selection.unequal_links import HostGroups
     from ddlrun.ddl.transports.communicators import Communicator
+
+# Bytes of the first exchange of a rank, and the most of a host.
+FIRST, MOST = 64 * 1024, 8 * 1024 * 1024
+# Seconds of an exchange that is long enough, for the fastest pair.
+LONG = 0.1
+# A host whose partner was faster in none of its rounds cannot be told from its partners.
+MOST_ROUNDS = 5
+# Rates within this share of the median are the same: measurements differ by less.
+TOLERANCE = 0.15
+
+Pairs = list[tuple[int, int]]
+
+
+def pair_hosts(racks: Sequence[int]) -> list[Pairs]:
+    """Return rounds in which hosts exchange data in pairs; each host meets several others.
+
+    Pairs are in a rack, so that uplinks are no limit, unless a rack has less than three hosts.
+
+    >>> pair_hosts([4])
+    [[(0, 3), (1, 2)], [(0, 2), (3, 1)], [(0, 1), (2, 3)]]
+    """
+    ends = list(accumulate(racks))
+    groups = [range(end - size, end) for size, end in zip(racks, ends, strict=True)]
+    if min(racks) < 3:
+        groups = [range(ends[-1])]
+    by_group = [_tournament(list(group)) for group in groups]
+    count = min(max(map(len, by_group)), MOST_ROUNDS)
+    return [[pair for rounds in by_group for pair in rounds[number % len(rounds)]] for number in range(count)]
+
+
+def _tournament(members: list[int]) -> list[Pairs]:
+    """Return the first rounds in which each member meets another one, by the circle method; -1 stands for nobody."""
+    circle = members if len(members) % 2 == 0 else [*members, -1]
+    rounds = []
+    for _ in range(min(len(circle) - 1, MOST_ROUNDS)):
+        half = len(circle) // 2
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        rounds.append([pair for pair in pairs if -1 not in pair])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return rounds
+
+
+def round_rates(rates: Sequence[float]) -> tuple[float, ...]:
+    """Return rates, with the median in place of those that are near it.
+
+    >>> round_rates([99.0, 101.0, 51.0, 100.0])
+    (99.5, 99.5, 51.0, 99.5)
+    """
+    median = statistics.median(rates)
+    return tuple(median if abs(rate / median - 1) <= TOLERANCE else rate for rate in rates)
+
+
+def measure_nics(engine: Engine, comm: Communicator, hosts: HostGroups) -> tuple[float, ...]:
+    """Return the rate of each host's NIC in bytes/s; the same on all ranks. All ranks call it together.
+
+    It takes up to 4 * MOST bytes per NIC in the first round, and 3 * MOST in each other one.
+
+    Args:
+        engine: Carries the messages; nothing is in progress.
+        comm: The communicator of all ranks, in rank order.
+        hosts: The hosts of the job.
+    """
+    best = [0.0] * len(hosts.ranks)
+    size, most = FIRST, MOST // max(map(len, hosts.ranks))
+    for pairs in pair_hosts(hosts.racks):
+        exchange = _Exchange(engine, comm, hosts, pairs)
+        while min(exchange.run(size)) < LONG and size < most:
+            size *= 2
+        # The exchange before has used up what shapers let pass at once.
+        fastest = map(min, exchange.run(size), exchange.run(size))
+        for pair, seconds in zip(pairs, fastest, strict=True):
+            flows = min(len(hosts.ranks[host]) for host in pair)
+            for host in pair:
+                best[host] = max(best[host], size * flows / seconds)
+    return round_rates(best)
+
+
+class _Exchange:
+    """An exchange between the ranks of pairs of hosts, in both directions at once."""
+
+    def __init__(self, engine: Engine, comm: Communicator, hosts: HostGroups, pairs: Pairs) -> None:
+        self._engine, self._comm = engine, comm
+        self._partners = [list(zip(hosts.ranks[first], hosts.ranks[second], strict=False)) for first, second in pairs]
+
+    def run(self, size: int) -> list[float]:
+        """Exchange `size` bytes per rank; return the seconds of each pair of hosts."""
+        rank = self._comm.rank
+        peer = next((sum(pair) - rank for pairs in self._partners for pair in pairs if rank in pair), None)
+        memory = np.ones(2 * size, np.uint8)
+        self._comm.Barrier()
+        start = time.perf_counter()
+        if peer is not None:
+            self._exchange(peer, memory)
+        seconds = self._comm.allgather(time.perf_counter() - start)
+        return [max(seconds[rank] for pair in pairs for rank in pair) for pairs in self._partners]
+
+    def _exchange(self, peer: int, memory: Any) -> None:  # noqa: ANN401 - a numpy array
+        half = len(memory) // 2
+        step = ScheduleStep((Message(peer, 0, half),), (Message(peer, half, 2 * half),), combine=False)
+        operation = self._engine.start(
+            memory, find_reduce_op("uint8", "sum"), lambda _, __: (step,), Limits(len(memory))
+        )
+        self._engine.wait(operation)
+
 
 # Two hosts send each other the same in any case.
 LEAST_HOSTS = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddlrun.ddl.transports.transport import message_errors
+from ddlrun.ddl.transports.communicators import message_errors
 from ddlrun.errors import DdlrunError, LostRankError
 
 if TYPE_CHECKING:

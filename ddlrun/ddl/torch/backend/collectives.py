@@ -18,11 +18,11 @@ from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.options import Options
 from ddlrun.ddl.schedules.cache import Collective, ScheduleCache
-from ddlrun.ddl.schedules.group_schedules import broadcast, pairwise
+from ddlrun.ddl.schedules.schedule import broadcast, pairwise
 from ddlrun.ddl.selection.algorithm_selection import Selection, find_sizes, load_cache
 from ddlrun.ddl.selection.late_host_monitor import make_monitors
 from ddlrun.ddl.selection.wire_compression import find_wire
-from ddlrun.ddl.torch.backend.measuring_allreduce import MeasuringAllreduce
+from ddlrun.ddl.torch.backend.works import Exclusive
 from ddlrun.topology import RankOrder
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ddlrun.ddl.torch.backend.tensor_bytes import TensorBytes
     from ddlrun.ddl.transports.tcp.communicator import TcpCommunicator
     from ddlrun.ddl.transports.tcp.endpoint import Endpoint
+
+    Start = Callable[[], Operation | None]
 
 BYTES = find_reduce_op("uint8", "sum")
 # Chunks of small collectives that are in progress at the same time, so that their latencies overlap.
@@ -179,3 +181,29 @@ class Blocks:
 
 def _is_over(operation: Operation | None) -> Callable[[], bool]:
     return lambda: operation is None or not operation.left
+
+
+class MeasuringAllreduce(Exclusive):
+    """An allreduce before which measurements are made.
+
+    They begin when all members have called it: until then, a member may wait for a message of another one.
+    """
+
+    def __init__(self, measurements: Sequence[Callable[[], None]], barrier: Operation | None, start: Start) -> None:
+        """Take a barrier, which is complete once all members have begun it, and the start of the allreduce."""
+        self._measurements, self._start = measurements, start
+        self._has_begun = False
+        self._operation = barrier
+
+    def __call__(self) -> bool:
+        """Measure, then begin the allreduce; return whether it is complete."""
+        if not self._has_begun and self._is_complete():
+            self._has_begun = True  # and never again if a work runs out of time meanwhile
+            for measure in self._measurements:
+                measure()
+            self._operation = self._start()
+            self.over = True
+        return self.over and self._is_complete()
+
+    def _is_complete(self) -> bool:
+        return self._operation is None or not self._operation.left

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
 
-from ddlrun.ddl.transports.transport import WrongLengthError
+from ddlrun.ddl.transports.communicators import WrongLengthError
 from ddlrun.errors import InputError, LostRankError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import distributed as torch_distributed
 
-from ddlrun.ddl.torch.backend.compilation import uncompiled
 from ddlrun.ddl.torch.backend.errors import ArgumentError, GroupError
 from ddlrun.ddl.torch.backend.group_base import NAME, GroupBase
+from ddlrun.ddl.torch.backend.works import uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,11 +6,10 @@ import atexit
 import sys
 import threading
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
-from ddlrun.ddl.torch.backend.compilation import uncompiled
 from ddlrun.ddl.torch.backend.errors import GroupError
 
 if TYPE_CHECKING:
@@ -18,6 +17,22 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch.futures import Future
+
+Method = TypeVar("Method", bound="Callable[..., Any]")
+
+FRAMES: Any = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]  # noqa: SLF001 - see `uncompiled`
+
+
+def uncompiled(method: Method) -> Method:
+    """Exclude a method, and what it calls, from torch.compile.
+
+    `torch.compiler.disable` would import the compiler, which takes seconds. Before PyTorch 2.7 this does nothing.
+    """
+    if hasattr(FRAMES, "set_code_exec_strategy"):
+        skip = FRAMES._FrameAction.SKIP  # noqa: SLF001
+        FRAMES.set_code_exec_strategy(method.__code__, FRAMES._FrameExecStrategy(skip, skip))  # noqa: SLF001
+    return method
+
 
 C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - the class of works is not public
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from mpi4py import MPI
 
+from ddlrun.ddl.transports.communicators import Owner
 from ddlrun.ddl.transports.mpi import collectives as mpi_collectives
-from ddlrun.ddl.transports.transport import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,8 +11,8 @@ import torch
 
 from ddlrun.ddl.group.arrays import flatten, on_device
 from ddlrun.ddl.group.flat import FlatArray
-from ddlrun.ddl.group.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.group.handle import Handle
+from ddlrun.ddl.group.host_reduction import make_buckets, unpack_bucket
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.transports.nccl import pipeline
 from ddlrun.ddl.transports.nccl.process_groups import ProcessGroups

@@ -8,9 +8,9 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, Generic
 
+from ddlrun.ddl.transports.communicators import LANE, Owner
 from ddlrun.ddl.transports.tcp.message import Completion
 from ddlrun.ddl.transports.tcp.protocol import seal, unseal
-from ddlrun.ddl.transports.transport import LANE, Owner
 from ddlrun.errors import LostRankError
 from ddlrun.wire.frames import FrameError
 

@@ -16,8 +16,8 @@ from ddlrun.wire.frames import Agreement, Checksums
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ddlrun.ddl.transports.tcp.loans import OwnMemory
     from ddlrun.ddl.transports.tcp.message import Completion, Incoming, Mailbox
-    from ddlrun.ddl.transports.tcp.peer_memory import OwnMemory
 
     # Handles a frame that consists of a number.
     Handler = Callable[["PeerConnection", int], None]

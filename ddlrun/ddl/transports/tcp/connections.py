@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddlrun.ddl.transports.tcp.connection import PeerConnection
+from ddlrun.ddl.transports.tcp.loans import OwnMemory
 from ddlrun.ddl.transports.tcp.message import Mailbox
 from ddlrun.ddl.transports.tcp.own_host import TooManyFilesError, begin_to_connect, raise_file_limit, set_options
-from ddlrun.ddl.transports.tcp.peer_memory import OwnMemory
 from ddlrun.ddl.transports.tcp.protocol import CLAIM, CONNECT, EXCHANGE, KNOCK, LOST, Claim
 from ddlrun.errors import LostRankError
 from ddlrun.wire.authentication import HandshakeError, connect_as

@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ddlrun.ddl.transports.communicators import WrongLengthError
 from ddlrun.ddl.transports.interruption import explain_interruption
 from ddlrun.ddl.transports.tcp.connections import Connections
 from ddlrun.ddl.transports.tcp.protocol import LOST, QUESTION, REPLY
-from ddlrun.ddl.transports.transport import WrongLengthError
 from ddlrun.errors import DdlrunError, LostRankError
 from ddlrun.wire.authentication import HandshakeError
 from ddlrun.wire.connection import ClosedError

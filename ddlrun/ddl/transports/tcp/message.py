@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ddlrun.ddl.transports.transport import WrongLengthError
+from ddlrun.ddl.transports.communicators import WrongLengthError
 
 if TYPE_CHECKING:
     from ddlrun.ddl.transports.tcp.protocol import Loan
