@@ -34,15 +34,25 @@ class Places:
             os.environ["PYTHONPATH"] = os.pathsep.join([*self._imports, *before])
         for name in LISTS:
             if name in os.environ:
-                os.environ[name] = os.pathsep.join(map(self.place, os.environ[name].split(os.pathsep)))
+                os.environ[name] = os.pathsep.join(map(self._place_folder, os.environ[name].split(os.pathsep)))
         if self._environment is not None:
             activate(self.place(self._environment))
 
     def place(self, word: str) -> str:
-        """Return a word of a command line with the place of the file that it names, also as in NAME=PATH."""
+        """Return a word of a command line with the place of the file that it names, also as in NAME=PATH.
+
+        A program that did not travel, such as the Python of an ignored environment, keeps its path.
+        """
         name, equals, value = word.rpartition("=")
+        place = f"{self._root}{value}"
         shipped = any(value == source or value.startswith(source + "/") for source in self._sources)
-        return f"{name}{equals}{self._root}{value}" if shipped else word
+        is_program = os.path.isfile(value) and os.access(value, os.X_OK)
+        return f"{name}{equals}{place}" if shipped and (not is_program or os.path.exists(place)) else word
+
+    def _place_folder(self, folder: str) -> str:
+        """Return the place of a folder in a list; one that did not travel, but is on this host, as it is."""
+        place = self.place(folder)
+        return place if os.path.isdir(place) or not os.path.isdir(folder) else folder
 
 
 def activate(prefix: str) -> None:

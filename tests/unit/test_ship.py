@@ -630,6 +630,26 @@ def test_words_of_a_command_line_name_the_shipped_files(tmp_path: Path, monkeypa
     assert request.place("/venv/bin/python", "run") == f"{root}/venv/bin/python"
 
 
+def test_an_environment_that_did_not_travel_is_that_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    for path in (code / ".venv/bin", code / "out"):
+        path.mkdir(parents=True)
+    (code / ".venv/bin/python").symlink_to(sys.executable)
+    request = ShipRequest((ShipSource(SourceKind.CODE, str(code)),), str(tmp_path / "cache"), str(tmp_path / "work"))
+    root = request.run_folder("run")
+    Path(f"{root}{tmp_path}/work").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{code}/.venv/bin:{code}/bin")
+    monkeypatch.setenv("PWD", "")
+    places = Places(request.variable("run"))
+    places.enter()
+    assert os.environ["PATH"] == f"{code}/.venv/bin:{root}{code}/bin"
+    words = [f"{code}/.venv/bin/python", f"{code}/train.py", f"--out={code}/out"]
+    assert list(map(places.place, words)) == [words[0], f"{root}{code}/train.py", f"--out={root}{code}/out"]
+
+
 @pytest.mark.parametrize("text", ["code,env", "/data/x", "code,data/"])
 def test_the_list_of_ship_keeps_its_paths(text: str) -> None:
     _, _, paths = parse_ship(text)
