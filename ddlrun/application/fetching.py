@@ -8,7 +8,6 @@ from typing import NamedTuple
 from ddlrun.application.attempt import Attempt
 from ddlrun.application.inputs import reach
 from ddlrun.application.reporter import try_line
-from ddlrun.application.shipping import LONGEST_SECONDS
 from ddlrun.errors import UnreachableError
 from ddlrun.hosts import fold
 from ddlrun.listening import own_addresses
@@ -21,6 +20,7 @@ from ddlrun.ship.host.results import is_wanted
 from ddlrun.ship.placing import PlacedFile, Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, Received, receive_results
+from ddlrun.ship.server import LONGEST_SECONDS
 from ddlrun.units import render_memory
 from ddlrun.wording import counted, printable_line
 

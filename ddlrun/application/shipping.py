@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ddlrun.application.attempt import Attempt
@@ -23,18 +24,15 @@ from ddlrun.ship.archive import Archive, find_archive, fingerprint_of_packages, 
 from ddlrun.ship.environment import check_prefixes, find_interpreter, read_environment
 from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.host.unpack import FILE, FOLDER
-from ddlrun.ship.host_server import run_ship_tasks
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
-from ddlrun.ship.server import TransferServer, transfer
-from ddlrun.ship.transfer import TransferPlan
+from ddlrun.ship.server import run_ship_tasks
+from ddlrun.ship.transfer import TransferPlan, TransferResult, transfer
 from ddlrun.topology import Topology
 from ddlrun.units import parse_bytes, render_memory
 from ddlrun.wording import counted
 
 LEAST_SECONDS = 60.0
 NEVER_DAYS = 1e6
-# The time limit of a transfer as a whole; connections without progress end much earlier.
-LONGEST_SECONDS = 86400.0
 
 
 def ship(request: ShipRequest, attempt: Attempt, plan: Plan) -> None:
@@ -45,7 +43,7 @@ def ship(request: ShipRequest, attempt: Attempt, plan: Plan) -> None:
             f"`--ship`: {settings.hosts.launcher.reason} does not pass standard input on; use another `--launcher`"
         )
     begin = time.monotonic()
-    target = reach(attempt.links, LONGEST_SECONDS)
+    within = partial(reach, attempt.links)
     hosts = plan.placement.hosts.names
     transfer_plan = replace(
         plan_transfer(request, hosts, plan.local_hosts, plan.own_address, settings.check.seconds),
@@ -53,12 +51,12 @@ def ship(request: ShipRequest, attempt: Attempt, plan: Plan) -> None:
         racks=_racks(plan.placement),
         first=next(filter(is_local, hosts), None),
     )
-    result = transfer(transfer_plan, target)
+    result = transfer(transfer_plan, within)
     if result.unread:
         transfer_plan = replace(transfer_plan, archives=make_archives(request, whole=True))
-        result = transfer(transfer_plan, target)
+        result = transfer(transfer_plan, within)
     if not settings.run.quiet:
-        _report(transfer_plan.archives, result, time.monotonic() - begin, attempt.reporter)
+        _report(result, time.monotonic() - begin, attempt.reporter)
 
 
 def plan_transfer(
@@ -118,12 +116,12 @@ def _racks(placement: Placement) -> dict[str, int | str]:
     return {host.name: host.rack or index // per_rack for index, host in enumerate(hosts)}
 
 
-def _report(archives: Sequence[Archive], result: TransferServer, seconds: float, reporter: Reporter) -> None:
+def _report(result: TransferResult, seconds: float, reporter: Reporter) -> None:
     """Show which files have travelled."""
-    moved = [archive for archive in archives if result.moved.get(archive.digest)]
-    for archive in moved:
-        hosts = fold(result.moved[archive.digest])
-        reporter.line(f"shipped {archive.source.path} ({render_memory(archive.size)}) to {hosts}")
+    moved = [chain for chain in result.chains if chain.hosts]
+    for chain in moved:
+        size = render_memory(chain.archive.size)
+        reporter.line(f"shipped {chain.archive.source.path} ({size}) to {fold(chain.hosts)}")
     if moved:
         reporter.line(f"shipped in {seconds:.1f} s")
 
@@ -148,18 +146,18 @@ def check_ship(
     local = {name for name in hosts.names if is_local(name)}
     plan = plan_transfer(request, hosts.names, local, own_address, options["start_timeout"])
     try:
-        result = transfer(replace(plan, only_check=True), reach(links, LONGEST_SECONDS))
+        result = transfer(replace(plan, only_check=True), partial(reach, links))
     except DdlrunError as error:
         return ShipCheck(tuple(str(error).splitlines()), error.exit_code)
-    return ShipCheck(tuple(_render(hosts, plan.archives, result)))
+    return ShipCheck(tuple(_render(hosts, result)))
 
 
-def _render(hosts: HostList, archives: Sequence[Archive], result: TransferServer) -> Iterator[str]:
+def _render(hosts: HostList, result: TransferResult) -> Iterator[str]:
     """Yield a line for each host."""
     for name in hosts.names:
-        lacking = [archive for archive in archives if name in result.moved[archive.digest]]
+        lacking = [chain.archive for chain in result.chains if name in chain.hosts]
         size = render_memory(sum(archive.size for archive in lacking))
-        copied = f"{len(lacking)} of {len(archives)}, {size}" if lacking else "nothing"
+        copied = f"{len(lacking)} of {len(result.chains)}, {size}" if lacking else "nothing"
         yield f"{name}: --ship would copy {copied}; {render_memory(result.states[name].free)} free"
 
 

@@ -3,15 +3,15 @@
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlrun.remote.probe import ProbeTarget
-from ddlrun.ship.host.link import HostLink
-from ddlrun.ship.host.protocol import END, FILES, OFFER, READY, RECEIVED, End, Offer, Row
-from ddlrun.ship.host.results import LARGEST_NUMBER, LONGEST_NAME, MOST_NAMED, is_left_out, is_wanted, shorten
-from ddlrun.ship.host_server import HostServer, receive
+from ddlrun.ship.host.link import FILES, HERE, HostLink
+from ddlrun.ship.host.results import LARGEST_NUMBER, LONGEST_NAME, MOST_NAMED, End, Row, is_left_out, is_wanted, shorten
 from ddlrun.ship.request import ShipRequest
+from ddlrun.ship.server import HostServer, read
 from ddlrun.wire.frames import FrameError
 from ddlrun.wording import printable, printable_line
 
@@ -64,14 +64,7 @@ def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
         "paths": task.request.fetched,
     }
     server = ResultServer(task)
-    reports = server.run(body, reach)
-    problems = {host: list(server.unreadable.get(host, ())) for host in task.hosts}
-    for host, report in reports.items():
-        if host not in server.files:
-            own = printable_line(str(report.get("error", "the connection was closed")))
-            problems[host].append(server.failures.get(host, own))
-    files = [file for host in task.hosts for file in server.files.get(host, ())]
-    return Received(files, {host: lines for host, lines in problems.items() if lines}, server.left)
+    return server.conclude(server.run(body, task.hosts, reach))
 
 
 class ResultServer(HostServer):
@@ -81,66 +74,68 @@ class ResultServer(HostServer):
         """Listen."""
         super().__init__(task.addresses, task.hosts)
         self._task = task
-        self._waiting = set(task.hosts)
-        self._receiving: set[str] = set()
         self._free = shutil.disk_usage(task.folder).free
-        self.files: dict[str, list[ResultFile]] = {}
-        self.unreadable: dict[str, list[str]] = {}
-        self.left: dict[str, list[str]] = {}
-        self.failures: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
+        """Host -> the bytes of its files."""
+        self._received: dict[str, tuple[list[ResultFile], str] | str] = {}
+        """Host -> the files that it has sent last, with the hash of their contents; or why they were refused."""
 
-    def serve(self, link: HostLink, claim: bytes) -> None:  # noqa: ARG002 - see HostServer
-        """Receive the files of a host, once; again if its connection breaks."""
-        offer = receive(link, OFFER, Offer)
-        host = offer.host
-        with self.changed:
-            self.changed.wait_for(lambda: host not in self._receiving or self.closing)
-            if host not in self._waiting:
-                return
-            self._waiting.remove(host)
-            self._receiving.add(host)
+    def serve(self, link: HostLink, digest: str, host: str, port: int) -> None:  # noqa: ARG002 - see HostServer
+        """Receive the files of a host, in place of those of a connection that broke."""
+        folder = tempfile.mkdtemp(dir=self._task.folder)
         try:
-            self._take(link, offer)
-        finally:
-            with self.changed:
-                self._receiving.remove(host)
-                self.changed.notify_all()
-
-    def _take(self, link: HostLink, offer: Offer) -> None:
-        host, folder = offer.host, f"{self._task.folder}/{self._task.hosts.index(offer.host)}"
-        self.unreadable[host], self.left[host] = map(_render_reasons, (offer.unreadable, offer.left))
-        try:
-            link.send(READY)
-            self.files[host] = self._receive(link, host, folder)
-        except ConnectionError:  # the host reports what went wrong, or is tried again
-            shutil.rmtree(folder, ignore_errors=True)
-            self._waiting.add(host)
-            return
+            link.send(HERE)
+            self._received[host] = self._receive(link, host, folder)
         except (OSError, FrameError) as error:
-            self.failures[host] = str(error)
-            return
-        link.send(RECEIVED)
+            shutil.rmtree(folder, ignore_errors=True)
+            if not isinstance(error, ConnectionError):  # of which the host reports the reason, or is tried again
+                self._received[host] = str(error)
 
-    def _receive(self, link: HostLink, host: str, folder: str) -> list[ResultFile]:
-        """Receive the files of a host, without those that it could not read. Raises FrameError or OSError."""
-        os.mkdir(folder)
-        rows = receive(link, FILES, tuple[Row, ...])
+    def _receive(self, link: HostLink, host: str, folder: str) -> tuple[list[ResultFile], str]:
+        """Receive the files of a host, and their hash. Raises FrameError or OSError."""
+        rows = read(link.receive(FILES), tuple[Row, ...])
         check_rows(rows, self._task.request.fetched)
         size = sum(row.size for row in rows)
-        with self.changed:
-            if size > self._free:
-                raise FrameError(f"its files have {size} bytes, and here are {self._free} free")
-            self._free -= size
+        with self.lock:
+            free = self._free - sum(self._sizes.values()) + self._sizes.get(host, 0)
+            if size > free:
+                raise FrameError(f"its files have {size} bytes, and here are {free} free")
+            self._sizes[host] = size
         digest = _receive_contents(link, rows, folder)
-        end = receive(link, END, End)
+        files = [ResultFile(host, row.path, row.size, f"{folder}/{number}") for number, row in enumerate(rows)]
+        return files, digest
+
+    def conclude(self, reports: Mapping[str, Mapping[str, object]]) -> Received:
+        """Return the files that hosts have sent, given their reports."""
+        files: list[ResultFile] = []
+        problems: dict[str, Sequence[str]] = {}
+        left: dict[str, Sequence[str]] = {}
+        for host, report in reports.items():
+            try:
+                received, end = self._compare(host, report)
+            except FrameError as error:
+                problems[host] = [printable_line(str(error))]
+                continue
+            broken = {*end.broken}
+            files += [file for number, file in enumerate(received) if number not in broken]
+            short = [file.path for number, file in enumerate(received) if number in broken]
+            reasons = shorten([(path, "it became shorter while it was read") for path in short])
+            problems[host] = _render_reasons((*end.unreadable, *reasons))
+            left[host] = _render_reasons(end.left)
+        return Received(files, {host: lines for host, lines in problems.items() if lines}, left)
+
+    def _compare(self, host: str, report: Mapping[str, object]) -> tuple[Sequence[ResultFile], End]:
+        """Return the files of a host, and what it reports of them. Raises FrameError where these differ."""
+        received = self._received.get(host)
+        if isinstance(received, str):
+            raise FrameError(received)
+        if received is None or "error" in report:
+            raise FrameError(str(report.get("error", "the connection was closed")))
+        files, digest = received
+        end = read(report.get("end"), End)
         if end.digest != digest:
             raise FrameError("its files were altered on the way")
-        broken = set(end.broken)
-        files = [ResultFile(host, row.path, row.size, f"{folder}/{number}") for number, row in enumerate(rows)]
-        short = [file.path for number, file in enumerate(files) if number in broken]
-        reasons = [(path, "it became shorter while it was read") for path in short]
-        self.unreadable[host] += _render_reasons(shorten(reasons))
-        return [file for number, file in enumerate(files) if number not in broken]
+        return files, end
 
 
 def _receive_contents(link: HostLink, rows: Sequence[Row], folder: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
@@ -23,14 +24,13 @@ from ddlrun.application.fetching import remove_interrupted, render_fetched, rend
 from ddlrun.application.options.ship import read_ship
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
-from ddlrun.ship.host.link import HostLink, RemoteEnd
-from ddlrun.ship.host.protocol import FILES, OFFER, READY, RECEIVED, Offer, Row
-from ddlrun.ship.host.results import CACHE, is_left_out, list_results, send_results, shorten
+from ddlrun.ship.host.link import CLAIM, FILES, NO_ARCHIVE, HostLink, RemoteEnd
+from ddlrun.ship.host.results import CACHE, End, Results, Row, is_left_out, list_results, send_results
 from ddlrun.ship.host.store import Store
-from ddlrun.ship.host_server import parse
 from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
-from ddlrun.ship.results import FetchTask, ResultFile, ResultServer, check_rows
+from ddlrun.ship.results import FetchTask, Received, ResultFile, ResultServer, check_rows
+from ddlrun.ship.server import read
 from ddlrun.wire.frames import FrameError
 from tests.support.altering_proxy import Place, altering
 from tests.support.waiting import wait_until
@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
     assert list_results(str(tmp_path / "gone"), ["out"]) == ([], [(".", "No such file or directory")], [])
 
 
-Send = Callable[[HostLink, str, list[Row]], None]
+Send = Callable[[HostLink, str, Results], End | None]
 
 
 class Exchange:
@@ -151,18 +151,23 @@ class Exchange:
         self.server = ResultServer(FetchTask(request, "run", ["h1"], [], str(self.here)))
         self.server.start()
 
-    def run(self, send: Send = send_results, host: str = "h1", *, port: int = 0, close: bool = True) -> None:
-        """Send all files of the host, by way of a port if there is one, and close the server."""
+    def send(self, send: Send = send_results, *, port: int = 0, number: int = 0) -> dict[str, object]:
+        """Send all files of the host, by way of a port if there is one; return its report."""
         results = list_results(str(self.host), ["."])
-        offer = Offer(host, shorten([*results.unreadable, *self.problems]), shorten(results.left))
-        launcher = RemoteEnd(["127.0.0.1"], port or self.server.port, self.server.secret.text)
+        results.unreadable.extend(self.problems)
+        launcher = RemoteEnd(["127.0.0.1"], port or self.server.port, self.server.secret)
         try:
-            link, _ = launcher.ask(READY, OFFER, offer)
+            link, _ = launcher.open(CLAIM.pack(NO_ARCHIVE, number, 0))
             with closing(link):
-                send(link, str(self.host), results.rows)
-        finally:
-            if close:
-                self.server.close()
+                return json.loads(json.dumps({"end": send(link, str(self.host), results)}))  # type: ignore[no-any-return]
+        except (FrameError, OSError) as error:
+            return {"error": str(error)}
+
+    def run(self, send: Send = send_results, *, port: int = 0) -> Received:
+        """Send all files, close the server, and return what has come."""
+        report = self.send(send, port=port)
+        self.server.close()
+        return self.server.conclude({"h1": report})
 
 
 def test_files_arrive_with_their_contents_times_and_modes(tmp_path: Path) -> None:
@@ -171,8 +176,7 @@ def test_files_arrive_with_their_contents_times_and_modes(tmp_path: Path) -> Non
     write(exchange.host / "out/run.sh", "").write_bytes(content)
     (exchange.host / "out/run.sh").chmod(0o4755)
     os.utime(exchange.host / "out/run.sh", ns=(5, 1_700_000_000_000_000_007))
-    exchange.run()
-    (file,) = exchange.server.files["h1"]
+    (file,) = exchange.run().files
     status = os.stat(file.received)
     assert (file.path, Path(file.received).read_bytes()) == ("out/run.sh", content)
     assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o755, 1_700_000_000_000_000_007)
@@ -182,9 +186,7 @@ def test_files_arrive_with_their_contents_times_and_modes(tmp_path: Path) -> Non
 def test_a_file_with_a_time_before_1970_or_far_ahead_comes_back(mtime: int, tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     os.utime(write(exchange.host / "old", "content"), ns=(mtime * 2, mtime * 2))
-    exchange.run()
-    assert exchange.server.failures == {}
-    (file,) = exchange.server.files["h1"]
+    (file,) = exchange.run().files
     assert (Path(file.received).read_text(), os.stat(file.received).st_mtime_ns) == ("content", max(0, mtime))
 
 
@@ -193,18 +195,17 @@ def test_a_file_that_vanishes_or_shrinks_is_named_and_the_others_come_back(tmp_p
     for name in ("a", "gone", "short\n", "z"):
         write(exchange.host / name, "content")
 
-    def send(link: HostLink, folder: str, rows: list[Row]) -> None:
+    def send(link: HostLink, folder: str, results: Results) -> End:
         (exchange.host / "gone").unlink()
         os.truncate(exchange.host / "short\n", 3)
-        send_results(link, folder, rows)
+        return send_results(link, folder, results)
 
     exchange.problems = [("x\nddlrun: error: forged", "Permission\ndenied")]
-    exchange.run(send)
-    assert exchange.server.failures == {}
-    assert [(file.path, Path(file.received).read_text()) for file in exchange.server.files["h1"]] == [
+    received = exchange.run(send)
+    assert [(file.path, Path(file.received).read_text()) for file in received.files] == [
         ("a", "content"), ("z", "content"),
     ]  # fmt: skip
-    assert exchange.server.unreadable == {
+    assert received.problems == {
         "h1": [
             "'x\\nddlrun: error: forged': Permission\\ndenied",
             "'gone': it became shorter while it was read",
@@ -227,10 +228,10 @@ def test_every_file_comes_back_or_is_named(entries: dict[str, str]) -> None:
         exchange = Exchange(Path(folder))
         exchange.host.mkdir()
         made = {path: kind for path, kind in entries.items() if make_entry(f"{exchange.host}/{path}", kind)}
-        exchange.run()
-        named = exchange.server.left["h1"]
-        came = {file.path: Path(file.received).read_text() for file in exchange.server.files["h1"]}
-        assert (exchange.server.failures, exchange.server.unreadable["h1"]) == ({}, [])
+        received = exchange.run()
+        named = received.left["h1"]
+        came = {file.path: Path(file.received).read_text() for file in received.files}
+        assert received.problems == {}
     for path, kind in made.items():
         parts = path.split("/")
         out = [place for place, name in enumerate(parts) if is_left_out(name)]
@@ -262,19 +263,18 @@ def test_of_very_many_links_the_first_are_named(tmp_path: Path) -> None:
     exchange.host.mkdir()
     for number in range(25):
         (exchange.host / f"{number:02}").symlink_to("/")
-    exchange.run()
-    assert exchange.server.left["h1"][-2:] == ["'19': symbolic link", "'...': 5 more"]
+    assert exchange.run().left["h1"][-2:] == ["'19': symbolic link", "'...': 5 more"]
 
 
-def test_a_host_is_heard_once_and_an_unauthenticated_client_never(tmp_path: Path) -> None:
+def test_a_host_that_is_none_of_the_job_is_not_heard(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "a")
-    with pytest.raises(ConnectionError, match=CLOSED):
-        exchange.run(host="h2")
-    assert exchange.server.files == {}
+    assert re.search(CLOSED, str(exchange.send(number=1)["error"]))
+    exchange.server.close()
+    assert [*exchange.here.iterdir()] == []
 
 
-def send_altered(link: HostLink, folder: str, rows: list[Row]) -> None:
+def send_altered(link: HostLink, folder: str, results: Results) -> End:
     """Send files whose contents are others than the hash has."""
 
     class Altered(HostLink):
@@ -288,16 +288,14 @@ def send_altered(link: HostLink, folder: str, rows: list[Row]) -> None:
         def recv(self, most: int) -> bytes:
             return link.socket.recv(most)
 
-    send_results(Altered(), folder, rows)
+    return send_results(Altered(), folder, results)
 
 
 def test_files_that_were_altered_on_the_way_are_refused(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "content")
-    with pytest.raises(ConnectionError, match=CLOSED):
-        exchange.run(send_altered)
-    assert exchange.server.files == {}
-    assert exchange.server.failures == {"h1": "its files were altered on the way"}
+    received = exchange.run(send_altered)
+    assert (received.files, received.problems) == ([], {"h1": ["its files were altered on the way"]})
 
 
 @pytest.mark.parametrize(
@@ -307,14 +305,12 @@ def test_files_that_were_altered_on_the_way_are_refused(tmp_path: Path) -> None:
         pytest.param(True, 20, True, id="claim"),
         pytest.param(False, 0, True, id="nonce-of-ddlrun"),
         pytest.param(False, 31, True, id="proof-of-ddlrun"),
-        pytest.param(True, 64, True, id="proof"),
-        pytest.param(True, 83, True, id="length-of-the-offer"),
-        pytest.param(True, 105, True, id="offer"),
+        pytest.param(True, 70, True, id="proof"),
         pytest.param(False, 35, True, id="length-of-the-reply"),
-        pytest.param(True, 134, False, id="length-of-the-list"),
-        pytest.param(True, 155, False, id="list"),
-        pytest.param(True, 175, False, id="list-or-content"),
-        pytest.param(False, 55, True, id="confirmation"),
+        pytest.param(False, 54, True, id="reply"),
+        pytest.param(True, 89, False, id="length-of-the-list"),
+        pytest.param(True, 110, False, id="list"),
+        pytest.param(True, 162, False, id="content"),
     ],
 )
 def test_a_byte_that_a_proxy_alters_is_noticed_at_once(
@@ -322,51 +318,48 @@ def test_a_byte_that_a_proxy_alters_is_noticed_at_once(
 ) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "content")
-    with (
-        altering(Place(to_server, byte), lambda: exchange.server.port) as proxy,
-        suppress(FrameError, ConnectionError),
-    ):
-        exchange.run(port=proxy.port)
-    received = [(file.path, Path(file.received).read_text()) for file in exchange.server.files.get("h1", ())]
+    with altering(Place(to_server, byte), lambda: exchange.server.port) as proxy:
+        result = exchange.run(port=proxy.port)
+    received = [(file.path, Path(file.received).read_text()) for file in result.files]
     assert (proxy.altered, received) == (True, [("a", "content")] if arrives else [])
-
-
-def send_too_much(link: HostLink, folder: str, rows: list[Row]) -> None:  # noqa: ARG001 - as send_results
-    """Announce more bytes than any disk has."""
-    link.send(FILES, [("a", 0o644, 0, 1 << 60)])
-    link.receive(RECEIVED)
+    assert arrives == (result.problems == {})
 
 
 def test_files_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
-    with pytest.raises(ConnectionError, match=CLOSED):
-        exchange.run(send_too_much)
-    assert "and here are" in exchange.server.failures["h1"]
+
+    def send_too_much(link: HostLink, folder: str, results: Results) -> End:
+        return send_results(link, folder, results._replace(rows=[Row("a", 0o644, 0, 1 << 60)]))
+
+    (problem,) = exchange.run(send_too_much).problems["h1"]
+    assert "and here are" in problem
 
 
 def test_a_host_whose_connection_breaks_is_heard_again(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "content")
-    exchange.run(lambda *_: wait_until(lambda: [*exchange.here.iterdir()]), close=False)  # type: ignore[arg-type]
+
+    def send_nothing(link: HostLink, folder: str, results: Results) -> None:  # noqa: ARG001 - as send_results
+        wait_until(lambda: [*exchange.here.iterdir()])
+
+    exchange.send(send_nothing)
     wait_until(lambda: not [*exchange.here.iterdir()])
-    exchange.run()
-    assert [Path(file.received).read_text() for file in exchange.server.files["h1"]] == ["content"]
+    assert [Path(file.received).read_text() for file in exchange.run().files] == ["content"]
 
 
 def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     write(exchange.host / "a", "content")
 
-    def send_half(link: HostLink, folder: str, rows: list[Row]) -> None:  # noqa: ARG001 - as send_results
-        link.send(FILES, rows)
+    def send_half(link: HostLink, folder: str, results: Results) -> None:  # noqa: ARG001 - as send_results
+        link.send(FILES, results.rows)
         ending.start()
-        link.receive(RECEIVED)
+        assert [*link.blocks(None)] == []
 
     ending = threading.Thread(target=exchange.server.close)
-    with pytest.raises(ConnectionError, match=CLOSED):
-        exchange.run(send_half, close=False)
+    report = exchange.send(send_half)
     ending.join()
-    assert exchange.server.files == {}
+    assert exchange.server.conclude({"h1": report}).files == []
 
 
 @pytest.mark.parametrize(
@@ -380,15 +373,14 @@ def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_no_ddlrun_sends_is_refused(row: object) -> None:
-    text = json.dumps([["out/fine", 0o644, 0, 1], row]).encode()
     with pytest.raises(FrameError):
-        check_rows(parse(text, tuple[Row, ...]), ["out"])
+        check_rows(read([["out/fine", 0o644, 0, 1], row], tuple[Row, ...]), ["out"])
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"7", b"[" * 100_000, b'[["out/x",0,0,1],["out/x",0,0,1]]'])
-def test_a_list_of_files_that_is_none_is_refused(text: bytes) -> None:
+@pytest.mark.parametrize("value", [None, {}, 7, [[["out/x"]]], [["out/x", 0, 0, 1], ["out/x", 0, 0, 1]]])
+def test_a_list_of_files_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(FrameError, match=r"its list of files|that cannot be read"):
-        check_rows(parse(text, tuple[Row, ...]), ["out"])
+        check_rows(read(value, tuple[Row, ...]), ["out"])
 
 
 # -- where files are put --------------------------------------------------------------------------

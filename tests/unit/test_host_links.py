@@ -15,7 +15,7 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.tasks import EXIT_NO_PYTHON, TaskReply
-from ddlrun.ship.host_server import MODULE
+from ddlrun.ship.server import MODULE
 from tests.support.processes import mark, running
 from tests.support.waiting import wait_until
 

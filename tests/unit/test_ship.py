@@ -32,23 +32,32 @@ from ddlrun.remote.tasks import TaskReply, as_scripts
 from ddlrun.ship.archive import Archive, find_archive, make_archive, note_archive
 from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
 from ddlrun.ship.files import list_code, list_tree, read_entries
-from ddlrun.ship.host.link import RemoteEnd, Successors
-from ddlrun.ship.host.main import ACTIONS
-from ddlrun.ship.host.protocol import ARCHIVE, DIGEST_BYTES, NO_ARCHIVE, STATE, TRANSFERS, HostState
+from ddlrun.ship.host.link import CLAIM, HERE, NO_ARCHIVE, RemoteEnd, Successors
+from ddlrun.ship.host.main import ACTIONS, HostState
 from ddlrun.ship.host.relay import Extraction, Forwarding, has_zstd, relay
 from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
 from ddlrun.ship.host.unpack import FILE, FOLDER, ArchiveError, unpack
-from ddlrun.ship.host_server import MODULE
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.results import FetchTask, receive_results
-from ddlrun.ship.server import COMPRESS, TransferServer, transfer
-from ddlrun.ship.transfer import TransferPlan, chain_order, judge
-from ddlrun.wire.authentication import CODE_BYTES, HandshakeError
+from ddlrun.ship.server import COMPRESS, MODULE, ArchiveServer, Chain
+from ddlrun.ship.transfer import TransferPlan, chain_order, judge, transfer
+from ddlrun.wire.authentication import CODE_BYTES, HandshakeError, Secret
 from tests.support.altering_proxy import Place, altering
 from tests.support.waiting import wait_until
 
-SECRET = "sha256:" + "5e" * 32
-REQUEST = ShipRequest((), "/cache", "/work")
+SECRET = Secret("sha256:" + "5e" * 32)
+
+
+def claim(archive: Archive, port: int = 0) -> bytes:
+    """Return the claim of the first host."""
+    return CLAIM.pack(bytes.fromhex(archive.digest), 0, port)
+
+
+def serve(archive: Archive, *, compressed: bool = False) -> ArchiveServer:
+    """Start to send an archive to a host."""
+    server = ArchiveServer(["127.0.0.1"], ["h1"], [Chain(archive, ["h1"], compressed)])
+    server.start()
+    return server
 
 
 @contextmanager
@@ -202,8 +211,7 @@ def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     out = [tmp_path / name for name in ("first", "second")]
 
     def take(place: int, *, forward: bool) -> None:
-        end = RemoteEnd(["127.0.0.1"], successors[place].port, SECRET, bytes.fromhex(archive.digest))
-        link, _ = end.ask(ARCHIVE)
+        link, _ = RemoteEnd(["127.0.0.1"], successors[place].port, SECRET).open(claim(archive))
         extraction = Extraction(str(out[place]), archive.digest, place="")
         forwarding = Forwarding(successors[1], archive.digest) if forward else None
         relay(link.blocks(archive.size), extraction, forwarding)
@@ -214,7 +222,7 @@ def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     with closing(successors[0].take(archive.digest)) as first:
-        first.send(ARCHIVE)
+        first.send(HERE)
         for block in archive.blocks():
             first.socket.sendall(block)
     for thread in threads:
@@ -240,28 +248,51 @@ def test_an_altered_archive_is_refused(tmp_path: Path, byte: int) -> None:
         pytest.param(True, 20, id="claim"),
         pytest.param(False, 3, id="nonce-of-ddlrun"),
         pytest.param(False, 20, id="proof-of-ddlrun"),
-        pytest.param(True, 70, id="proof"),
-        pytest.param(True, 83, id="length-of-the-state"),
-        pytest.param(True, 105, id="state"),
+        pytest.param(True, 75, id="proof"),
         pytest.param(False, 35, id="length-of-the-reply"),
-        pytest.param(False, 60, id="reply"),
+        pytest.param(False, 54, id="reply"),
     ],
 )
 def test_a_message_of_a_host_that_a_proxy_alters_is_repeated(tmp_path: Path, byte: int, *, to_server: bool) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    server = TransferServer(TransferPlan(REQUEST, [archive], ["h1"], ["127.0.0.1"], 20.0))
+    server = serve(archive)
     source = {"digest": archive.digest, "path": archive.source.path, "whole": True, "space": archive.space}
     task = {
-        "host": "h1", "folder": str(tmp_path / "cache"), "run": "run", "working_folder": "/work", "fetched": [],
-        "secret": server.secret.text, "addresses": ["127.0.0.1"], "seconds": 20, "only_check": False,
-        "sources": [source], "interpreter": "",
+        "folder": str(tmp_path / "cache"), "run": "run", "working_folder": "/work", "fetched": [], "sources": [source],
+        **server.describe("h1"),
     }  # fmt: skip
-    server.start()
-    with altering(Place(to_server, byte), lambda: server.port) as proxy:
+    with altering(Place(to_server, byte, 1), lambda: server.port) as proxy:
         report = ACTIONS["receive"]({**task, "port": proxy.port})
     server.close()
     assert (proxy.altered, report) == (True, {})
     assert Path(f"{tmp_path}/cache/objects/{archive.digest}{tmp_path}/tree/a.txt").read_text() == "one"
+
+
+def test_each_host_is_told_the_one_before_it(tmp_path: Path) -> None:
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
+    server = ArchiveServer([], ["h1", "h2"], [Chain(archive, ["h2", "h1"])])
+    server.start()
+    end = RemoteEnd(["127.0.0.1"], server.port, server.secret)
+    claims = [CLAIM.pack(bytes.fromhex(archive.digest), number, 7000 + number) for number in range(2)]
+    with ThreadPoolExecutor() as pool:
+        later = pool.submit(end.open, claims[0])
+        first, reply = end.open(claims[1])
+        second, before = later.result()
+        again, reply_again = end.open(claims[0])
+    for link in (first, second, again):
+        link.close()
+    server.close()
+    assert (reply, before, reply_again) == (None, ["127.0.0.1", 7001], None)
+
+
+def test_a_host_is_served_if_the_one_before_it_does_not_come(tmp_path: Path) -> None:
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
+    server = ArchiveServer([], ["h1", "h2"], [Chain(archive, ["h2", "h1"])], patience=0.0)
+    server.start()
+    link, _ = RemoteEnd(["127.0.0.1"], server.port, server.secret).open(claim(archive))
+    with closing(link):
+        assert b"".join(link.blocks(archive.size)) == b"".join(archive.blocks())
+    server.close()
 
 
 @pytest.mark.skipif(not has_zstd(), reason="no zstd: sudo apt-get install zstd")
@@ -287,11 +318,8 @@ def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compress
     (tree / "zeros").write_bytes(bytes(8 << 20))
     archive = archive_of(tree, tmp_path)
     (tree / "a.txt").write_text("")
-    server = TransferServer(TransferPlan(REQUEST, [archive], ["h1"], [], 20.0))
-    server.start()
-    launcher = RemoteEnd(["127.0.0.1"], server.port, server.secret.text)
-    launcher.ask(TRANSFERS, STATE, HostState("h1", missing=(archive.digest,), free=1 << 30, zstd=compressed))[0].close()
-    link, _ = launcher._replace(claim=bytes.fromhex(archive.digest)).ask(ARCHIVE)
+    server = serve(archive, compressed=compressed)
+    link, _ = RemoteEnd(["127.0.0.1"], server.port, server.secret).open(claim(archive))
     with closing(link), pytest.raises(ArchiveError):
         relay(link.blocks(None), Extraction(str(tmp_path / "out"), archive.digest, place=""), None)
     server.close()
@@ -300,14 +328,12 @@ def test_a_transfer_ends_where_a_file_became_shorter(tmp_path: Path, *, compress
 
 def test_a_host_with_another_secret_is_not_served(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
-    server = TransferServer(TransferPlan(REQUEST, [archive], ["h1"], [], 20.0))
-    server.start()
-    stranger = RemoteEnd(["127.0.0.1"], server.port, "sha256:" + "00" * 32)
-    for claim in (NO_ARCHIVE, bytes.fromhex(archive.digest)):
+    server = serve(archive)
+    stranger = RemoteEnd(["127.0.0.1"], server.port, Secret("sha256:" + "00" * 32))
+    for text in (CLAIM.pack(NO_ARCHIVE, 0, 0), claim(archive)):
         with pytest.raises(ConnectionError, match=r"closed|reset"):
-            stranger._replace(claim=claim).connect()
+            stranger.open(text)
     server.close()
-    assert server.states == {}
 
 
 def test_a_host_sends_nothing_to_another_program_in_place_of_ddlrun() -> None:
@@ -325,9 +351,9 @@ def test_a_host_sends_nothing_to_another_program_in_place_of_ddlrun() -> None:
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
         with pytest.raises(HandshakeError, match="another program answers"):
-            RemoteEnd(["127.0.0.1"], listener.getsockname()[1], SECRET).ask(TRANSFERS, STATE, "state")
+            RemoteEnd(["127.0.0.1"], listener.getsockname()[1], SECRET).open(CLAIM.pack(NO_ARCHIVE, 0, 0))
         thread.join()
-    assert [len(data) for data in received] == [CODE_BYTES + DIGEST_BYTES + CODE_BYTES, 0] * 2
+    assert [len(data) for data in received] == [CODE_BYTES + CLAIM.size + CODE_BYTES, 0] * 2
 
 
 PYTHONS = [Path(sys.executable), *sorted(Path.home().glob(".pyenv/versions/3.[89].*/bin/python"))]
@@ -353,13 +379,13 @@ def test_files_travel_and_results_come_back_under_an_old_python(tmp_path: Path, 
         return finish
 
     target = reach(HostLinks(AgentLauncher()))._replace(task_here=run_here)
-    result = transfer(plan, target)
+    result = transfer(plan, lambda _seconds: target)
     folder = Path(f"{request.run_folder('run')}/work")
     (folder / "result").write_bytes(os.urandom(700_000))
     (tmp_path / "incoming").mkdir()
     task = FetchTask(request, "run", ["localhost"], ["127.0.0.1"], str(tmp_path / "incoming"))
     received = receive_results(task, target)
-    assert result.moved == {archive.digest: ["localhost"]}
+    assert [chain.hosts for chain in result.chains] == [["localhost"]]
     copy = Path(f"{request.run_folder('run')}{tmp_path}/tree/large")
     assert copy.read_bytes() == (tmp_path / "tree" / "large").read_bytes()
     (file,) = received.files
@@ -530,7 +556,7 @@ def test_a_host_listens_where_others_see_it(address: str) -> None:
 
 
 def test_a_transfer_listens_on_the_addresses_that_hosts_use() -> None:
-    server = TransferServer(TransferPlan(REQUEST, [], ["h1"], ["127.0.0.3"], 20.0))
+    server = ArchiveServer(["127.0.0.3"], ["h1"], [])
     server.start()
     for address in ("127.0.0.1", "127.0.0.3"):
         socket.create_connection((address, server.port)).close()
@@ -701,7 +727,7 @@ def test_a_chain_enters_each_rack_once(racks: list[int], data: st.DataObject) ->
 
 
 def state(**values: object) -> HostState:
-    usual = HostState("h1", port=1, free=1 << 30, version=(3, 11), glibc=(99, 0))
+    usual = HostState(free=1 << 30, version=(3, 11), glibc=(99, 0))
     return usual._replace(**values)  # type: ignore[arg-type]
 
 

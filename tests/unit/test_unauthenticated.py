@@ -23,13 +23,13 @@ from ddlrun.metrics.openmetrics_server import MOST_UNAUTHENTICATED as MOST
 from ddlrun.metrics.openmetrics_server import MetricsServer, UnauthenticatedConnections
 from ddlrun.page.server import PageServer
 from ddlrun.preflight import peer
-from ddlrun.ship.host.link import RemoteEnd, Successors
-from ddlrun.ship.host.protocol import ARCHIVE, OFFER, READY, STATE, TRANSFERS, HostState, Offer
-from ddlrun.ship.host.results import send_results
-from ddlrun.ship.request import ShipRequest
+from ddlrun.ship.archive import make_archive
+from ddlrun.ship.files import read_entries
+from ddlrun.ship.host.link import CLAIM, HERE, NO_ARCHIVE, RemoteEnd, Successors
+from ddlrun.ship.host.results import Results, send_results
+from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind
 from ddlrun.ship.results import FetchTask, ResultServer
-from ddlrun.ship.server import TransferServer
-from ddlrun.ship.transfer import TransferPlan
+from ddlrun.ship.server import ArchiveServer, Chain
 from ddlrun.wire.authentication import Secret, connect_as
 from ddlrun.wire.connection import run_handshake
 from ddlrun.wire.frames import Decoder, Encoder
@@ -88,9 +88,9 @@ def results(folder: Path) -> Iterator[Guarded]:
     server = ResultServer(FetchTask(request, "run", ["h1"], [], str(folder)))
 
     def meet() -> None:
-        link, _ = RemoteEnd(["127.0.0.1"], server.port, server.secret.text).ask(READY, OFFER, Offer("h1", (), ()))
+        link, _ = RemoteEnd(["127.0.0.1"], server.port, server.secret).open(CLAIM.pack(NO_ARCHIVE, 0, 0))
         with closing(link):
-            send_results(link, "/", [])
+            send_results(link, "/", Results([], [], []))
 
     server.start()
     yield Guarded(server.port, os.getpid(), meet)
@@ -98,16 +98,16 @@ def results(folder: Path) -> Iterator[Guarded]:
 
 
 @contextmanager
-def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
-    request = ShipRequest((), "/cache", "/work")
-    server = TransferServer(TransferPlan(request, [], ["h1"], [], PATIENCE))
+def transfer(folder: Path) -> Iterator[Guarded]:
+    source = ShipSource(SourceKind.DATA, str(folder))
+    archive = make_archive(source, read_entries([], str(folder), keep_times=False), str(folder))
+    server = ArchiveServer([], ["h1"], [Chain(archive, ["h1"])])
 
     def meet() -> None:
-        link, reply = RemoteEnd(["127.0.0.1"], server.port, server.secret.text).ask(
-            TRANSFERS, STATE, HostState("h1", "no space")
-        )
-        link.close()
-        assert json.loads(reply) == [[], True]
+        end = RemoteEnd(["127.0.0.1"], server.port, server.secret)
+        link, _ = end.open(CLAIM.pack(bytes.fromhex(archive.digest), 0, 0))
+        with closing(link):
+            assert b"".join(link.blocks(None)) == b"".join(archive.blocks())
 
     server.start()
     yield Guarded(server.port, os.getpid(), meet)
@@ -117,15 +117,15 @@ def transfer(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
 @contextmanager
 def successors(folder: Path) -> Iterator[Guarded]:  # noqa: ARG001 - as the others
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Successors(listener, SECRET)
+        server = Successors(listener, Secret(SECRET))
 
     def meet() -> None:
         with ThreadPoolExecutor() as pool:
-            end = RemoteEnd(["127.0.0.1"], server.port, SECRET, bytes.fromhex("c0de" * 16))
-            asked = pool.submit(end.ask, ARCHIVE)
+            end = RemoteEnd(["127.0.0.1"], server.port, Secret(SECRET))
+            opened = pool.submit(end.open, CLAIM.pack(bytes.fromhex("c0de" * 16), 0, 0))
             with closing(server.take("c0de" * 16)) as link:
-                link.send(ARCHIVE)
-                asked.result()[0].close()
+                link.send(HERE)
+                opened.result()[0].close()
 
     yield Guarded(server.port, os.getpid(), meet)
     server.close()

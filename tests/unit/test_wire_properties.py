@@ -21,7 +21,7 @@ import ddlrun.agent.protocol as agents
 import ddlrun.ddl.transports.tcp.protocol as ddl
 import ddlrun.keeper.protocol as keepers
 import ddlrun.preflight.peer as check
-import ddlrun.ship.host.protocol as ship
+import ddlrun.ship.host.link as ship
 from ddlrun.wire.authentication import (
     CODE_BYTES,
     HandshakeError,
@@ -45,7 +45,7 @@ TABLES: dict[str, Limits] = {
     "all sorts": {TEXT: 1 << 16, EMPTY: 0, SHORTER: 3, FILE: Fixed(4), FIXED: Fixed(20), LONGER: Fixed(6000)},
     "keepers, to ddlrun": keepers.FROM_KEEPER, "keepers, to keepers": keepers.TO_KEEPER,
     "to agents": agents.TO_AGENT, "from agents": agents.FROM_AGENT,
-    "ship, to ddlrun": ship.TO_DDLRUN, "ship, to hosts": ship.TO_HOST,
+    "ship": ship.LONGEST,
     "ddl": ddl.KINDS, "ddl, addresses": ddl.RECORDS,
     "check, to partners": check.TO_PARTNER, "check, from partners": check.FROM_PARTNER,
 }  # fmt: skip

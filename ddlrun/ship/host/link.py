@@ -1,21 +1,26 @@
-"""The connections of a host: to ddlrun, to the host before it in a chain, and from the next one."""
+"""The connections on which archives and results travel: their handshakes, their messages, and what follows these.
+
+A host connects to ddlrun, or to the host before it in the chain of an archive. The claim of its handshake (see
+wire/authentication.py) has the SHA-256 of the archive, zeros for results; the number of the host; and the port on which
+it passes archives on. Texts are JSON.
+
+kind    from    text             payload
+HERE    either                   the archive, up to its size or, if compressed, up to the end of the connection
+BEFORE  ddlrun  [address, port]  of the host before it in the chain, from which the archive comes
+FILES   host    [Row, ...]       the contents of these files, one after the other; then ddlrun closes the connection
+
+The reply to each host is HERE or BEFORE; for results, HERE has no payload, and FILES follows.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 import time
 from typing import NamedTuple
 
-from ddlrun.ship.host.protocol import (
-    DIGEST_BYTES,
-    HANDSHAKE_SECONDS,
-    NO_ARCHIVE,
-    SILENCE_SECONDS,
-    TO_DDLRUN,
-    TO_HOST,
-)
 from ddlrun.ship.host.unpack import BLOCK
 from ddlrun.wire.authentication import Secret, connect_as
 from ddlrun.wire.connection import ClosedError, run_handshake
@@ -26,10 +31,18 @@ from ddlrun.wire.loop import Loop
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import Any
 
     from ddlrun.wire.frames import Agreement, Bytes
 
+CLAIM = struct.Struct(">32sIH")
+NO_ARCHIVE = bytes(32)
+HERE, BEFORE, FILES = b"H", b"B", b"F"
+# The length of the longest text per kind.
+LONGEST = {HERE: 4, BEFORE: 1 << 10, FILES: 1 << 28}
+# Time limits in seconds: of the handshake, and, on hosts, without any progress.
+HANDSHAKE_SECONDS, SILENCE_SECONDS = 20.0, 120.0
 BACKLOG = 4096
 # Small, so that the job has enough open files.
 MOST_UNAUTHENTICATED = 64
@@ -41,48 +54,31 @@ class LinkError(Exception):
 
 
 class HostLink:
-    """A connection that blocks."""
+    """A connection that blocks, after its handshake."""
 
-    def __init__(
-        self, link: _socket.socket, agreement: Agreement, sent: Mapping[bytes, int], received: Mapping[bytes, int],
-        silence: float | None = SILENCE_SECONDS,
-    ) -> None:  # fmt: skip
-        """Take over a connection after its handshake.
-
-        The tables have the length of the longest text per kind; `silence` is the time in which something has to come.
-        """
-        self.socket = link
+    def __init__(self, link: _socket.socket, agreement: Agreement, silence: float | None = SILENCE_SECONDS) -> None:
+        """Take over the connection. `silence` is the time in which something has to come."""
+        self.socket, self.claim = link, agreement.claim
         self.socket.settimeout(silence)
         self.close = link.close
-        self._encoder, self._decoder = Encoder(agreement.outgoing, sent), Decoder(agreement.incoming, received)
+        self._encoder, self._decoder = Encoder(agreement.outgoing, LONGEST), Decoder(agreement.incoming, LONGEST)
 
-    def send(self, kind: bytes, record: object = None) -> None:
+    def send(self, kind: bytes, value: object = None) -> None:
         """Send a message. Raises OSError."""
-        text = b"" if record is None else json.dumps(record).encode()
-        self.socket.sendall(b"".join(self._encoder.encode(kind, text)))
+        self.socket.sendall(b"".join(self._encoder.encode(kind, json.dumps(value).encode())))
 
-    def receive(self, kind: bytes) -> bytes:
-        """Return the text of the next message, which has to be of a kind. Raises as `_receive`, or FrameError."""
+    def receive(self, *kinds: bytes) -> Any:  # noqa: ANN401 - what the other end has sent
+        """Return the value of the next message, which has to be of some kinds. Raises as `_receive`, or FrameError."""
         data = b""
         while True:
-            for received, text in self._decoder.feed(data):
-                if received != kind:
-                    raise FrameError(f"a message of kind {received!r} comes in place of one of kind {kind!r}")
-                return text
+            for kind, text in self._decoder.feed(data):
+                if kind not in kinds:
+                    raise FrameError(f"a message of kind {kind!r} comes in place of another one")
+                try:
+                    return json.loads(text)
+                except (ValueError, RecursionError) as error:
+                    raise FrameError("it sent a message that cannot be read") from error
             data = self._receive(BLOCK)
-
-    def ask(self, reply: bytes, kind: bytes, record: object, seconds: float) -> bytes:
-        """Send a message, if there is one, and return the text of the reply; close after an error, as of `receive`."""
-        try:
-            if kind:
-                self.send(kind, record)
-            self.socket.settimeout(seconds)
-            text = self.receive(reply)
-            self.socket.settimeout(SILENCE_SECONDS)
-        except BaseException:
-            self.close()
-            raise
-        return text
 
     def blocks(self, size: int | None) -> Iterator[Bytes]:
         """Yield the blocks of a payload of some size, or up to the end. Raises as `_receive`."""
@@ -114,53 +110,26 @@ class RemoteEnd(NamedTuple):
 
     addresses: Sequence[str]
     port: int
-    secret: str
-    claim: bytes = NO_ARCHIVE
+    secret: Secret
 
-    def connect(self) -> HostLink:
-        """Connect, and check that the other end knows the secret; try once more where the handshake was altered.
+    def open(self, claim: bytes, tries: int = 2) -> tuple[HostLink, Any]:
+        """Connect; return the connection, and the value of the reply: None for HERE.
 
-        Raises LinkError, OSError or FrameError.
+        It is tried once more where something was altered on the way. Raises LinkError, OSError or FrameError.
         """
+        link = self.reach()
         try:
-            return self._connect()
-        except (ConnectionError, FrameError):
-            return self._connect()
-
-    def ask(
-        self, reply: bytes, kind: bytes = b"", record: object = None, *, seconds: float = SILENCE_SECONDS,
-        link: HostLink | None = None,
-    ) -> tuple[HostLink, bytes]:  # fmt: skip
-        """Send a message, if there is one, and wait for the reply; return the connection and the reply's text.
-
-        Where one was altered on the way, it is sent once more. Raises LinkError, OSError or FrameError.
-
-        Args:
-            reply: The kind of the reply.
-            kind: The kind of the message.
-            record: Its content.
-            seconds: The time in which the reply has to come.
-            link: The connection; None: a new one.
-        """
-        link = link or self.connect()
-        try:
-            return link, link.ask(reply, kind, record, seconds)
-        except (ConnectionError, FrameError):
-            link = self.connect()
-            return link, link.ask(reply, kind, record, seconds)
-
-    def _connect(self) -> HostLink:
-        link = self._reach()
-        try:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            steps = connect_as(Secret(self.secret), self.claim)
-            return HostLink(link, run_handshake(link, steps, time.monotonic() + HANDSHAKE_SECONDS), TO_DDLRUN, TO_HOST)
-        except BaseException:
+            agreement = run_handshake(link, connect_as(self.secret, claim), time.monotonic() + HANDSHAKE_SECONDS)
+            host_link = HostLink(link, agreement)
+            return host_link, host_link.receive(HERE, BEFORE)
+        except BaseException as error:
             link.close()
-            raise
+            if tries == 1 or not isinstance(error, (ConnectionError, FrameError)):
+                raise
+        return self.open(claim, tries - 1)
 
-    def _reach(self) -> socket.socket:
-        """Connect to the first address that can be reached."""
+    def reach(self) -> socket.socket:
+        """Connect to the first address that can be reached, without a handshake. Raises LinkError."""
         error: Exception = LinkError("no address")
         for address in self.addresses:
             try:
@@ -179,9 +148,7 @@ class Server(AcceptorEvents):
         for listener in listeners:
             listener.listen(BACKLOG)
         self.port: int = listeners[0].getsockname()[1]
-        self._acceptor = Acceptor(
-            self.loop, listeners, secret, self, DIGEST_BYTES, most=most, seconds=HANDSHAKE_SECONDS
-        )
+        self._acceptor = Acceptor(self.loop, listeners, secret, self, CLAIM.size, most=most, seconds=HANDSHAKE_SECONDS)
         self.closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -210,11 +177,11 @@ class Server(AcceptorEvents):
 class Successors(Server):
     """The connections of the next hosts, by the archive that they ask for."""
 
-    def __init__(self, link: _socket.socket, secret: str) -> None:
+    def __init__(self, link: _socket.socket, secret: Secret) -> None:
         """Start to accept connections, at a free port of this end's address of a connection."""
         listener = socket.socket(link.family)
         listener.bind((link.getsockname()[0], 0, *link.getsockname()[2:]))
-        super().__init__([listener], Secret(secret))
+        super().__init__([listener], secret)
         self._links: dict[str, HostLink] = {}
         self._arrived = threading.Condition()
         self.start()
@@ -229,5 +196,5 @@ class Successors(Server):
     def on_connection(self, link: _socket.socket, agreement: Agreement) -> None:
         """Keep a connection until `take`."""
         with self._arrived:
-            self._links[agreement.claim.hex()] = HostLink(link, agreement, TO_HOST, {})
+            self._links[CLAIM.unpack(agreement.claim)[0].hex()] = HostLink(link, agreement)
             self._arrived.notify_all()

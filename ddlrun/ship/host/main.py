@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+from typing import NamedTuple
 
-from ddlrun.ship.host.link import LinkError, RemoteEnd, Successors
-from ddlrun.ship.host.protocol import (
-    ARCHIVE,
-    HANDSHAKE_SECONDS,
-    OFFER,
-    READY,
-    STATE,
-    TRANSFERS,
-    HostState,
-    Offer,
-    Transfer,
-)
+from ddlrun.ship.host.link import CLAIM, NO_ARCHIVE, LinkError, RemoteEnd, Successors
 from ddlrun.ship.host.relay import Extraction, Forwarding, has_zstd, relay
-from ddlrun.ship.host.results import list_results, send_results, shorten
+from ddlrun.ship.host.results import list_results, send_results
 from ddlrun.ship.host.store import Store, StoreError, remove_tree
 from ddlrun.ship.host.unpack import ArchiveError
+from ddlrun.wire.authentication import Secret
 from ddlrun.wire.frames import FrameError
 
 TYPE_CHECKING = False
@@ -31,6 +21,21 @@ if TYPE_CHECKING:
 
 # The time in which an interpreter has to print its version.
 PYTHON_SECONDS = 20.0
+
+
+class HostState(NamedTuple):
+    """The state of a host before the transfer."""
+
+    error: str = ""
+    """The reason why it cannot receive files."""
+    missing: tuple[str, ...] = ()
+    """The hashes of the archives that are not there."""
+    free: int = 0
+    version: tuple[int, ...] = ()
+    """That of the interpreter which an environment needs; empty: there is none, or it needs none."""
+    glibc: tuple[int, ...] = ()
+    zstd: bool = False
+    """Whether it has the program zstd."""
 
 
 def main(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,31 +50,37 @@ def main(task: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": describe_error(error, task["folder"])}
 
 
-def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Receive the files that are not here yet, and make the folder of the run."""
-    sources, launcher = task["sources"], RemoteEnd(task["addresses"], task["port"], task["secret"])
-    seconds = task["seconds"] + HANDSHAKE_SECONDS  # the reply waits for all hosts
+def _examine(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of this host. If no archive is missing, make the folder of the run."""
     try:
         store = Store(task["folder"])
-        missing = _prepare(store, sources, may_remove=not task["only_check"])
+        missing = _prepare(store, task["sources"], may_remove=not task["only_check"])
     except (OSError, StoreError) as error:
-        text = describe_error(error, task["folder"])
-        launcher.ask(TRANSFERS, STATE, HostState(task["host"], text), seconds=seconds)
-        return {"error": text}
-    link = launcher.connect()
-    with contextlib.closing(Successors(link.socket, task["secret"])) as successors:
-        state = HostState(
-            host=task["host"], port=successors.port, missing=tuple(missing), free=store.free,
-            version=python_version(task["interpreter"]), glibc=glibc(), zstd=has_zstd(),
-        )  # fmt: skip
-        link, reply = launcher.ask(TRANSFERS, STATE, state, seconds=seconds, link=link)
-        link.close()
-        transfers, stop = json.loads(reply)
-        for transfer in map(Transfer._make, transfers):
-            _take(store, transfer, task["secret"], successors)
-    if not stop:
-        store.make_run(task["run"], task["working_folder"], sources, task["fetched"])
+        return {"state": HostState(describe_error(error, task["folder"]))}
+    if not (missing or task["only_check"]):
+        _make_run(store, task)
+    state = HostState("", tuple(missing), store.free, python_version(task["interpreter"]), glibc(), has_zstd())
+    return {"state": state}
+
+
+def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Receive the archives that are not here yet, pass them on, and make the folder of the run."""
+    store, launcher = Store(task["folder"]), _launcher(task)
+    with contextlib.closing(launcher.reach()) as link:
+        successors = Successors(link, launcher.secret)
+    with contextlib.closing(successors):
+        for transfer in task["transfers"]:
+            _take(store, transfer, task, successors)
+    _make_run(store, task)
     return {}
+
+
+def _launcher(task: Mapping[str, Any]) -> RemoteEnd:
+    return RemoteEnd(task["addresses"], task["port"], Secret(task["secret"]))
+
+
+def _make_run(store: Store, task: Mapping[str, Any]) -> None:
+    store.make_run(task["run"], task["working_folder"], task["sources"], task["fetched"])
 
 
 def _prepare(store: Store, sources: list[dict[str, Any]], *, may_remove: bool) -> list[str]:
@@ -82,16 +93,20 @@ def _prepare(store: Store, sources: list[dict[str, Any]], *, may_remove: bool) -
     return missing
 
 
-def _take(store: Store, transfer: Transfer, secret: str, successors: Successors) -> None:
+def _take(store: Store, transfer: Mapping[str, Any], task: Mapping[str, Any], successors: Successors) -> None:
     """Receive one archive and pass it on."""
-    digest, compressed = transfer.digest, transfer.compressed
+    digest, compressed, launcher = transfer["digest"], transfer["compressed"], _launcher(task)
+    claim = CLAIM.pack(bytes.fromhex(digest), task["number"], successors.port)
     folder = store.incoming(digest)
     try:
-        link, _ = RemoteEnd(transfer.addresses, transfer.port, secret, bytes.fromhex(digest)).ask(ARCHIVE)
+        link, before = launcher.open(claim)
+        if before is not None:
+            link.close()
+            link, _ = RemoteEnd([before[0]], before[1], launcher.secret).open(claim)
         with contextlib.closing(link):
             extraction = Extraction(folder, digest, place=store.object(digest), compressed=compressed)
-            forwarding = Forwarding(successors, digest) if transfer.passes_on else None
-            relay(link.blocks(None if compressed else transfer.size), extraction, forwarding)
+            forwarding = Forwarding(successors, digest) if transfer["passes_on"] else None
+            relay(link.blocks(None if compressed else transfer["size"]), extraction, forwarding)
         store.put(folder, digest)
     finally:
         if os.path.isdir(folder):
@@ -108,15 +123,13 @@ def _clean(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _send(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Send the files that ranks of a run wrote in their working folder."""
+    """Send the files that ranks of a run wrote in their working folder; return their hash, and which did not come."""
     store = Store(task["folder"])
     folder = store.run(task["run"]) + task["working_folder"]
     results = list_results(folder, task["paths"], store.shipped(task["run"]))
-    offer = Offer(task["host"], shorten(results.unreadable), shorten(results.left))
-    link, _ = RemoteEnd(task["addresses"], task["port"], task["secret"]).ask(READY, OFFER, offer)
+    link, _ = _launcher(task).open(CLAIM.pack(NO_ARCHIVE, task["number"], 0))
     with contextlib.closing(link):
-        send_results(link, folder, results.rows)
-    return {}
+        return {"end": send_results(link, folder, results)}
 
 
 def describe_error(error: Exception, folder: str) -> str:
@@ -150,5 +163,5 @@ def glibc() -> tuple[int, ...]:
 
 
 ACTIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "receive": _receive, "clean": _clean, "send": _send,
+    "examine": _examine, "receive": _receive, "clean": _clean, "send": _send,
 }  # fmt: skip

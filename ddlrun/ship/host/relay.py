@@ -8,8 +8,7 @@ import queue
 import shutil
 import threading
 
-from ddlrun.ship.host.link import LinkError
-from ddlrun.ship.host.protocol import ARCHIVE
+from ddlrun.ship.host.link import HERE, LinkError
 from ddlrun.ship.host.unpack import BLOCK, ArchiveError, unpack
 
 TYPE_CHECKING = False
@@ -103,7 +102,7 @@ class Forwarding:
         try:
             if self._link is None:
                 self._link = self._successors.take(self._digest)
-                self._link.send(ARCHIVE)
+                self._link.send(HERE)
             self._link.socket.sendall(block)
         except (OSError, LinkError):
             self._failed = True

@@ -9,7 +9,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from ddlrun.ship.host.protocol import END, FILES, RECEIVED, End, Row
+from ddlrun.ship.host.link import FILES, LinkError
 from ddlrun.ship.host.unpack import ArchiveError, join_small, read_blocks
 
 TYPE_CHECKING = False
@@ -58,6 +58,28 @@ def is_left_out(name: str) -> bool:
     [True, True, True, False, False]
     """
     return name == CACHE or name.lower() == REPOSITORY
+
+
+class Row(NamedTuple):
+    """A file that a host sends back; `path` is relative to the working folder, `mtime` in ns."""
+
+    path: str
+    mode: int
+    mtime: int
+    size: int
+
+
+class End(NamedTuple):
+    """What a host reports of its files once ddlrun has them."""
+
+    digest: str
+    """The SHA-256 of their contents."""
+    broken: tuple[int, ...]
+    """The rows of files that could not be read to their sizes, which zeros fill up."""
+    unreadable: tuple[tuple[str, str], ...]
+    """Paths that cannot be read, with the reasons."""
+    left: tuple[tuple[str, str], ...]
+    """Paths that are not copied back, with the reasons."""
 
 
 class Results(NamedTuple):
@@ -134,16 +156,17 @@ def shorten(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
     return (*first, ("...", f"{len(reasons) - MOST_NAMED} more")) if len(reasons) > MOST_NAMED else first
 
 
-def send_results(link: HostLink, folder: str, rows: Sequence[Row]) -> None:
-    """Send files to ddlrun, and wait until it has them. Raises as HostLink.receive."""
-    link.send(FILES, rows)
+def send_results(link: HostLink, folder: str, results: Results) -> End:
+    """Send files to ddlrun, and wait until it has closed the connection. Raises LinkError or OSError."""
+    link.send(FILES, results.rows)
     broken: list[int] = []
     digest = hashlib.sha256()
-    for block in join_small(_blocks(folder, rows, broken)):
+    for block in join_small(_blocks(folder, results.rows, broken)):
         digest.update(block)
         link.socket.sendall(block)
-    link.send(END, End(digest.hexdigest(), tuple(broken)))
-    link.receive(RECEIVED)
+    for _ in link.blocks(None):
+        raise LinkError("something comes in place of the end of the connection")
+    return End(digest.hexdigest(), tuple(broken), shorten(results.unreadable), shorten(results.left))
 
 
 def _blocks(folder: str, rows: Sequence[Row], broken: list[int]) -> Iterator[Bytes]:
