@@ -385,7 +385,10 @@ def test_files_travel_and_results_come_back_under_an_old_python(tmp_path: Path, 
     (tmp_path / "incoming").mkdir()
     task = FetchTask(request, "run", ["localhost"], ["127.0.0.1"], str(tmp_path / "incoming"))
     received = receive_results(task, target)
-    assert [chain.hosts for chain in result.chains] == [["localhost"]]
+    # At this address nothing can listen here.
+    again = transfer(replace(plan, run_id="again", addresses=["192.0.2.1"]), lambda _seconds: target)
+    assert [[chain.hosts for chain in transferred.chains] for transferred in (result, again)] == [[["localhost"]], [[]]]
+    assert Path(f"{request.run_folder('again')}{tmp_path}/tree/large").is_file()
     copy = Path(f"{request.run_folder('run')}{tmp_path}/tree/large")
     assert copy.read_bytes() == (tmp_path / "tree" / "large").read_bytes()
     (file,) = received.files
