@@ -116,7 +116,7 @@ SETTINGS = tuple(
     )
 )  # fmt: skip
 # Settings that are options in the help of launch, too.
-SHOWN = ("fusion-threshold-mb", "hierarchical-allreduce", "autotune")
+SHOWN = ("fusion-threshold-mb", "hierarchical-allreduce")
 
 
 def render_shown_variables(values: Mapping[str, object]) -> dict[str, str]:

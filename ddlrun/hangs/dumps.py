@@ -146,7 +146,7 @@ def _describe_process(threads: Sequence[Record], summary: Record) -> Record:
     return {
         "pid": threads[0]["id"] if threads else 0, "name": "python", "state": "R" if active else "S", "waits_in": "",
         "call": "", "target": "", "command": [], "threads": [_name_frames(thread) for thread in threads],
-        "problem": "", "switches": 0, "replies": 0, "time": 0, "busy": 0, "transferred": 0,
+        "problem": "", "switches": 0, "replies": 0, "time": 0,
         "gpu": any(operation["backend"] == "nccl" for operation in summary["operations"]),
     }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """The examination of a job: one to three snapshots, and the verdict; its record as JSON."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 from ddlrun.hangs.communicators import LateRank
@@ -9,6 +10,7 @@ from ddlrun.hangs.progress import has_progressed, is_computing, mark_stays
 from ddlrun.hangs.snapshot import JobSnapshot, RankSnapshot
 from ddlrun.hangs.verdict import HangFinding, HangVerdict, group_ranks, judge
 from ddlrun.hangs.waits import locate_ranks
+from ddlrun.hangs.work import find_work, name_work
 from ddlrun.hosts import fold
 from ddlrun.ranges import name_numbers
 from ddlrun.wording import kernel_wait
@@ -19,6 +21,7 @@ SAME_CALL_HINT = "their arguments, such as sizes, may differ"
 # What comes before the sentence.
 HANG, PROGRESS, MOMENT, END = "hang", "no hang: the job moves on", "at this moment", "at the end of the job"
 COMPUTES = "no hang: ranks compute, and none waits for another"
+WORKS = "no hang so far"
 
 
 class Examination(NamedTuple):
@@ -30,7 +33,9 @@ class Examination(NamedTuple):
     moved: bool | None
     """Whether a rank has moved between two snapshots; None: there was only one."""
     computes: bool
-    """Whether no rank waits for another, and all that do not sleep computed from the first snapshot to the last."""
+    """Whether no rank waits for another, and all that do not sleep worked from the first snapshot to the last."""
+    work: Mapping[int, str] = MappingProxyType({})
+    """The ranks that worked, and what they did."""
     at_end: bool = False
     """Whether the job was about to end."""
 
@@ -42,11 +47,13 @@ class Examination(NamedTuple):
     @property
     def hangs(self) -> bool:
         """Whether the job hangs, as far as snapshots can show."""
-        return self.moved is not None and not self.goes_on and self.verdict.finding in HANGS
+        return self.moved is not None and not self.goes_on and not self.work and self.verdict.finding in HANGS
 
     @property
     def explanation(self) -> str:
-        """The verdict on a job that hangs, with a hint where no rank stands out."""
+        """The verdict on a job that hangs, with the ranks that work, or a hint where no rank stands out."""
+        if self.work:
+            return f"{name_work(self.work)}; {self.verdict.text}"
         hint = f": {SAME_CALL_HINT}" if self.verdict.finding is HangFinding.SAME_CALL else ""
         return self.verdict.text + hint
 
@@ -57,11 +64,18 @@ class Examination(NamedTuple):
             return f"{HANG}: {self.explanation}"
         if self.computes and not self.moved:
             return f"{COMPUTES}: {self.verdict.text}"
+        if self.work and not self.moved:
+            return f"{WORKS}: {self.explanation}"
         return f"{PROGRESS if self.moved else END if self.at_end else MOMENT}: {self.verdict.text}"
 
 
-def evaluate(snapshots: Sequence[JobSnapshot], *, at_end: bool = False) -> Examination:
-    """Return the examination that one snapshot or several make; the verdict is on the last one."""
+def evaluate(
+    snapshots: Sequence[JobSnapshot], gpus: Mapping[int, float] = MappingProxyType({}), *, at_end: bool = False
+) -> Examination:
+    """Return the examination that one snapshot or several make; the verdict is on the last one.
+
+    `gpus` has the share of the time in which the GPU of a rank is busy, where that is known.
+    """
     first, last = snapshots[0], snapshots[-1]
     if len(snapshots) == 1:
         return Examination(last, judge(last), moved=None, computes=False, at_end=at_end)
@@ -69,7 +83,8 @@ def evaluate(snapshots: Sequence[JobSnapshot], *, at_end: bool = False) -> Exami
     last, note = mark_stays(first, last), explain_communicators(first, last)
     verdict = judge(last)
     verdict = verdict._replace(text=f"{verdict.text}; {note}") if note else verdict
-    return Examination(last, verdict, moved, is_computing(first, last))
+    work = find_work([*snapshots[:-1], last], gpus)
+    return Examination(last, verdict, moved, is_computing(last, verdict, work), work)
 
 
 def explain_communicators(before: JobSnapshot, last: JobSnapshot) -> str:
@@ -129,9 +144,11 @@ class HangVerdictRecord(TypedDict):
     finding: Annotated[str, HangFinding]
     """The kind of verdict."""
     hangs: bool
-    """Whether no rank has moved, and some wait."""
+    """Whether no rank has moved or worked, and some wait."""
     moved: bool | None
     """Whether a rank has moved between two snapshots; null: there was only one."""
+    working: list[int]
+    """The ranks that computed or transferred data, whether or not they moved."""
     guilty: list[int]
     """The ranks that the others wait for, or that differ from them."""
     text: str
@@ -166,6 +183,7 @@ def record_verdict(examination: Examination) -> HangVerdictRecord:
         "finding": verdict.finding.value,
         "hangs": examination.hangs,
         "moved": examination.moved,
+        "working": sorted(examination.work),
         "guilty": list(verdict.guilty),
         "text": verdict.text,
     }

@@ -29,6 +29,9 @@ class ExaminedJob(Protocol):
     def host_of(self, rank: int) -> str:
         """Return the host of a rank."""
 
+    def gpu_utilization(self) -> Mapping[int, float]:
+        """Return the latest share of the time in which the GPU of a rank is busy, where that is known."""
+
 
 class ExaminationRequest(NamedTuple):
     """An examination that somebody waits for."""
@@ -109,7 +112,8 @@ class JobExaminer:
     def _finish_snapshot(self, request: ExaminationRequest, now: float) -> None:
         self._snapshots.append(self._join_replies() if request.last_seconds is None else self._join_last())
         self._awaited, self._deadline, self._cut_off_at = set(), NEVER, NEVER
-        examination = evaluate(self._snapshots, at_end=request.last_seconds is not None)
+        gpus = self._job.gpu_utilization()
+        examination = evaluate(self._snapshots, gpus, at_end=request.last_seconds is not None)
         is_certain = examination.goes_on or not all(rank.reachable for rank in examination.snapshot.ranks)
         if request.interval is not None and len(self._snapshots) < (SNAPSHOTS if is_certain else MOST_SNAPSHOTS):
             self._next_snapshot = now + request.interval

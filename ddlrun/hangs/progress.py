@@ -1,27 +1,22 @@
 """The progress of a job between two snapshots."""
 
-from ddlrun.hangs.frames import POLLS, find_communication, normalize
+from collections.abc import Collection
+
+from ddlrun.hangs.frames import POLLS, normalize
 from ddlrun.hangs.position import Activity, Position, locate_rank, main_process
 from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot
-from ddlrun.hangs.verdict import HangFinding, judge
+from ddlrun.hangs.verdict import HangFinding, HangVerdict
 
 # A thread that waits in the same call wakes up if it is examined by a signal: once or twice per snapshot.
 FEW_SWITCHES = 4
-# A rank that computes is busy for this share of the time; examinations stop it for a part of the rest.
-LEAST_BUSY = 0.3
-# A rank that reads or writes as much moves: it loads data, or writes a checkpoint. Status files have less.
-LEAST_BYTES = 1 << 20
 WITHOUT_WAITING = (HangFinding.RUNNING, HangFinding.BLOCKED)
-# No Python stack shows whether such a rank waits for others.
-OBSCURE = (Activity.FINALIZES, Activity.UNKNOWN)
 
 
 def has_progressed(before: JobSnapshot, after: JobSnapshot) -> bool:
     """Return True if a rank moved between two snapshots, so that the job does not hang.
 
     Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
-    of their functions decide. A rank that imports modules, ends operations of torch.distributed, or does not wait for
-    others and transfers data, moves.
+    of their functions decide. A rank that imports modules, or ends operations of torch.distributed, moves.
     """
     earlier, later = before.snapshots, after.snapshots
     if earlier.keys() - later.keys():
@@ -32,8 +27,6 @@ def has_progressed(before: JobSnapshot, after: JobSnapshot) -> bool:
     if any(position.activity is Activity.IMPORTS for ranks in positions for position in ranks.values()):
         return True
     if any(0 < earlier[rank].ended < later[rank].ended for rank in earlier):
-        return True
-    if any(_has_transferred(earlier[rank], later[rank]) for rank in earlier if not positions[1][rank].waits_for_ranks):
         return True
     none_runs = all(position.activity is not Activity.RUNS for position in positions[1].values())
     polls = {rank for rank in earlier if none_runs and _polls(positions[0][rank], positions[1][rank])}
@@ -65,12 +58,6 @@ def _has_returned(before: RankSnapshot, after: RankSnapshot) -> bool:
     return later.replies > earlier.replies or (sleeps and later.switches - earlier.switches > FEW_SWITCHES)
 
 
-def _has_transferred(before: RankSnapshot, after: RankSnapshot) -> bool:
-    """Return True if a rank's processes have read or written much between two snapshots."""
-    earlier, later = (sum(process.transferred for process in snapshot.processes) for snapshot in (before, after))
-    return 0 < earlier <= later - LEAST_BYTES
-
-
 def mark_stays(before: JobSnapshot, after: JobSnapshot) -> JobSnapshot:
     """Return the later snapshot, with `stays` set on ranks that have been in one operation since the earlier one."""
     earlier = {rank: snapshot for rank, snapshot in before.snapshots.items() if snapshot.processes}
@@ -86,26 +73,11 @@ def mark_stays(before: JobSnapshot, after: JobSnapshot) -> JobSnapshot:
     return JobSnapshot(tuple(map(mark, after.ranks)))
 
 
-def is_computing(before: JobSnapshot, after: JobSnapshot) -> bool:
-    """Return True if no rank waits for another, and all that do not sleep have computed between two snapshots.
+def is_computing(job: JobSnapshot, verdict: HangVerdict, work: Collection[int]) -> bool:
+    """Return True if no rank of a job waits for another, and all that do not sleep are among those that work.
 
     Such ranks may be at the same positions for long. An endless loop of all ranks looks the same.
     """
-    if judge(after).finding not in WITHOUT_WAITING:
-        return False
-    earlier, later = before.snapshots, after.snapshots
-    awake = [rank for rank, snapshot in later.items() if locate_rank(snapshot).activity is not Activity.SLEEPS]
-    return bool(awake) and all(rank in earlier and _computes(earlier[rank], later[rank]) for rank in awake)
-
-
-def _computes(before: RankSnapshot, after: RankSnapshot) -> bool:
-    """Return True if a rank, or threads or processes that it waits for, were busy with something other than waiting."""
-    stacks = (thread.frames for process in after.processes for thread in process.threads)
-    if not before.processes or locate_rank(after).activity in OBSCURE or any(map(find_communication, stacks)):
-        return False
-    earlier, later = main_process(before), main_process(after)
-    if later.gpu and later.replies == earlier.replies:
-        return False  # a call that waits for a GPU may keep a CPU busy, and the GPU may wait for other ranks
-    begun = {process.pid: process.busy for process in before.processes}
-    busy = sum(process.busy - begun[process.pid] for process in after.processes if process.pid in begun)
-    return busy > LEAST_BUSY * (later.time - earlier.time)
+    snapshots = job.snapshots.items()
+    awake = [rank for rank, snapshot in snapshots if locate_rank(snapshot).activity is not Activity.SLEEPS]
+    return verdict.finding in WITHOUT_WAITING and bool(awake) and all(rank in work for rank in awake)

@@ -52,6 +52,27 @@ class LockHolder(NamedTuple):
     """Its rank in this job; None: it is not in it."""
 
 
+class Counters(NamedTuple):
+    """What a process has used since its start; 0: nothing, or not known."""
+
+    busy: Mapping[int, float] = MappingProxyType({})
+    """Thread -> the seconds in which it had a CPU or was ready to run."""
+    ended: float = 0.0
+    """The seconds of CPU time of children that have ended."""
+    read: int = 0
+    """Bytes that system calls have read, also from pipes and cached files, in it and in children that have ended."""
+    written: int = 0
+    stored: int = 0
+    """Bytes from and to storage."""
+    received: int = 0
+    """Bytes over its TCP connections."""
+    sent: int = 0
+    first: int = 0
+    """Bytes that its first thread has read and written."""
+    mpi: bool = False
+    """Whether it has loaded a library of MPI."""
+
+
 class ProcessSnapshot(NamedTuple):
     """A process of a rank; the first one is the program."""
 
@@ -77,14 +98,13 @@ class ProcessSnapshot(NamedTuple):
     """The number of its replies to probes: its main thread has run Python code after each (see keeper/stacks/)."""
     time: float
     """The time of the snapshot, in seconds of its host's clock."""
-    busy: float
-    """The seconds in which its threads had a CPU or were ready to run; 0: not known."""
-    transferred: int
-    """The bytes that it, and its children that have ended, have read and written; 0: not known."""
     gpu: bool
     """Whether it has opened a GPU."""
     holder: LockHolder | None = None
     """The process with the lock on a file that it waits for; None: it waits for none, or that is not known."""
+    variables: tuple[str, ...] = ()
+    """CODE:VALUES of each function in its last reply, the outermost first; the second number changes with variables."""
+    counters: Counters = Counters()
 
 
 class DeadConnection(NamedTuple):
@@ -210,6 +230,8 @@ class RankSnapshot(NamedTuple):
     """The number of operations of torch.distributed that have ended; 0: none, or not known."""
     communicators: tuple[NcclCommunicator, ...] = ()
     """Those of NCCL, as far as it knows them; from the first rank of each host."""
+    storage: int = 0
+    """The bytes that all processes of its host have read from storage and written to it; 0: not known."""
     stays: bool = False
     """Whether it is in the same operation as in an earlier snapshot, without Python code of its main thread since."""
 

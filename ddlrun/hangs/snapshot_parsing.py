@@ -6,6 +6,7 @@ from typing import Any
 
 from ddlrun.hangs.communicators import parse_communicator
 from ddlrun.hangs.snapshot import (
+    Counters,
     DeadConnection,
     Frame,
     LockHolder,
@@ -47,6 +48,7 @@ def build_snapshot(record: Mapping[str, Any]) -> RankSnapshot:
         ),
         ended=int(record.get("ended", 0)),
         communicators=tuple(map(parse_communicator, record.get("communicators", ()))),
+        storage=int(record.get("storage", 0)),
     )
 
 
@@ -73,11 +75,22 @@ def _parse_process(record: Mapping[str, Any]) -> ProcessSnapshot:
         switches=int(record["switches"]),
         replies=int(record["replies"]),
         time=float(record["time"]),
-        busy=float(record["busy"]),
-        transferred=int(record["transferred"]),
         gpu=bool(record["gpu"]),
+        variables=tuple(_text(word) for word in record.get("variables", ())),
+        counters=parse_counters(record["counters"]) if "counters" in record else Counters(),
         holder=_parse_holder(record.get("holder")),
         **{name: _text(record[name]) for name in names},
+    )
+
+
+def parse_counters(record: Mapping[str, Any]) -> Counters:
+    """Return the counters that a keeper has sent; LookupError and others are raised if it has not all."""
+    whole = ("read", "written", "stored", "received", "sent", "first")
+    return Counters(
+        busy={int(thread): float(seconds) for thread, seconds in record["busy"].items()},
+        ended=float(record["ended"]),
+        mpi=bool(record["mpi"]),
+        **{name: int(record[name]) for name in whole},
     )
 
 

@@ -109,6 +109,11 @@ class ProcessStat:
         """The ms of CPU time in user mode and in the kernel, and the number of major page faults."""
         return int(self._fields[11]) * TICK_MS, int(self._fields[12]) * TICK_MS, int(self._fields[9])
 
+    @property
+    def ended_ms(self) -> int:
+        """The ms of CPU time of its children that have ended."""
+        return (int(self._fields[13]) + int(self._fields[14])) * TICK_MS
+
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return a process's record, or None if there is no such process."""

@@ -17,8 +17,8 @@ HEADER, ATTRIBUTE, REQUEST = Struct("=IH10x"), Struct("=HH"), Struct("=IHHIIBBBx
 # An inet_diag_msg: timer, retransmissions, identifier, unacknowledged bytes, inode.
 MESSAGE = Struct("=xxBB48s8xI4xI")
 ERROR_NUMBER, LOCAL_PORT, PEER_PORT = Struct("=i"), Struct("!4xH"), Struct("!2xH")
-# A tcp_info: acknowledged bytes; us of busy time, without room at the receiver, and without data to send.
-TCP_INFO = Struct("=120xQ40xQQQ")
+# A tcp_info: acknowledged and received bytes; us of busy time, without room at the receiver, and without data to send.
+TCP_INFO = Struct("=120xQQ32xQQQ")
 
 
 class TcpConnection:
@@ -33,9 +33,11 @@ class TcpConnection:
         self.their_port: int = PEER_PORT.unpack_from(self.identifier)[0]
         self.retransmissions: int = retransmissions if timer == TIMER and unacknowledged else 0
         """The number of times that data without an acknowledgement was sent again."""
-        self.acknowledged, busy, no_room, no_data = TCP_INFO.unpack_from(_find_info(message[MESSAGE.size :]))
+        self.acknowledged, self.received, busy, no_room, no_data = TCP_INFO.unpack_from(
+            _find_info(message[MESSAGE.size :])
+        )
         self.busy: int = busy - no_room - no_data
-        """The us in which data was on its way; 0, as for acknowledged bytes, where the kernel does not count them."""
+        """The us in which data was on its way; 0, as for bytes, where the kernel does not count them."""
 
 
 def _find_info(attributes: bytes) -> bytes:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from ddlrun.metrics.gpu_samples import utilization_by_rank
 from ddlrun.metrics.metrics_file import LIMIT, MetricsFile
 from ddlrun.metrics.samples import HostSample, RankSample, add_samples, parse_host_sample, parse_rank_sample
 from ddlrun.ranges import render_ranges
@@ -20,6 +21,8 @@ class SampleCollector:
         """Begin without samples; `complain` prints a problem with the file."""
         self._ranks: dict[int, RankSample] = {}
         self._hosts: dict[str, HostSample] = {}
+        self.gpu_utilization: dict[int, float] = {}
+        """The latest share of the time in which the GPU of a rank is busy, where that is known."""
         self._by_host = ranks > MOST_SINGLE_RANKS
         self._file = MetricsFile(path, complain, max(LIMIT, min(ranks, MOST_SINGLE_RANKS) * BYTES_PER_RANK))
 
@@ -29,7 +32,8 @@ class SampleCollector:
 
     def add_host(self, host: str, text: str) -> None:
         """Add the report of a host. Raises ProtocolError."""
-        self._hosts[host] = parse_host_sample(text, host, time.time())
+        self._hosts[host] = sample = parse_host_sample(text, host, time.time())
+        self.gpu_utilization |= utilization_by_rank(sample.gpus)
 
     def write(self) -> None:
         """Write the samples; with many ranks, their sums per host."""

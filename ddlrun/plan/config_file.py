@@ -19,7 +19,7 @@ KEYS = (
     "export", "hook", "profile", "run_dir", "ship", "ship_dir", "fetch", "keep_runs", "on_event", "web",
     "output.style", "output.ranks", "output.sample_interval",
     "termination.grace", "termination.timeout", "termination.heartbeat", "termination.stall_timeout",
-    "termination.stall_action", "termination.forward_signals",
+    "termination.stall_action", "termination.stall_work_factor", "termination.forward_signals",
     "recovery.restarts", "recovery.spare_hosts", "recovery.min_topology",
     "ddl.mode",
     "mpi.process_manager", "mpi.mpirun", "mpi.args", "mpi.spawn_slots", "mpi.allow_run_as_root",

@@ -88,6 +88,8 @@ class SupervisionOptions(NamedTuple):
     sample_interval: float = 0.0
     """Time between two samples of a rank's use of resources; 0: there are none."""
     stall_action: StallAction = StallAction.END
+    stall_work_factor: float = 5.0
+    """A job whose ranks work is ended after this multiple of `stall`; 0: never."""
     forward: tuple[int, ...] = ()
     """Signals that are passed on to every rank's program."""
     encryption: str | None = None

@@ -208,8 +208,8 @@ class EndCause(enum.Enum):
         "the time limit of {seconds:g} s (`--timeout`)", errors.EXIT_TIMED_OUT, requested=True)
     LATE_START = CauseRow("no other rank starts within `--start-timeout`",
         "{ranks} did not start in {seconds:g} s (`--start-timeout`){daemons}", errors.EXIT_UNREACHABLE)
-    STALL = CauseRow("no rank prints for `--stall-timeout`, and the examination finds none that moves",
-        "no rank printed anything for {seconds:g} s (`--stall-timeout`): {explanation}", errors.EXIT_STALLED)
+    STALL = CauseRow("no rank prints for `--stall-timeout`, and the examination finds none that moves or works",
+        "no rank printed anything for {seconds:g} s ({option}): {explanation}", errors.EXIT_STALLED)
     UNREAD_STREAM = CauseRow("the reader of ddlrun's output is gone",
         "{stream} is no longer read", EXIT_UNREAD, requested=True)
     FAILED_STREAM = CauseRow("ddlrun's output cannot be written", "{stream}: {error}", 1, requested=True)

@@ -49,14 +49,16 @@ class Examinations:
         keepers: Keepers,
         end_job: Callable[[EndReason], None],
         tell: Callable[[str], None],
+        gpu_utilization: Callable[[], Mapping[int, float]],
     ) -> None:
         """Prepare for examinations."""
+        self.gpu_utilization = gpu_utilization
         self._options, self._files, self._limits, self._keepers = options, files, limits, keepers
         self._end_job, self._tell = end_job, tell
         self._examiner: JobExaminer | None = None
         self._next_request = 0.0
         self._next_stall_check = 0.0
-        self._stalled_since = 0.0
+        self._stalled_since = self._moved_at = 0.0
         self._limit: EndReason | None = None
         self._hung_at = float("-inf")
         """The time at which the job was last found to hang."""
@@ -199,12 +201,29 @@ class Examinations:
         if self._limits.last_output >= self._stalled_since:  # the others may wait for a rank that has printed
             examination = examination._replace(moved=True)
         self._save(examination, "")
-        self._tell(f"{examination.sentence}\n{render_states(examination.snapshot)}")
+        if examination.goes_on:
+            self._moved_at = now
+        self._tell_stall(examination)
         if self._options.on_stall is not None:
             self._options.on_stall(record_verdict(examination))
         self._next_stall_check = now + self._options.stall
-        if self._ends_for_stall(now) and not examination.goes_on:
-            self._end_job(EndCause.STALL.reason(seconds=self._options.stall, explanation=examination.explanation))
+        works = bool(examination.work)
+        limit = self._options.stall * (self._options.stall_work_factor if works else 1)
+        silence = now - max(self._limits.last_output, self._moved_at)
+        if self._ends_for_stall(now) and not examination.goes_on and 0 < limit < silence:
+            option = "`--stall-timeout` x `--stall-work-factor`" if works else "`--stall-timeout`"
+            fields = {"seconds": limit, "option": option, "explanation": examination.explanation}
+            self._end_job(EndCause.STALL.reason(**fields))
+
+    def _tell_stall(self, examination: "Examination") -> None:
+        """Print the result: that ranks work in a line, and otherwise with all stacks."""
+        if examination.goes_on or not examination.work:
+            self._tell(f"{examination.sentence}\n{render_states(examination.snapshot)}")
+            return
+        factor = self._options.stall_work_factor
+        ends = self._options.stall_action is StallAction.END and factor
+        end = f"; the job ends after {factor:g} times --stall-timeout (--stall-work-factor)" if ends else ""
+        self._tell(examination.sentence + end)
 
     def _on_limit(self, examination: "Examination") -> None:
         self._save(examination, "")

@@ -10,7 +10,7 @@ from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.wire.loop import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ddlrun.metrics.collector import SampleCollector
     from ddlrun.plan.run_dir import RunDir
@@ -41,6 +41,10 @@ class Sampling:
         if self._collector is None:
             raise ProtocolError("it reports its use of resources without an order")
         return self._collector
+
+    def gpu_utilization(self) -> Mapping[int, float]:
+        """Return the latest share of the time in which the GPU of a rank is busy, where that is known."""
+        return {} if self._collector is None else self._collector.gpu_utilization
 
     def collect(self, now: float, keepers: Keepers) -> None:
         """Write the reports since the last time, and order those of new ranks, if that is due."""

@@ -78,7 +78,9 @@ class Supervision:
         self._input = InputForwarder(options.input, loop, lambda: self._on_signal(signal.SIGINT))
         self._samples = samples = Sampling(options.sample_interval, job.ranks, files, output.tell)
         self._warnings = SignalWarnings()
-        self._examinations = Examinations(options, files, limits, keepers, self._ending.begin, output.tell)
+        self._examinations = Examinations(
+            options, files, limits, keepers, self._ending.begin, output.tell, samples.gpu_utilization
+        )
         self._ending.examine = self._examinations.begin_last
         self._on_text: dict[bytes, TextHandler] = {
             protocol.BOUND: lambda _, rank, text: ranks.bind(rank, text),

@@ -38,8 +38,14 @@ def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
     return {
         "pid": 7, "name": "python", "state": state, "waits_in": "", "call": "", "target": "", "command": ["python"],
         "threads": [thread], "problem": "", "switches": 0, "replies": 0,
-        "time": 0.0, "busy": 0.0, "transferred": 0, "gpu": False, **more,
+        "time": 0.0, "gpu": False, **more,
     }  # fmt: skip
+
+
+def used(seconds: float = 0.0, **more: Any) -> dict[str, Any]:
+    """Return the counters of a process, whose first thread was busy for a time."""
+    whole = dict.fromkeys(("read", "written", "stored", "received", "sent", "first"), 1)
+    return {"counters": {"busy": {"7": seconds}, "ended": 0.0, "mpi": False, **whole, **more}}
 
 
 def snapshot(
@@ -380,28 +386,28 @@ def test_a_rank_that_does_something_else_does_not_wait_for_its_gpu(later: RankSn
     assert evaluate([job(on_gpu(7), LOOPING)]).verdict.finding is HangFinding.RUNNING  # of one look nothing follows
 
 
-COMPUTING: dict[str, Any] = {"time": 4.0, "busy": 3.9, "replies": 1}
+COMPUTING: dict[str, Any] = {"time": 4.0, "replies": 1, **used(3.9)}
 LOOP, LOCK = [own(37, "while True:")], [own(5, "with lock:")]
 SLEEPING = snapshot(process([own(7, "time.sleep(60)")], call="sleep"))
 TESTING = [own(7, "while not request.Test(): time.sleep(.01)")]
-FINALIZING = snapshot(process([("main", "/lib/libc.so.6", 0, "")], "R", busy=3.9, time=4.0))
+FINALIZING = snapshot(process([("main", "/lib/libc.so.6", 0, "")], "R", time=4.0, **used(3.9)))
 
 
 @pytest.mark.parametrize(
     ("frames", "more", "goes_on"),
     [
         (LOOP, {}, True),
-        (LOOP, {"busy": 0.1}, False),
+        (LOOP, used(0.1), False),
         (LOOP, {"gpu": True}, True),
         (LOOP, {"gpu": True, "replies": 0}, False),
         (LOCK, {"state": "S", "call": "futex"}, True),
-        (LOCK, {"state": "S", "call": "futex", "busy": 0.1}, False),
+        (LOCK, {"state": "S", "call": "futex", **used(0.1)}, False),
         ([*BARRIER, MAIN], {"replies": 0}, False),
     ],
 )
 def test_a_job_whose_ranks_compute_goes_on(frames: Frames, more: dict[str, Any], goes_on: bool) -> None:  # noqa: FBT001
     values = {"state": "R", **COMPUTING, **more}
-    before = snapshot(process(frames, **{**values, "time": 0.0, "busy": 0.0, "replies": 0}))
+    before = snapshot(process(frames, **{**values, "time": 0.0, "replies": 0, **used()}))
     examination = evaluate([job(before, before), job(*[snapshot(process(frames, **values))] * 2)])
     assert (examination.moved, examination.goes_on, examination.hangs) == (
         False,
@@ -439,33 +445,6 @@ def test_a_rank_that_sleeps_in_a_loop_that_asks_others_waits_for_them() -> None:
     assert (position.activity, position.call) == (Activity.COMMUNICATES, "Test")
 
 
-MIB = 1 << 20
-SAVE = [own(9, "torch.save(model, path)")]
-WRITE, CHILD, SLEEP = {"call": "write"}, {"call": "wait4"}, {"call": "sleep"}
-
-
-@pytest.mark.parametrize(
-    ("frames", "more", "transferred", "moved"),
-    [
-        (SAVE, WRITE, (MIB, 2 * MIB), True),
-        (SAVE, CHILD, (MIB, 2 * MIB), True),
-        (SAVE, SLEEP, (MIB, 2 * MIB), True),
-        (LOOP, {"state": "R"}, (MIB, 2 * MIB), True),
-        (SAVE, WRITE, (MIB, 2 * MIB - 1), False),  # a loop that reads a status file
-        (SAVE, WRITE, (0, 2 * MIB), False),  # not known at first
-        ([*BARRIER, MAIN], {}, (MIB, 2 * MIB), False),  # a thread of it writes
-    ],
-)
-def test_a_rank_that_reads_or_writes_moves(
-    frames: Frames,
-    more: dict[str, Any],
-    transferred: tuple[int, int],
-    moved: bool,  # noqa: FBT001
-) -> None:
-    snapshots = [job(WAITING, snapshot(process(frames, **more, transferred=number))) for number in transferred]
-    assert evaluate(snapshots).moved is moved
-
-
 @pytest.mark.parametrize(
     ("others", "goes_on"),
     [([], True), ([SLEEPING], True), ([0], True), ([WAITING], False), ([SLEEPING, WAITING], False),
@@ -488,8 +467,10 @@ def test_a_rank_that_could_not_be_examined_is_in_an_unknown_place(before: RankSn
 
 def test_a_thread_that_waits_for_other_ranks_does_not_compute() -> None:
     main, helper = (process(frames, call="futex", **COMPUTING)["threads"][0] for frames in (LOCK, BARRIER))
-    before = snapshot(process(LOCK, call="futex"))
-    after = snapshot({**process(LOCK, call="futex", **COMPUTING), "threads": [main, helper]})
+    helper["id"] = 8
+    values = {"call": "futex", **COMPUTING, **used(busy={"7": 0.0, "8": 3.9})}
+    before = snapshot(process(LOCK, call="futex", **used(busy={"7": 0.0, "8": 0.0})))
+    after = snapshot({**process(LOCK, **values), "threads": [main, helper]})
     assert evaluate([job(before), job(after)]).hangs
 
 

@@ -104,7 +104,7 @@ def test_settings_of_libraries_become_variables(words: str, variable: str) -> No
 
 
 def test_settings_that_are_shown_become_variables() -> None:
-    values = {"fusion_threshold_mb": 64.5, "hierarchical_allreduce": True, "autotune": None}
+    values = {"fusion_threshold_mb": 64.5, "hierarchical_allreduce": True}
     assert render_shown_variables(values) == {
         "HOROVOD_FUSION_THRESHOLD": str(int(64.5 * 1048576)), "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
     }  # fmt: skip

@@ -38,7 +38,7 @@ ALLOWED = {
     },
     "wire": set(),
     "keeper": {"errors", "ranges", "wire"},
-    "hangs": {"hosts", "keeper", "ranges", "wording"},
+    "hangs": {"hosts", "keeper", "ranges", "units", "wording"},
     "agent": {"errors", "keeper", "wire"},
     "remote": {
         "agent", "environment", "errors", "host_names", "hosts", "machine", "keeper", "schedulers", "wire",

@@ -1,6 +1,7 @@
 """The stacks of a Python process without py-spy: its start-up hook writes them on a signal."""
 
 import itertools
+import json
 import os
 import signal
 import socket
@@ -14,10 +15,19 @@ from typing import Any
 
 import pytest
 
-from ddlrun.hangs.snapshot import ProcessGroup, RankSnapshot, RecentOperation, RecordedOperation, StartedGroup
-from ddlrun.hangs.snapshot_parsing import parse_snapshot
+from ddlrun.hangs.snapshot import (
+    Counters,
+    ProcessGroup,
+    RankSnapshot,
+    RecentOperation,
+    RecordedOperation,
+    StartedGroup,
+)
+from ddlrun.hangs.snapshot_parsing import parse_counters, parse_snapshot
+from ddlrun.hangs.work import have_changed
+from ddlrun.keeper.proc_files import read_stat
 from ddlrun.keeper.program import HOOK
-from ddlrun.keeper.stacks.process_facts import read_busy_time, read_call, read_transferred, uses_gpu
+from ddlrun.keeper.stacks.process_facts import list_links, read_busy_times, read_call, read_counters, uses_gpu
 from ddlrun.keeper.stacks.python_stacks import (
     STACKS_SIGNAL,
     UNKNOWN,
@@ -83,8 +93,27 @@ def test_the_hook_writes_the_stacks_of_all_threads(tmp_path: Path, wait: str) ->
 
 def test_a_process_replies_to_a_probe_once_it_runs_python(tmp_path: Path) -> None:
     with held(tmp_path, HOLD.format(wait="while True: pass"), PYTHONPATH=HOOK) as process:
-        assert probe(process.pid) == 0
-        wait_until(lambda: probe(process.pid) > 0)
+        assert probe(process.pid) == (0, [])
+        wait_until(lambda: probe(process.pid)[0] > 0)
+
+
+@pytest.mark.parametrize(
+    ("loop", "changes"),
+    [
+        ("while not threading.current_thread().daemon: pass", False),
+        ("number = 0\n    while True: number += 1", True),
+        ("for number in iter(int, 1): text = str(object())", True),
+        ("sum(number for number in __import__('itertools').count())", True),
+    ],
+)
+def test_the_variables_of_a_loop_change_unless_it_waits(tmp_path: Path, loop: str, changes: bool) -> None:  # noqa: FBT001
+    with held(tmp_path, HOLD.format(wait=loop), PYTHONPATH=HOOK) as process:
+        replies: list[list[str]] = []
+        while len(replies) < 3:
+            count, variables = probe(process.pid)
+            if count > len(replies):
+                replies.append(variables)
+    assert any(itertools.starmap(have_changed, itertools.pairwise(replies))) is changes
 
 
 SPIN = f"threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start(); {BLOCK}"
@@ -92,25 +121,48 @@ SPIN = f"threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True)
 
 def test_the_time_in_which_threads_compute_is_counted(tmp_path: Path) -> None:
     with held(tmp_path, HOLD.format(wait=SPIN)) as process:
-        before = read_busy_time(process.pid)
-        wait_until(lambda: read_busy_time(process.pid) > before + 0.5)
+        before = sum(read_busy_times(process.pid).values())
+        wait_until(lambda: sum(read_busy_times(process.pid).values()) > before + 0.5)
+        assert read_busy_times(process.pid)[process.pid] < 0.5
         assert not uses_gpu(process.pid)
 
 
 def test_a_process_that_waits_does_not_compute(tmp_path: Path) -> None:
     with held(tmp_path, HOLD.format(wait=BLOCK)) as process:
         wait_until(lambda: "pipe_read" in Path(f"/proc/{process.pid}/wchan").read_text())
-        before = read_busy_time(process.pid)
-        assert before == read_busy_time(process.pid) > 0
+        before = read_busy_times(process.pid)
+        assert before == read_busy_times(process.pid)
+        assert before[process.pid] > 0
 
 
 def test_what_a_process_and_its_ended_children_write_is_counted(tmp_path: Path) -> None:
-    numbers = [read_transferred(os.getpid())]
+    counters = [read_own()]
     (tmp_path / "file").write_bytes(bytes(1 << 20))
-    numbers.append(read_transferred(os.getpid()))
-    subprocess.run(["cp", str(tmp_path / "file"), str(tmp_path / "copy")], check=True)
-    numbers.append(read_transferred(os.getpid()))
-    assert all(later - earlier >= 1 << 20 for earlier, later in itertools.pairwise(numbers))
+    counters.append(read_own())
+    subprocess.run(["dd", f"if={tmp_path}/file", f"of={tmp_path}/copy", "bs=16"], check=True, stderr=subprocess.DEVNULL)
+    counters.append(read_own())
+    steps = list(itertools.pairwise(counters))
+    assert all(later.written - earlier.written >= 1 << 20 for earlier, later in steps)
+    assert all(later.stored - earlier.stored >= 1 << 20 for earlier, later in steps)
+    assert [later.first - earlier.first >= 1 << 20 for earlier, later in steps] == [True, False]
+    assert counters[1].ended < counters[2].ended
+
+
+def test_what_a_process_receives_over_tcp_is_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        link, _ = server.accept()
+        with link:
+            link.sendall(bytes(1 << 16))
+            wait_until(lambda: read_own().received >= 1 << 16 <= read_own().sent)
+            assert client.recv(1)
+
+
+def read_own() -> Counters:
+    """Return the counters of this process."""
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    record = read_counters(os.getpid(), stat, list_links([os.getpid()])[os.getpid()])
+    return parse_counters(json.loads(json.dumps(record)))
 
 
 SNAPSHOT = """

@@ -38,6 +38,7 @@ def read_supervision(
         stall=options["stall_timeout"],
         sample_interval=options["sample_interval"],
         stall_action=StallAction(options["stall_action"]),
+        stall_work_factor=options["stall_work_factor"],
         forward=parse_signals(options["forward_signals"]),
         encryption=_find_cryptography() if options.get("encrypt") else None,
         style=OutputStyle(

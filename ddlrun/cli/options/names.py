@@ -55,7 +55,7 @@ def naming_unknown_options(
     except click.NoSuchOption as error:
         word = _typed_word(error.option_name, args, options)
         visible = [name for name, option in options.items() if not option.hidden and len(name) > 2]
-        if "--autotune" in visible:
+        if "--fusion-threshold-mb" in visible:
             visible += [f"--{setting.option}" for setting in SETTINGS]
         hint = suggest_option(word, visible)
         if not hint and not ctx.allow_interspersed_args:

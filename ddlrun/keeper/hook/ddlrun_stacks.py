@@ -1,7 +1,8 @@
 """Duty "stacks" of the start-up hook: the rank answers ddlrun doctor.
 
 On a signal, the process writes its stacks to a file in memory, also while C code runs or waits. On another one, it adds
-a word once the interpreter runs again: a main thread that waits in a library does not.
+a line once the interpreter runs again: a main thread that waits in a library does not. The line has a word per function
+of the main thread, which changes with its variables: those of a loop that waits for something do not change.
 
 In a process of torch.distributed, a thread writes PyTorch's flight recorder to another such file. A main thread that
 waits in a collective operation runs no Python code, so that a signal does not suffice. A request is a word in a pipe,
@@ -20,7 +21,12 @@ import sys
 STACKS_FILE = "ddlrun-stacks"
 STACKS_SIGNAL = 57
 PROBE_SIGNAL = 58
-PROBE_REPLY = b"moved\n"
+PROBE_REPLY = "moved"
+MOST_FRAMES = 40
+# Types of variables that are compared by their values, and by their lengths; of others, another object differs.
+PLAIN, SIZED = (int, float, bool), (str, bytes, bytearray, list, dict, set, tuple)
+# The flag of code whose local variables are in no dictionary (CO_OPTIMIZED).
+OPTIMIZED, MASK = 1, 0xFFFFFFFF
 # The file has a high number: programs use the low ones, and may close and reuse them.
 STACKS_DESCRIPTOR = 200
 RECORDER_FILE = "ddlrun-flight-recorder"
@@ -56,12 +62,35 @@ def start() -> None:
         _signal.siginterrupt(PROBE_SIGNAL, False)  # the kernel restarts a system call that has begun meanwhile
 
 
-def _reply(_number: int, _frame: object) -> None:
-    """Write that the main thread runs Python: the handler of the probe's signal."""
-    try:  # noqa: SIM105 - contextlib would have to be imported
-        os.write(STACKS_DESCRIPTOR, PROBE_REPLY)
-    except OSError:  # the program has closed it
+def _reply(_number: int, frame: "Any") -> None:
+    """Write that the main thread runs Python, and the state of its functions: the handler of the probe's signal."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    try:
+        words = " ".join([PROBE_REPLY, *map(_describe_frame, frames[: -MOST_FRAMES - 1 : -1])])
+        os.write(STACKS_DESCRIPTOR, f"{words}\n".encode())
+    except Exception:  # noqa: BLE001, S110 - nothing of this may reach the program
         pass
+
+
+def _describe_frame(frame: "Any") -> str:
+    """Return a number for a function, and one that changes with the values of its variables."""
+    values = frame.f_locals
+    own = values.get("self")
+    items = [*values.values(), *(own.__dict__.values() if hasattr(own, "__dict__") else ())]
+    numbers = frame.f_code, tuple(map(_identify, items))
+    if frame.f_code.co_flags & OPTIMIZED and type(values) is dict and sys.gettrace() is None:
+        values.clear()  # a copy, which would keep the values as long as the function runs
+    return ":".join(f"{hash(number) & MASK:x}" for number in numbers)
+
+
+def _identify(value: "Any") -> "Any":
+    """Return a value that changes with that of a variable, without a call of the program's code."""
+    if type(value) in PLAIN:
+        return value
+    return (id(value), len(value)) if type(value) in SIZED else id(value)
 
 
 def before_group() -> None:

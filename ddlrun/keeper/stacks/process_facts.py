@@ -1,10 +1,10 @@
-"""Facts about a process from /proc: its system call, busy time and GPUs, and connections that wait for a reply."""
+"""Facts about a process from /proc: its system call, counters and GPUs, and connections that wait for a reply."""
 
 from __future__ import annotations
 
 import os
 
-from ddlrun.keeper.proc_files import list_folder, read_file, read_link, read_text
+from ddlrun.keeper.proc_files import list_folder, parse_counters, read_file, read_link, read_text
 from ddlrun.keeper.tcp_connections import CONNECTING, read_connections
 
 TYPE_CHECKING = False
@@ -12,11 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from ddlrun.keeper.proc_files import ProcessStat
+    from ddlrun.keeper.tcp_connections import TcpConnection
+
 NANOSECONDS = 1e-9
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
 # The same data was sent so many times again, which takes more than a second.
 LEAST_RETRANSMISSIONS = 3
 MOST_CONNECTIONS = 64
+MOST_THREADS = 512
+# The lines of /proc/PID/io that are used: of system calls, and of storage.
+IO = ("rchar", "wchar", "read_bytes", "write_bytes")
+# The memory that is read and written by all processes, in KiB of disks, and in pages of network file systems, too.
+STORAGE = {b"pgpgin": 1 << 10, b"pgpgout": 1 << 10, b"nr_written": 1 << 12}
 # Names of the calls that block on files, by their numbers; the numbers of aarch64 are those of all newer architectures.
 _X86_64 = {0: "read", 1: "write", 2: "open", 45: "recvfrom", 44: "sendto", 42: "connect", 257: "openat", 202: "futex",
            230: "sleep", 35: "sleep", 7: "poll", 271: "poll", 232: "poll", 281: "poll", 23: "poll", 270: "poll",
@@ -55,23 +63,46 @@ def _find_peer(target: str) -> str:
     return f"{connections[0].theirs}:{connections[0].their_port}" if connections else target
 
 
-def read_busy_time(pid: int) -> float:
-    """Return the seconds in which the threads of a process had a CPU or were ready to run, 0 if that is not known.
+def read_counters(pid: int, stat: ProcessStat, links: Sequence[TcpConnection]) -> dict[str, Any]:
+    """Return the counters of a process with some connections; see Counters in hangs/snapshot.py."""
+    read, written, loaded, stored = _read_io(f"/proc/{pid}/io")
+    first = _read_io(f"/proc/{pid}/task/{pid}/io")
+    return {
+        "busy": read_busy_times(pid),
+        "ended": stat.ended_ms / 1000,
+        "read": read,
+        "written": written,
+        "stored": loaded + stored,
+        "received": sum(link.received for link in links),
+        "sent": sum(link.acknowledged for link in links),
+        "first": first[0] + first[1],
+        "mpi": "/libmpi" in read_text(f"/proc/{pid}/maps"),
+    }
+
+
+def read_busy_times(pid: int) -> dict[int, float]:
+    """Return the seconds in which each thread of a process had a CPU or was ready to run.
 
     It is about the same on a busy machine as on an idle one.
     """
-    folder = f"/proc/{pid}/task"
-    words = (read_file(f"{folder}/{thread}/schedstat").split() for thread in list_folder(folder))
-    return sum(int(running) + int(ready) for running, ready, *_ in filter(None, words)) * NANOSECONDS
+    threads = list_folder(f"/proc/{pid}/task")[:MOST_THREADS]
+    words = {int(thread): read_file(f"/proc/{pid}/task/{thread}/schedstat").split() for thread in threads}
+    return {thread: round((int(it[0]) + int(it[1])) * NANOSECONDS, 2) for thread, it in words.items() if it}
 
 
-def read_transferred(pid: int) -> int:
-    """Return the bytes that a process, and its children that have ended, have read and written; 0: not known.
+def _read_io(path: str) -> tuple[int, ...]:
+    """Return the bytes that a process or thread has read and written, and its children that have ended; 0: not known.
 
-    Those of a device count twice. They show the progress of a single system call, too.
+    Those of storage show the progress of a single system call, too.
     """
-    numbers = [int(line.rpartition(b" ")[2]) for line in read_file(f"/proc/{pid}/io").splitlines()]
-    return sum(numbers[:2] + numbers[4:6])  # rchar, wchar; read_bytes, write_bytes
+    numbers = parse_counters(read_file(path).replace(b":", b""))
+    return tuple(numbers.get(name.encode(), 0) for name in IO)
+
+
+def read_storage() -> int:
+    """Return the bytes that all processes of the host have read from storage and written to it."""
+    numbers = parse_counters(read_file("/proc/vmstat"))
+    return sum(numbers.get(name, 0) * size for name, size in STORAGE.items())
 
 
 def uses_gpu(pid: int) -> bool:
@@ -85,12 +116,20 @@ def _open_files(pid: int) -> list[str]:
     return [read_link(f"{folder}/{fd}") for fd in list_folder(folder)]
 
 
-def list_unacknowledged(pids: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the connections of processes on which data has been sent several times without a reply."""
-    targets = {target for pid in pids for target in _open_files(pid)}
+def list_links(pids: Sequence[int]) -> dict[int, list[TcpConnection]]:
+    """Return the TCP connections of processes; one that several have open is the first one's."""
+    links: dict[int, list[TcpConnection]] = {pid: [] for pid in pids}
+    owners = {target: pid for pid in reversed(pids) for target in _open_files(pid)}
     try:
-        again = [link for link in read_connections() if link.retransmissions >= LEAST_RETRANSMISSIONS]
-    except OSError:
-        return []
-    dead = [link for link in again if f"socket:[{link.inode}]" in targets]
+        for link in read_connections():
+            if f"socket:[{link.inode}]" in owners:
+                links[owners[f"socket:[{link.inode}]"]].append(link)
+    except OSError:  # a sandbox
+        pass
+    return links
+
+
+def list_unacknowledged(links: Sequence[TcpConnection]) -> list[dict[str, Any]]:
+    """Return the connections on which data has been sent several times without a reply."""
+    dead = [link for link in links if link.retransmissions >= LEAST_RETRANSMISSIONS]
     return [{"local": link.ours, "remote": link.theirs} for link in dead[:MOST_CONNECTIONS]]

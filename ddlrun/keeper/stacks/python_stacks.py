@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # The name of the file to which the hook of a process writes its stacks, and the signal that makes it do so.
 STACKS_FILE = "ddlrun-stacks"
 STACKS_SIGNAL = 57
-# A process writes a word to the file once its main thread runs Python code after the other signal.
-PROBE_SIGNAL, PROBE_REPLY = 58, "moved\n"
+# A process writes a line to the file once its main thread runs Python code after the other signal.
+PROBE_SIGNAL, PROBE_REPLY = 58, "moved"
 RUNNING = "running"
 # Calls that fail after a signal handler, in programs that do not expect that: those of PyTorch's sockets, and others.
 FRAGILE, FRAGILE_IN_TORCH = ("connect",), ("connect", "poll")
@@ -127,15 +127,18 @@ def _read_from_hook(pid: int, seconds: float) -> Threads:
     return []
 
 
-def probe(pid: int) -> int:
-    """Return the number of replies of a process to probes; send it the next one, if that interrupts no system call."""
+def probe(pid: int) -> tuple[int, list[str]]:
+    """Send a process a probe, if that interrupts no system call; return the number of its replies, and the last one.
+
+    A reply has the functions of the main thread, the outermost first, as CODE:VARIABLES.
+    """
     path, _ = find_memory_file(pid, STACKS_FILE)
     if not path or not handles(pid, PROBE_SIGNAL):
-        return 0
-    count = read_text(path).count(PROBE_REPLY)
+        return 0, []
+    replies = [line for line in read_text(path).splitlines() if line.startswith(PROBE_REPLY)]
     if _runs(pid):
         send_signal(pid, PROBE_SIGNAL)
-    return count
+    return len(replies), replies[-1].split()[1:] if replies else []
 
 
 def count_switches(pid: int) -> int:

@@ -13,10 +13,11 @@ from ddlrun.keeper.processes import descendants_of, is_python, list_processes, r
 from ddlrun.keeper.protocol import LONG
 from ddlrun.keeper.stacks.file_locks import find_holder
 from ddlrun.keeper.stacks.process_facts import (
+    list_links,
     list_unacknowledged,
-    read_busy_time,
     read_call,
-    read_transferred,
+    read_counters,
+    read_storage,
     uses_gpu,
 )
 from ddlrun.keeper.stacks.python_stacks import count_switches, probe, read_stacks
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ddlrun.keeper.proc_files import ProcessStat
+    from ddlrun.keeper.tcp_connections import TcpConnection
 
 MOST_SECONDS = 15.0
 RECORDER_MODULE = "/ddlrun_stacks.py"
@@ -54,12 +56,16 @@ def take_snapshot(pid: int, seconds: float, *, with_ras: bool = False) -> str:
     pids = [pid, *descendants_of(pid, processes)]
     end = time.monotonic() + min(seconds, MOST_SECONDS)
     shown = [pid for pid in pids if pid in processes][:MOST_PROCESSES]
+    links = list_links(shown)
+    storage = read_storage()
     running = (member for member in shown if processes[member].state not in STOPPED)
     recorder, recorded, threads = read_recorder(running, max(0.1, end - time.monotonic()))
-    described = [_read_process(pid, processes[pid], end, threads if pid == recorder else []) for pid in shown]
-    connections = list_unacknowledged(shown)
+    described = [
+        _read_process(pid, processes[pid], end, threads if pid == recorder else [], links[pid]) for pid in shown
+    ]
+    connections = list_unacknowledged([link for pid in shown for link in links[pid]])
     communicators = read_ras(shown, max(0.1, end - time.monotonic())) if with_ras else []
-    facts = {"connections": connections, **recorded, "communicators": communicators}
+    facts = {"connections": connections, **recorded, "communicators": communicators, "storage": storage}
     while True:
         text = json.dumps({"processes": described, **facts})
         if len(text) < LONG or not described:
@@ -67,7 +73,9 @@ def take_snapshot(pid: int, seconds: float, *, with_ras: bool = False) -> str:
         described.pop()
 
 
-def _read_process(pid: int, stat: ProcessStat, end: float, own: list[Any]) -> dict[str, Any]:
+def _read_process(
+    pid: int, stat: ProcessStat, end: float, own: list[Any], links: list[TcpConnection]
+) -> dict[str, Any]:
     """Return the state of a process, with stacks if it runs Python; `own` are those that it has reported itself."""
     call = read_call(pid)
     record: dict[str, Any] = {
@@ -82,15 +90,15 @@ def _read_process(pid: int, stat: ProcessStat, end: float, own: list[Any]) -> di
         "problem": "",
         "switches": count_switches(pid),
         "replies": 0,
+        "variables": [],
         "time": time.monotonic(),
-        "busy": read_busy_time(pid),
-        "transferred": read_transferred(pid),
+        "counters": read_counters(pid, stat, links),
         "gpu": uses_gpu(pid),
     }
     if is_python(pid, stat.name):
         threads, problem = read_stacks(pid, max(0.1, end - time.monotonic()), own)
         threads = [thread for thread in threads if not _is_of_recorder(thread)]
-        record["replies"] = probe(pid)
+        record["replies"], record["variables"] = probe(pid)
         record.update(threads=[_cut(thread, pid) for thread in threads[:MOST_THREADS]], problem=problem)
     return record
 
