@@ -213,7 +213,7 @@ def test_a_connect_is_not_interrupted(tmp_path: Path) -> None:
         wait_until(lambda: read_call(process.pid)["call"] == "connect")
         threads, problem = read_stacks(process.pid, 10)
         assert (threads, problem) == ([], UNKNOWN)
-        assert probe(process.pid) == 0
+        assert probe(process.pid) == (0, [])
         assert read_call(process.pid)["target"].startswith("127.0.0.1:")
 
 
