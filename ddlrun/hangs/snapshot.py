@@ -55,8 +55,8 @@ class LockHolder(NamedTuple):
 class Counters(NamedTuple):
     """What a process has used since its start; 0: nothing, or not known."""
 
-    busy: Mapping[int, float] = MappingProxyType({})
-    """Thread -> the seconds in which it had a CPU or was ready to run."""
+    threads: Mapping[int, tuple[float, float]] = MappingProxyType({})
+    """Thread -> the seconds in which it had a CPU, and those in which it waited for one."""
     ended: float = 0.0
     """The seconds of CPU time of children that have ended."""
     read: int = 0

@@ -87,7 +87,7 @@ def parse_counters(record: Mapping[str, Any]) -> Counters:
     """Return the counters that a keeper has sent; LookupError and others are raised if it has not all."""
     whole = ("read", "written", "stored", "received", "sent", "first")
     return Counters(
-        busy={int(thread): float(seconds) for thread, seconds in record["busy"].items()},
+        threads={int(thread): (float(ran), float(ready)) for thread, (ran, ready) in record["threads"].items()},
         ended=float(record["ended"]),
         mpi=bool(record["mpi"]),
         **{name: int(record[name]) for name in whole},

@@ -15,6 +15,8 @@ from ddlrun.units import render_byte_rate
 
 # The least share of a CPU; examinations stop a rank for a part of the time.
 LEAST_BUSY = 0.3
+# A process that was not there before computes if it has had a CPU for about as long.
+NEW_SECONDS = 1.0
 # Kind of counter -> the least bytes per second, and what a process does. Status files are read again and again.
 FLOWS = {
     "stored": (1 << 16, "transfers {rate} from or to storage"),
@@ -106,11 +108,10 @@ def _find_arrival(steps: Sequence[Step]) -> str:
 
 
 def _find_own_work(steps: Sequence[Step], position: Position, gpu: float | None, usual: float) -> str:
-    """Return the work of a rank that does not wait for others; `usual` is the share of native threads in those."""
+    """Return the work of a rank that does not wait for others; `usual` is the use of native threads in those."""
     whole = _join(steps)
     busy = sorted(_find_busy(steps, position, usual), reverse=True)
-    share = sum(seconds for seconds, _ in busy) / whole.seconds
-    if share >= LEAST_BUSY:
+    if sum(share for share, _ in busy) >= LEAST_BUSY:
         return busy[0][1]
     is_nccl = any(operation.backend == "nccl" for operation in whole.after.operations)
     if gpu is not None and gpu >= LEAST_GPU and not is_nccl:  # whose kernels keep a GPU busy while they wait
@@ -119,32 +120,40 @@ def _find_own_work(steps: Sequence[Step], position: Position, gpu: float | None,
 
 
 def _find_busy(steps: Sequence[Step], position: Position, usual: float) -> Iterator[tuple[float, str]]:
-    """Yield the seconds in which parts of a rank computed, and what did."""
+    """Yield the CPUs that parts of a rank keep busy, and what does so."""
     whole = _join(steps)
     before, main = whole.main
     if before.pid == main.pid:
         in_gpu = main.gpu and main.replies == before.replies  # which keeps a CPU busy while it waits for a GPU
         obscure = position.activity in OBSCURE and (bool(main.threads) or main.counters.mpi)
         if not in_gpu and not obscure and not _spins(steps):
-            yield _thread_seconds(before, main, main.pid), "computes"
+            yield _share(before, main, main.pid), "computes"
         for thread in main.threads:
             if thread.id not in (0, main.pid) and not find_communication(thread.frames):
-                yield _thread_seconds(before, main, thread.id), f"its thread {thread.name or thread.id} computes"
-        yield max(0.0, _find_native(whole) - usual) * whole.seconds, "its threads compute"
+                yield _share(before, main, thread.id), f"its thread {thread.name or thread.id} computes"
+        yield max(0.0, _find_native(whole) - usual), "its threads compute"
     for earlier, process in whole.processes():
-        seconds = process.counters.ended - (earlier.counters.ended if earlier else 0)
-        yield seconds, "its child processes compute"
+        ended = process.counters.ended - (earlier.counters.ended if earlier else 0)
+        yield ended / whole.seconds, "its child processes compute"
         if process.pid != main.pid and not _communicates(process):
-            started = sum(process.counters.busy.values()) - (sum(earlier.counters.busy.values()) if earlier else 0)
-            yield started, f"its {_name(process)} computes"
+            yield sum(_share(earlier, process, it) for it in process.counters.threads), f"its {_name(process)} computes"
 
 
 def _name(process: ProcessSnapshot) -> str:
     return f"process {process.pid}, {process.name},"
 
 
-def _thread_seconds(before: ProcessSnapshot, after: ProcessSnapshot, thread: int) -> float:
-    return after.counters.busy.get(thread, 0) - before.counters.busy.get(thread, 0)
+def _share(before: ProcessSnapshot | None, after: ProcessSnapshot, thread: int) -> float:
+    """Return the share of the time in which a thread had a CPU, without that in which it waited for one.
+
+    It is the same on a busy machine as on an idle one.
+    """
+    ran, ready = after.counters.threads.get(thread, (0.0, 0.0))
+    if before is None:
+        return ran / max(ran, NEW_SECONDS)
+    earlier_ran, earlier_ready = before.counters.threads.get(thread, (0.0, 0.0))
+    slept = after.time - before.time - (ran - earlier_ran) - (ready - earlier_ready)
+    return (ran - earlier_ran) / max(ran - earlier_ran + max(slept, 0.0), 1e-9)
 
 
 def _find_native(step: Step) -> float:
@@ -153,7 +162,7 @@ def _find_native(step: Step) -> float:
     known = {thread.id for thread in after.threads} | {after.pid}
     if 0 in known or before.pid != after.pid:  # which of them communicates is not known
         return 0.0
-    return sum(_thread_seconds(before, after, it) for it in after.counters.busy if it not in known) / step.seconds
+    return sum(_share(before, after, it) for it in after.counters.threads if it not in known)
 
 
 def _communicates(process: ProcessSnapshot) -> bool:

@@ -45,7 +45,7 @@ def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
 def used(seconds: float = 0.0, **more: Any) -> dict[str, Any]:
     """Return the counters of a process, whose first thread was busy for a time."""
     whole = dict.fromkeys(("read", "written", "stored", "received", "sent", "first"), 1)
-    return {"counters": {"busy": {"7": seconds}, "ended": 0.0, "mpi": False, **whole, **more}}
+    return {"counters": {"threads": {"7": [seconds, 0.0]}, "ended": 0.0, "mpi": False, **whole, **more}}
 
 
 def snapshot(
@@ -468,8 +468,8 @@ def test_a_rank_that_could_not_be_examined_is_in_an_unknown_place(before: RankSn
 def test_a_thread_that_waits_for_other_ranks_does_not_compute() -> None:
     main, helper = (process(frames, call="futex", **COMPUTING)["threads"][0] for frames in (LOCK, BARRIER))
     helper["id"] = 8
-    values = {"call": "futex", **COMPUTING, **used(busy={"7": 0.0, "8": 3.9})}
-    before = snapshot(process(LOCK, call="futex", **used(busy={"7": 0.0, "8": 0.0})))
+    values = {"call": "futex", **COMPUTING, **used(threads={"7": [0.0, 0.0], "8": [3.9, 0.0]})}
+    before = snapshot(process(LOCK, call="futex", **used(threads={"7": [0.0, 0.0], "8": [0.0, 0.0]})))
     after = snapshot({**process(LOCK, **values), "threads": [main, helper]})
     assert evaluate([job(before), job(after)]).hangs
 

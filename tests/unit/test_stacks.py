@@ -27,7 +27,7 @@ from ddlrun.hangs.snapshot_parsing import parse_counters, parse_snapshot
 from ddlrun.hangs.work import have_changed
 from ddlrun.keeper.proc_files import read_stat
 from ddlrun.keeper.program import HOOK
-from ddlrun.keeper.stacks.process_facts import list_links, read_busy_times, read_call, read_counters, uses_gpu
+from ddlrun.keeper.stacks.process_facts import list_links, read_call, read_counters, read_times, uses_gpu
 from ddlrun.keeper.stacks.python_stacks import (
     STACKS_SIGNAL,
     UNKNOWN,
@@ -121,18 +121,16 @@ SPIN = f"threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True)
 
 def test_the_time_in_which_threads_compute_is_counted(tmp_path: Path) -> None:
     with held(tmp_path, HOLD.format(wait=SPIN)) as process:
-        wait_until(
-            lambda: any(seconds > 0.5 for tid, seconds in read_busy_times(process.pid).items() if tid != process.pid)
-        )
+        wait_until(lambda: any(ran > 0.5 for tid, (ran, _) in read_times(process.pid).items() if tid != process.pid))
         assert not uses_gpu(process.pid)
 
 
 def test_a_process_that_waits_does_not_compute(tmp_path: Path) -> None:
     with held(tmp_path, HOLD.format(wait=BLOCK)) as process:
         wait_until(lambda: "pipe_read" in Path(f"/proc/{process.pid}/wchan").read_text())
-        before = read_busy_times(process.pid)
-        assert before == read_busy_times(process.pid)
-        assert before[process.pid] > 0
+        before = read_times(process.pid)
+        assert before == read_times(process.pid)
+        assert before[process.pid][0] > 0
 
 
 def test_what_a_process_and_its_ended_children_write_is_counted(tmp_path: Path) -> None:

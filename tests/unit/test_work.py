@@ -40,20 +40,25 @@ def work_of(*looks: Any, gpu: float | None = None, other: Sequence[Any] | None =
     return evaluate(snapshots, {} if gpu is None else {1: gpu}).work.get(1)
 
 
-def child(seconds: float, **more: Any) -> dict[str, Any]:
-    return process([], **{**NAMED, "name": "cc1", "state": "R", **used(busy={"8": seconds}, **more)})
+def child(time: float, seconds: float, **more: Any) -> dict[str, Any]:
+    return process(
+        [], **{**NAMED, "name": "cc1", "state": "R", "time": time, **used(threads={"8": [seconds, 0]}, **more)}
+    )
 
 
 @pytest.mark.parametrize(
     ("looks", "work"),
     [
-        ([rank(0, RUN, child(1)), rank(4, RUN, child(4))], "its process 8, cc1, computes"),
-        ([rank(0, RUN), rank(4, RUN, child(3))], "its process 8, cc1, computes"),
-        ([rank(0, RUN, child(1)), rank(4, RUN, child(1.5))], None),  # an exporter of metrics
-        ([rank(0, RUN, child(1, mpi=True)), rank(4, RUN, child(4, mpi=True))], None),  # ranks of its own may wait
-        ([rank(0, RUN, child(1)), rank(4, RUN, **used(ended=3.0))], "its child processes compute"),
-        ([rank(0, LOCK, **used(busy={"7": 0, "9": 0})), rank(4, LOCK, **used(busy={"7": 0, "9": 3}))],
+        ([rank(0, RUN, child(0, 1)), rank(4, RUN, child(4, 4))], "its process 8, cc1, computes"),
+        ([rank(0, RUN), rank(4, RUN, child(4, 3))], "its process 8, cc1, computes"),
+        ([rank(0, RUN, child(0, 1)), rank(4, RUN, child(4, 1.5))], None),  # an exporter of metrics
+        ([rank(0, RUN, child(0, 1, mpi=True)), rank(4, RUN, child(4, 4, mpi=True))], None),  # ranks of its own may wait
+        ([rank(0, RUN, child(0, 1)), rank(4, RUN, **used(ended=3.0))], "its child processes compute"),
+        ([rank(0, LOCK, **used(threads={"9": [0, 0]})), rank(4, LOCK, **used(threads={"9": [3, 0]}))],
          "its threads compute"),
+        # On a busy machine, a thread may wait for a CPU for most of the time, and one that mostly sleeps as well.
+        ([rank(0, **used(threads={"7": [0, 0]})), rank(4, **used(threads={"7": [0.2, 3.7]}))], "computes"),
+        ([rank(0, **used(threads={"7": [0, 0]})), rank(4, **used(threads={"7": [0.1, 2]}))], None),
         ([rank(0, **used()), rank(4, **used(3.9))], "computes"),
         ([rank(0, **used()), rank(4, **used(0.9))], None),
     ],
@@ -64,7 +69,7 @@ def test_a_rank_whose_processes_or_threads_compute_works(looks: list[Any], work:
 
 def test_threads_that_ranks_that_wait_have_as_well_do_not_work() -> None:
     """MPI's threads for progress keep a CPU busy."""
-    spinning = [(0, used(busy={"7": 0, "9": 0})), (4, used(busy={"7": 0, "9": 3.9}))]
+    spinning = [(0, used(threads={"9": [0, 0]})), (4, used(threads={"9": [3.9, 0]}))]
     looks = [rank(time, LOCK, **counters) for time, counters in spinning]
     waiting = [rank(time, [*BARRIER, MAIN], **counters) for time, counters in spinning]
     assert work_of(*looks, other=waiting) is None
@@ -87,7 +92,7 @@ def test_threads_that_ranks_that_wait_have_as_well_do_not_work() -> None:
 def test_a_rank_that_transfers_data_works(kind: str, numbers: tuple[int, ...], work: str | None) -> None:
     looks = [rank(2.0 * index, SAVE, **FLOW, **used(**{kind: number})) for index, number in enumerate(numbers)]
     assert work_of(*looks) == work
-    inside = [rank(2.0 * index, RUN, child(0, **{kind: number})) for index, number in enumerate(numbers)]
+    inside = [rank(2.0 * index, RUN, child(2.0 * index, 0, **{kind: number})) for index, number in enumerate(numbers)]
     assert work_of(*inside) == (work and f"its process 8, cc1, {work}")
 
 

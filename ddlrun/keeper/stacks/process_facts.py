@@ -68,7 +68,7 @@ def read_counters(pid: int, stat: ProcessStat, links: Sequence[TcpConnection]) -
     read, written, loaded, stored = _read_io(f"/proc/{pid}/io")
     first = _read_io(f"/proc/{pid}/task/{pid}/io")
     return {
-        "busy": read_busy_times(pid),
+        "threads": read_times(pid),
         "ended": stat.ended_ms / 1000,
         "read": read,
         "written": written,
@@ -80,14 +80,11 @@ def read_counters(pid: int, stat: ProcessStat, links: Sequence[TcpConnection]) -
     }
 
 
-def read_busy_times(pid: int) -> dict[int, float]:
-    """Return the seconds in which each thread of a process had a CPU or was ready to run.
-
-    It is about the same on a busy machine as on an idle one.
-    """
+def read_times(pid: int) -> dict[int, list[float]]:
+    """Return the seconds in which each thread of a process had a CPU, and those in which it waited for one."""
     threads = list_folder(f"/proc/{pid}/task")[:MOST_THREADS]
     words = {int(thread): read_file(f"/proc/{pid}/task/{thread}/schedstat").split() for thread in threads}
-    return {thread: round((int(it[0]) + int(it[1])) * NANOSECONDS, 2) for thread, it in words.items() if it}
+    return {thread: [round(int(word) * NANOSECONDS, 3) for word in it[:2]] for thread, it in words.items() if it}
 
 
 def _read_io(path: str) -> tuple[int, ...]:
