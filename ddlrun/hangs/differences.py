@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from ddlrun.hangs.frames import normalize
 from ddlrun.hangs.snapshot import UNNAMED, ProcessGroup, RankSnapshot, RecentOperation
 from ddlrun.hangs.waits import LocatedJob
 
 # The operations whose tensors have the same types and sizes in all ranks.
-EQUAL_DATA = frozenset(("all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"))
+EQUAL_DATA = frozenset(
+    "allreduce reduce broadcast allgatherbase reducescatterbase allgathersingle reducescattersingle".split()
+)
 # A job whose ranks have more histories is not compared.
 MOST_HISTORIES = 64
 
@@ -57,7 +60,7 @@ def group_by_data(ranks: Sequence[int], located: LocatedJob) -> list[tuple[str, 
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         operation = located.positions[rank].collective
-        if operation is not None and operation.name in EQUAL_DATA:
+        if operation is not None and normalize(operation.name) in EQUAL_DATA:
             groups.setdefault(operation.data, []).append(rank)
     return sorted(((data, tuple(alike)) for data, alike in groups.items()), key=lambda item: (-len(item[1]), item[1]))
 

@@ -144,8 +144,8 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
         "peer: GroupError: group 7 (2 ranks), rank 1: rank 2 is lost: it reports an error of its own",
         "absent: GroupError: group 8 (3 ranks), rank 1: rank 2 did not arrive within 10 s",
     ]
-    shorter = "a message of rank 1 has 16 bytes instead of 20; all ranks must make the same calls, with tensors of the "
-    shorter += "same size and type"
+    shorter = "recv with tag 0 (float32[5]): rank 1 is in another call, or its tensor has another size; all ranks must "
+    shorter += "make the same calls, with tensors of the same size and type"
     assert outputs[2][9:-1] == [f"shorter: WrongLengthError: group 7 (2 ranks), rank 2: {shorter}"]
     assert all(line.startswith("[rank") for end in ends for line in end.stderr.splitlines()), ends
 

@@ -27,7 +27,7 @@ def write_dumps(folder: Path, rank: int) -> None:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     rank = dist.get_rank()
     if len(sys.argv) > 2:

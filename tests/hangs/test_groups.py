@@ -39,9 +39,10 @@ def expected(used: str, *, lines: bool = True) -> str:
     )
 
 
-def test_the_doctor_compares_the_members_of_each_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "ddl"])
+def test_the_doctor_compares_the_members_of_each_group(backend: str, tmp_path: Path) -> None:
     needs.package("torch")
-    argv = launch_line(OWN, tmp_path, "-np", str(RANKS), str(SCRIPT), str(GUILTY))
+    argv = launch_line(OWN, tmp_path, "-np", str(RANKS), "-x", f"BACKEND={backend}", str(SCRIPT), str(GUILTY))
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
         try:
             wait_until((tmp_path / "run" / "run.json").exists)

@@ -21,6 +21,15 @@ LANE = 1 << 15
 class WrongLengthError(RuntimeError):
     """A message differs in length from the buffer posted for it."""
 
+    def __init__(self, text: str, peer: int | None = None) -> None:
+        """Take the text, and the number of the sender in the job if it is known."""
+        super().__init__(text, peer)
+        self.peer = peer
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return str(self.args[0])
+
 
 def message_errors() -> tuple[type[Exception], ...]:
     """Return the types of the errors that messages raise: that of a wrong length over TCP, and MPI's."""

@@ -35,6 +35,8 @@ DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MOST_REQUEST = 64
 # A blocking function of torch.distributed -> its parameter with the other rank.
 PEERS = {"send": "dst", "recv": "src"}
+# Groups may change while they are described.
+TRIALS = 3
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -134,21 +136,37 @@ def _serve(reader: int, file: int, torch: object) -> None:
 def _dump_others() -> bytes:
     """Return, as one more recorder, what torch's have not: members of groups, and the send or recv of the main thread.
 
-    It is empty for another version of torch.
+    So are the operations of ddlrun's backend. It is empty for another version of torch.
     """
     import json
 
-    try:
-        torch = sys.modules["torch.distributed.distributed_c10d"]
-        world = torch._world  # noqa: SLF001 - there is no public list
-        groups = [
-            (name, group.group_desc, list(world.pg_group_ranks[group])) for group, name in [*world.pg_names.items()]
-        ]
-        entries = _find_call(torch)
-    except (AttributeError, KeyError, TypeError, RuntimeError, ValueError):  # a group is destroyed at this moment
-        groups, entries = [], []
-    config = {name: {"desc": kind, "ranks": str(ranks)} for name, kind, ranks in groups}
-    return json.dumps({"pg_config": config, "calls": entries, "threads": _read_threads()}).encode()
+    threads = {"threads": _read_threads()}
+    for _ in range(TRIALS):
+        try:
+            return json.dumps({**_describe_groups(), **threads}).encode()
+        except (AttributeError, KeyError, TypeError, RuntimeError, ValueError):  # a group changes at this moment
+            continue
+    return json.dumps(threads).encode()
+
+
+def _describe_groups() -> "dict[str, Any]":
+    torch = sys.modules["torch.distributed.distributed_c10d"]
+    world = torch._world  # noqa: SLF001 - there is no public list
+    groups = {name: group for group, name in tuple(world.pg_names.items())}
+    own = {name: group.describe_operations() for name, group in groups.items() if hasattr(group, "describe_operations")}
+    described = {name: {"group": name, "description": groups[name].group_desc, "backend": "ddl"} for name in own}
+    calls = [{**described[name], **call} for name, records in own.items() for call in records["operations"]]
+    uses = [(at, name, number, call) for name, records in own.items() for at, number, call in records["recent"]]
+    return {
+        "pg_config": {
+            name: {"desc": group.group_desc, "ranks": str(list(world.pg_group_ranks[group]))}
+            for name, group in groups.items()
+        },
+        "calls": sorted(calls, key=lambda call: call.pop("time"))
+        + [call for call in _find_call(torch) if call["group"] not in own],
+        "counts": {name: records["number"] for name, records in own.items()},
+        "recent": uses,
+    }
 
 
 def _read_threads() -> "list[dict[str, Any]]":

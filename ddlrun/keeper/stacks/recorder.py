@@ -79,8 +79,9 @@ def summarize_recorders(recorders: list[Record]) -> Record:
     """Return the operations that have not ended, the oldest first, and what has begun and ended before.
 
     `started` has the number of the last collective operation of each group, by the group's name. The start-up hook's
-    recorder has `calls`, and all groups of the rank: they come first, in the order of their creation. Raises
-    LookupError, ValueError, TypeError or AttributeError for recorders of another version.
+    recorder has `calls`, and all groups of the rank: they come first, in the order of their creation. It has the
+    operations of ddlrun's backend as `calls`, `counts` and `recent`. Raises LookupError, ValueError, TypeError or
+    AttributeError for recorders of another version.
     """
     entries = [entry for recorder in recorders for entry in recorder.get("entries", ())]
     members = {name: config for recorder in recorders for name, config in recorder.get("pg_config", {}).items() if name}
@@ -93,24 +94,41 @@ def summarize_recorders(recorders: list[Record]) -> Record:
     calls = [_describe_call(call, members) for recorder in recorders for call in recorder.get("calls", ())]
     for call in calls:
         started.setdefault(call["group"], {"number": 0, "description": call["description"]})
+    counts = {name: int(count) for recorder in recorders for name, count in recorder.get("counts", {}).items()}
+    for name, count in counts.items():
+        started[name]["number"] = count
     ended = [[int(entry["record_id"]) + 1 for entry in entries if _has_ended(entry)] for entries in _lists(recorders)]
     return {
-        "ended": sum(max(numbers, default=0) for numbers in ended),
+        "ended": sum(max(numbers, default=0) for numbers in ended) + _count_ended(counts, calls),
         "started": started,
         "knows_groups": bool(own),
-        "recent": _list_recent(entries),
+        "recent": _list_recent(entries, [use for recorder in recorders for use in recorder.get("recent", ())]),
         "operations": [*calls, *(_describe(entry, members) for entry in _find_waiting(entries))],
     }
 
 
-def _list_recent(entries: list[Record]) -> list[tuple[str, int, str]]:
-    """Return the group, the number and the name of the last collective operations, the oldest first."""
-    ordered = sorted(entries, key=lambda entry: int(entry["time_created_ns"]))
-    return [
-        (entry["process_group"][0], int(entry["collective_seq_id"]), entry["profiling_name"].rpartition(":")[2])
-        for entry in ordered
+def _list_recent(entries: list[Record], uses: list[Any]) -> list[tuple[str, int, str]]:
+    """Return the group, the number and the name of the last collective operations, the oldest first.
+
+    `uses` are those of ddlrun's backend: the time in ns, the group, the number and the name.
+    """
+    recorded = [
+        (int(entry["time_created_ns"]), entry["process_group"][0], int(entry["collective_seq_id"]), _name(entry))
+        for entry in entries
         if not entry["is_p2p"]
-    ][-MOST_RECENT:]
+    ]
+    ordered = sorted([*recorded, *map(tuple, uses)], key=lambda use: int(use[0]))
+    return [(group, int(number), name) for _, group, number, name in ordered[-MOST_RECENT:]]
+
+
+def _name(entry: Record) -> str:
+    return str(entry["profiling_name"].rpartition(":")[2])
+
+
+def _count_ended(counts: dict[str, int], calls: list[Record]) -> int:
+    """Return the collectives that have ended in groups which count them; the first that has not ended is a call."""
+    pending = {call["group"]: call["number"] for call in calls if call["number"]}
+    return sum(pending.get(name, count + 1) - 1 for name, count in counts.items())
 
 
 def _lists(recorders: list[Record]) -> list[list[Record]]:
@@ -154,9 +172,9 @@ def _describe(entry: Record, members: dict[str, Record]) -> Record:
 
 
 def _describe_call(call: Record, members: dict[str, Record]) -> Record:
-    """Return a record of the call in which the main thread waits, which has no number."""
+    """Return a record of a call of ddlrun's backend, or of that in which the main thread waits, without a number."""
     ranks = _list_members(call["group"], call["description"], members)
-    return {**call, "number": 0, "data": "", "members": _render_members(ranks), "frames": ()}
+    return {"number": 0, "data": "", **call, "members": _render_members(ranks), "frames": ()}
 
 
 def _list_members(group: str, description: str, members: dict[str, Record]) -> list[int]:

@@ -23,13 +23,15 @@ class GroupError(LostRankError, DistBackendError):  # type: ignore[misc]
     """A rank is lost or late, or the group has ended. The group is not usable any more."""
 
 
-def as_group_error(error: Exception, job: Membership) -> Exception:
-    """Return the error that the works of a group raise after an exception in its thread."""
+def as_group_error(error: Exception, job: Membership, call: str) -> Exception:
+    """Return the error that the works of a group raise after an exception in its thread, in a call."""
     if isinstance(error, LostRankError):
         return GroupError(*error.problems)
     if isinstance(error, WrongLengthError):
         return WrongLengthError(
-            f"{job}: {error}; all ranks must make the same calls, with tensors of the same size and type"
+            f"{job}: {call}: rank {error.peer} is in another call, or its tensor has another size; all ranks must make "
+            "the same calls, with tensors of the same size and type",
+            error.peer,
         )
     if isinstance(error, RuntimeError):
         return error

@@ -9,6 +9,7 @@ from torch import distributed as torch_distributed
 from ddlrun.ddl.group.engine import Engine
 from ddlrun.ddl.torch.backend.collectives import GroupCollectives
 from ddlrun.ddl.torch.backend.messages import BlobExchange, MessageStarter
+from ddlrun.ddl.torch.backend.operation_records import describe_calls, name_function
 from ddlrun.ddl.torch.backend.progress_thread import ProgressThread
 from ddlrun.ddl.torch.backend.works import Call, FutureWork
 from ddlrun.ddl.transports.tcp.communicator import TcpCommunicator, TcpTransport
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.group.operation import Chunk
     from ddlrun.ddl.group.settings import GroupSettings
-    from ddlrun.ddl.torch.backend.progress_thread import Start
+    from ddlrun.ddl.torch.backend.progress_thread import Starter
     from ddlrun.ddl.transports.tcp.endpoint import Endpoint
 
 distributed: Any = torch_distributed  # its stubs differ from the methods that it calls
@@ -81,6 +82,14 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: all groups begin with 0."""
 
+    def describe_operations(self) -> dict[str, Any]:
+        """Return the number of collectives, the last ones, and what is not complete, for `ddlrun doctor`."""
+        thread = self._thread
+        recent = [(at, number, name_function(name)) for at, number, name in tuple(thread.recent)]
+        return {
+            "number": thread.collectives, "recent": recent, "operations": describe_calls(thread.list_pending()),
+        }  # fmt: skip
+
     def shutdown(self) -> None:
         """Complete what is in progress and close the connections."""
         self._thread.end()
@@ -90,7 +99,7 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
         self._thread.abort()
 
     def _submit(
-        self, call: Call, start: Start, done: Callable[[], None], source: Callable[[], int] | None = None
+        self, call: Call, start: Starter, done: Callable[[], None], source: Callable[[], int] | None = None
     ) -> FutureWork:
         """Hand a work to the thread; return what torch waits for. `source` is as in FutureWork."""
         return FutureWork(self._thread.submit(call, start, done), call.result, source)

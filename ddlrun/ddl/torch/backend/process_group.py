@@ -35,13 +35,13 @@ class DdlProcessGroup(OtherDevices, CopyingGroup):
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Any:  # noqa: ANN401
         """Send a tensor to a member."""
         memory, number = self._message("send", tensors, peer, tag), self._job.number(peer)
-        call = Call(f"send with tag {tag}", tensors, missing=f"rank {number} had not received it")
+        call = Call(f"send with tag {tag}", tensors, missing=f"rank {number} had not received it", peer=number, tag=tag)
         return self._submit(call, partial(self._messages.send, memory, peer, tag), _nothing)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Any:  # noqa: ANN401
         """Receive a tensor from a member."""
         memory, number = self._message("recv", tensors, peer, tag), self._job.number(peer)
-        call = Call(f"recv with tag {tag}", tensors, missing=f"rank {number} had not sent it")
+        call = Call(f"recv with tag {tag}", tensors, missing=f"rank {number} had not sent it", peer=number, tag=tag)
         return self._submit(call, partial(self._messages.receive, memory, peer, tag), memory.write_back, lambda: peer)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:  # noqa: ANN401

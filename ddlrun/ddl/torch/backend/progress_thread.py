@@ -16,7 +16,8 @@ import torch
 
 from ddlrun.ddl.torch.backend.errors import GroupError, as_group_error
 from ddlrun.ddl.torch.backend.late_ranks import Inquiry
-from ddlrun.ddl.torch.backend.works import LONGEST_LEAVE, Exclusive, Limit, Work
+from ddlrun.ddl.torch.backend.operation_records import MOST_RECENT, name_call
+from ddlrun.ddl.torch.backend.works import LONGEST_LEAVE, Exclusive, Limit, Start, Work
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.transports.tcp.endpoint import Endpoint
 
     # Starts a collective or message; returns a function that returns whether it is complete.
-    Start = Callable[[], Callable[[], bool]]
+    Starter = Callable[[], Callable[[], bool]]
 
 # The longest wait in seconds: works that are submitted end it.
 LONGEST_WAIT = 3600.0
@@ -60,8 +61,8 @@ class ProgressThread:
         self._endpoint, self._engine, self._transport = endpoint, engine, transport
         self.seconds, self._arrived = seconds, arrived
         # What is to be started: collectives, and messages, which need not wait for an exclusive collective.
-        self._waiting_collectives: deque[tuple[Limit, Callable[[], None]]] = deque()
-        self._waiting_messages: deque[Callable[[], None]] = deque()
+        self._waiting_collectives: deque[Start] = deque()
+        self._waiting_messages: deque[Start] = deque()
         # Collectives complete in the order of their calls, or nearly so; only the oldest one is looked at.
         self._collectives: deque[Work] = deque()
         self._messages: list[Work] = []
@@ -73,11 +74,13 @@ class ProgressThread:
         self._ends = self._closed = False
         self.collectives = 0
         """The number of collectives that were submitted."""
+        self.recent: deque[tuple[int, int, str]] = deque(maxlen=MOST_RECENT)
+        """The time in ns, number and name of the last ones."""
         self._thread = threading.Thread(target=self._run, name="ddl process group", daemon=True)
         self._thread.start()
         atexit.register(self._leave)
 
-    def submit(self, call: Call, start: Start, done: Callable[[], None]) -> Future[Any]:
+    def submit(self, call: Call, start: Starter, done: Callable[[], None]) -> Future[Any]:
         """Hand a work to the thread; return a future, which gets the call's result after `done` was called."""
         future: Future[Any] = torch.futures.Future()
         seconds = self.seconds if call.seconds is None else call.seconds
@@ -96,15 +99,24 @@ class ProgressThread:
             if self._closed or not self._thread.is_alive():
                 end = "has ended" if self._closed else "is that of the parent process; create another one here"
                 future.set_exception(self._failure or GroupError(f"{self._endpoint.job}: the process group {end}"))
-            elif call.missing:
-                self._waiting_messages.append(partial(self._try_start, partial(command, limit), future))
             else:
-                self.collectives += 1
-                self._endpoint.progress.own = self.collectives
-                limit = limit._replace(number=self.collectives)
-                self._waiting_collectives.append((limit, partial(self._try_start, partial(command, limit), future)))
+                if not call.missing:
+                    self.collectives += 1
+                    self._endpoint.progress.own = self.collectives
+                    self.recent.append((time.time_ns(), self.collectives, call.name))
+                    limit = limit._replace(number=self.collectives)
+                waiting = self._waiting_messages if call.missing else self._waiting_collectives
+                waiting.append(Start(call, limit, partial(self._try_start, partial(command, limit), future)))
         self._endpoint.wake()
         return future
+
+    def list_pending(self) -> list[tuple[Limit, Call]]:
+        """Return the calls that are not complete, collectives first. Raises RuntimeError if they change meanwhile."""
+        with self._lock:
+            works: list[Work | Start] = [*self._collectives, *self._waiting_collectives]
+            works += [*self._messages, *self._waiting_messages]
+        pending = {id(work.call): (work.limit, work.call) for work in works}
+        return sorted(pending.values(), key=lambda item: (item[0].number == 0, item[0].number))
 
     def end(self) -> None:
         """Complete what is in progress and close the connections. A second call does nothing."""
@@ -157,16 +169,19 @@ class ProgressThread:
 
     def _start_all(self) -> None:
         """Start what is waiting; collectives only while no exclusive one is in progress."""
+        # The start of a work may take long: until then, `list_pending` finds it here.
         while self._waiting_messages:
-            self._waiting_messages.popleft()()
+            self._waiting_messages[0].begin()
+            self._waiting_messages.popleft()
         while self._waiting_collectives and not self._is_held():
-            self._waiting_collectives.popleft()[1]()
+            self._waiting_collectives[0].begin()
+            self._waiting_collectives.popleft()
         if self._waiting_collectives:
             self._next_limit = min([self._next_limit, *(limit.until for limit in self._waiting_limits())])
 
     def _waiting_limits(self) -> list[Limit]:
         """Return the limits of the collectives that wait until an exclusive one is over."""
-        return [limit for limit, _ in list(self._waiting_collectives)] if self._is_held() else []
+        return [start.limit for start in list(self._waiting_collectives)] if self._is_held() else []
 
     def _is_held(self) -> bool:
         latest = self._collectives[-1].is_complete if self._collectives else None
@@ -190,7 +205,7 @@ class ProgressThread:
         if self._failure is not None:  # after `abort`, or if replying to others failed
             self._ends = True
             return
-        self._failure = as_group_error(error, self._endpoint.job)
+        self._failure = as_group_error(error, self._endpoint.job, name_call(self.list_pending()))
         if not isinstance(error, LostRankError):
             with suppress(Exception):  # such as another MemoryError
                 self._endpoint.stop(self._failure)

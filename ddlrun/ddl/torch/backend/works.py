@@ -52,6 +52,9 @@ class Call(NamedTuple):
     """The time limit; None: that of the group."""
     missing: str = ""
     """The reason why a message is late, such as "no message of rank 2"; "" for a collective."""
+    peer: int | None = None
+    """The rank to which a message goes, or from which it comes; None: there is none, or any."""
+    tag: int = 0
 
 
 class Limit(NamedTuple):
@@ -60,6 +63,14 @@ class Limit(NamedTuple):
     seconds: float
     until: float
     number: int
+
+
+class Start(NamedTuple):
+    """A collective or message that is to be started."""
+
+    call: Call
+    limit: Limit
+    begin: Callable[[], None]
 
 
 class Work(NamedTuple):

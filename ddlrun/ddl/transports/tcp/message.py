@@ -91,9 +91,8 @@ class Mailbox:
     def check_length(self, size: int, completion: Completion) -> None:
         """Raise WrongLengthError if a message differs in length from its buffer."""
         if completion.buffer is not None and len(completion.buffer) != size:
-            raise WrongLengthError(
-                f"a message of rank {self._peer} has {size} bytes instead of {len(completion.buffer)}"
-            )
+            text = f"a message of rank {self._peer} has {size} bytes instead of {len(completion.buffer)}"
+            raise WrongLengthError(text, self._peer)
 
 
 def take_next(queues: defaultdict[Key, deque[T]], key: Key) -> T | None:

@@ -1,0 +1,67 @@
+"""Records of the operations of a process group, for `ddlrun doctor`."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ddlrun.ddl.torch.backend.works import Call, Limit
+
+MOST_TENSORS, MOST_RECENT = 3, 64
+FROM_ANY = "recv from any"
+# As scripts call them.
+SPELLINGS = (("allreduce", "all_reduce"), ("allgather", "all_gather"), ("alltoall", "all_to_all"))
+
+
+def describe_calls(pending: Iterable[tuple[Limit, Call]]) -> list[dict[str, Any]]:
+    """Return the records of calls: the first collective, and all messages but those from any rank."""
+    records, has_collective = [], False
+    for limit, call in pending:
+        if call.name.startswith(FROM_ANY) or (limit.number and has_collective):
+            continue
+        has_collective = has_collective or bool(limit.number)
+        name, data = name_function(call.name), _render_tensors(call)
+        begun = limit.until - limit.seconds
+        records.append(
+            {"name": name, "number": limit.number, "data": data, "peer": call.peer, "tag": call.tag, "time": begun}
+        )
+    return records
+
+
+def name_call(pending: Sequence[tuple[Limit, Call]]) -> str:
+    """Return the first call in words, such as `collective 5: all_reduce (float32[3])`."""
+    if not pending:
+        return "after the last call"
+    limit, call = pending[0]
+    name = f"collective {limit.number}: {name_function(call.name)}" if limit.number else call.name
+    return f"{name} ({_render_tensors(call)})".removesuffix(" ()")
+
+
+def name_function(call: str) -> str:
+    """Return the name of the function that a script has called.
+
+    >>> name_function("allreduce"), name_function("send with tag 3")
+    ('all_reduce', 'send')
+    """
+    name, _, _ = call.partition(" ")
+    for plain, spelled in SPELLINGS:
+        name = name.replace(plain, spelled)
+    return name
+
+
+def _render_tensors(call: Call) -> str:
+    return ", ".join([*islice(describe_tensors(call.result), MOST_TENSORS)])
+
+
+def describe_tensors(value: Any) -> Iterator[str]:  # noqa: ANN401 - a tensor, or lists of them
+    """Yield the type and size of each tensor in a value, such as `float32[4]`."""
+    if isinstance(value, torch.Tensor):
+        yield f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from describe_tensors(item)
