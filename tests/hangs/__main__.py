@@ -31,10 +31,13 @@ def main() -> None:
             for name, run in chosen.items()
             if options.again or results.get(name, {}).get("commit") != commit
         }
-        for done in as_completed(started):
-            name, row = started[done], done.result()
-            write_result(name, row | {"commit": commit})
-            print(name, *row.values(), flush=True)
+        try:
+            for done in as_completed(started):
+                name, row = started[done], done.result()
+                write_result(name, row | {"commit": commit})
+                print(name, *row.values(), flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
     PAGE.write_text(render_page(read_results(), STALL_SECONDS))
 
 
