@@ -15,10 +15,10 @@ HEAD = """# Hangs and verdicts
 
 `python -m tests.hangs` runs jobs that hang, with `--stall-timeout {stall:g}`, on one machine without GPUs. There are
 {all_kinds} kinds. Seeds choose the rank at fault, the number of ranks (2 to 8), the step and the size of messages. This
-page shows the {runs} of {all_runs} runs that are in `tests/hangs/results.json`, of {kinds} kinds.
+page shows the {runs} of {all_runs} runs that `tests/hangs/results.json` has, of {kinds} kinds.
 
-- *Right* verdicts name the rank at fault and its line, and no other rank, or none where no rank differs. Those *in part*
-  name others, too, or not the line.
+- *Right* verdicts name the rank at fault and its line, and no other rank, or none where no rank differs. Those *in
+  part* name others, too, or not the line.
 - `fr_trace` names ranks, not lines. PyTorch 2.13 does not record the members of gloo's groups: each job adds them.
   Without them, `fr_trace` fails, and so does the page of `torch.distributed.debug` ({failed} of {recorded} jobs).
 - *Vote* names the ranks whose line in the stacks of py-spy is not that of more than half.
@@ -71,10 +71,10 @@ def _render_foot(rows: Sequence[Row]) -> str:
     times = [row["seconds"] for row in rows]
     commits = " and ".join(sorted({row["commit"] for row in rows}))
     return (
-        f"\nPrecision (right verdicts among those that name a rank): {100 * right / named:.0f} %. Recall (right verdicts "
-        f"among all\nhangs): {100 * right / len(rows):.0f} %. Time from the timeout to the verdict: median "
-        f"{median(times):.1f} s, longest {max(times):.0f} s, on two cores\nthat other programs kept busy. Commit of ddlrun: "
-        f"{commits}.\n"
+        f"\nPrecision (right verdicts among those that name a rank): {100 * right / named:.0f} %.\n"
+        f"Recall (right verdicts among all hangs): {100 * right / len(rows):.0f} %.\n"
+        f"Time from the timeout to the verdict: median {median(times):.1f} s, longest {max(times):.0f} s,\n"
+        f"on two cores that other programs kept busy. Commit of ddlrun: {commits}.\n"
     )
 
 
