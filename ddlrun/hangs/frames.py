@@ -14,6 +14,8 @@ COMMUNICATION = (
     (r"/ddlrun/ddl/", "ddlrun.ddl"),
 )
 LOADER = r"/torch/utils/data/"
+# What multihost_utils calls.
+JAX_ITSELF = r"/(jax|jaxlib)/(?!experimental/multihost_utils)"
 STANDARD = r"(^|/)lib(64)?/(python|pypy)3?[^/]*/(?!site-packages|dist-packages)|^<frozen|^<attrs"
 INSTALLED = r"/(site|dist)-packages/"
 # ddlrun's own, among it the start-up hook.
@@ -101,10 +103,10 @@ def normalize(name: str) -> str:
 def find_communication(frames: Sequence[Frame]) -> str | None:
     """Return the function of a library in which frames above the user's communicate; None if they do not.
 
-    The innermost frame counts, apart from the standard library's and native code of other libraries: a model computes
-    inside DistributedDataParallel.
+    The innermost frame counts, apart from the standard library's, JAX's own and native code of other libraries: a model
+    computes inside DistributedDataParallel.
     """
-    counting = [frame for frame in frames if not re.search(STANDARD, frame.file)]
+    counting = [frame for frame in frames if not re.search(f"{STANDARD}|{JAX_ITSELF}", frame.file)]
     libraries = [_library(frame) for frame in counting]
     known = [(frame, library) for frame, library in zip(counting, libraries, strict=True) if _counts(frame, library)]
     if not known or known[0][1] is None:

@@ -31,6 +31,7 @@ ENVIRONMENT = {
     "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMP_NUM_THREADS": "1",
 }  # fmt: skip
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 Row = dict[str, Any]
 
 
@@ -102,7 +103,7 @@ def _describe(run: Run, folder: Path, begun: float, code: int) -> Row:
     """Return what ddlrun has found: an error if the job has not hung."""
     row: Row = {"backend": run.backend, "ranks": run.ranks, "guilty": sorted(run.guilty), "code": code}
     file = folder / "run" / "examination.json"
-    if not begun or not file.exists():
+    if not begun or not file.exists() or code not in (EXIT_STALLED, EXIT_INTERRUPTED):  # it ended by itself
         return row | {"ddlrun": None, "text": (folder / "errors").read_text()[-400:]}
     record = json.loads(file.read_text())
     verdict, text = record["verdict"], str(record["sentence"])

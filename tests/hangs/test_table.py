@@ -1,4 +1,4 @@
-"""The table of hangs: its runs, and how verdicts are judged."""
+"""The table of hangs: its runs, how verdicts are judged, and that the page shows the results."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,9 @@ import pytest
 
 from tests.hangs.catalogue import FAMILIES, Run, list_functions, list_runs
 from tests.hangs.judge import Judgement, judge
-from tests.hangs.runs import run_hang
+from tests.hangs.page import PAGE, render_page
+from tests.hangs.results import read_results
+from tests.hangs.runs import STALL_SECONDS, run_hang
 from tests.support import needs
 
 # A few runs, of which none is in the other tests of hangs.
@@ -60,3 +62,7 @@ def test_where_ranks_are_alike_nobody_need_be_named() -> None:
     run = RUNS["p2p.ring_of_receives.0"]
     assert judge(run, [], line_of(run)) is Judgement.RIGHT
     assert judge(run, [], "") is Judgement.NOBODY
+
+
+def test_the_page_shows_the_results() -> None:
+    assert PAGE.read_text() == render_page(read_results(), STALL_SECONDS)

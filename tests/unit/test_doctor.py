@@ -23,6 +23,7 @@ FUTURE: Frames = [
     ("FutureWork.wait", "/env/lib/python3.11/site-packages/ddlrun/ddl/torch/backend/works.py", 89, ""),
 ]
 JAX = "/env/lib/python3.11/site-packages/jax/experimental/multihost_utils.py"
+JAX_VALUE = ("_value", "/env/lib/python3.11/site-packages/jax/_src/array.py", 700, "")
 MAIN = ("<module>", "/home/u/train.py", 41, "comm.Barrier()")
 ALL_REDUCE: Frames = [
     ("all_reduce", C10D, 3000, "work.wait()"),
@@ -83,6 +84,10 @@ POSITIONS = [
     (
         snapshot(process([("process_allgather", JAX, 159, ""), own(17, "mu.process_allgather(x)")], call="futex")),
         Activity.COMMUNICATES, "waits in process_allgather (train.py:17)",
+    ),
+    (
+        snapshot(process([JAX_VALUE, ("broadcast_one_to_all", JAX, 90, ""), own(17, "mu.broadcast(x)")], call="futex")),
+        Activity.COMMUNICATES, "waits in broadcast_one_to_all (train.py:17)",
     ),
     (
         snapshot(process([own(9, "loss.backward()")], call="futex")),

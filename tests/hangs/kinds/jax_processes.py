@@ -8,15 +8,6 @@ from jax.experimental import multihost_utils
 from tests.hangs.kinds.job import Job
 
 
-def left_out(job: Job) -> None:
-    """a rank leaves out a process_allgather"""
-    job.begin()
-    for step in range(3):
-        if not (job.is_victim and step == 2):
-            multihost_utils.process_allgather(np.ones(job.size))  # waiting
-    multihost_utils.sync_global_devices("end")  # guilty
-
-
 def broadcast(job: Job) -> None:
     """a rank leaves out a broadcast"""
     job.begin()
