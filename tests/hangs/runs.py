@@ -103,7 +103,7 @@ def _describe(run: Run, folder: Path, begun: float, code: int) -> Row:
     """Return what ddlrun has found: an error if the job has not hung."""
     row: Row = {"backend": run.backend, "ranks": run.ranks, "guilty": sorted(run.guilty), "code": code}
     file = folder / "run" / "examination.json"
-    if not begun or not file.exists() or code not in (EXIT_STALLED, EXIT_INTERRUPTED):  # it ended by itself
+    if not begun or not file.exists() or code not in (0, EXIT_STALLED, EXIT_INTERRUPTED):  # an error has ended it
         return row | {"ddlrun": None, "text": (folder / "errors").read_text()[-400:]}
     record = json.loads(file.read_text())
     verdict, text = record["verdict"], str(record["sentence"])
