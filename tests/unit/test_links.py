@@ -26,7 +26,6 @@ from ddlrun.wire.authentication import SHA256
 from ddlrun.wire.frames import Checksums, Encoder
 from ddlrun.wire.loop import Loop
 from tests.support.agent_job import job_environ, start_job
-from tests.support.ports import reserved_port
 from tests.support.processes import mark, running
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -218,12 +217,10 @@ PEER = "ddlrun.preflight.peer"
 
 
 def peer_task(seconds: float, **to: str) -> str:
-    """Return the task of a host that connects to others, which do not listen."""
-    with reserved_port() as port:
-        return json.dumps({
-            "own": "a", "bind": "127.0.0.1", "to": to, "ports": [port], "secret": f"{SHA256}:{'5e' * 32}",
-            "seconds": seconds,
-        })  # fmt: skip
+    """Return the task of a host, on a port of its own, that connects to others, which do not listen."""
+    return json.dumps({
+        "own": "a", "bind": "127.0.0.1", "to": to, "ports": [0], "secret": f"{SHA256}:{'5e' * 32}", "seconds": seconds,
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize("script", [START, "/no/such/script"], ids=["installed", "archive"])
