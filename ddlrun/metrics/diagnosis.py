@@ -23,6 +23,8 @@ MAJORITY = 0.6
 LEAST_THROTTLED = 0.1
 # Threads that wait for a CPU, per rank.
 LEAST_QUEUE = 0.3
+# The threads of a job need as many times its CPUs; those that wake up often wait for a CPU beside neighbours, too.
+LEAST_DEMAND = 1.2
 # CPUs that are busy with processes of others.
 LEAST_FOREIGN = 0.3
 # A rank that waits for storage uses less of a CPU than this.
@@ -169,15 +171,26 @@ def find_busy_cpus(
     often = mean(sample.queue / sample.size >= LEAST_QUEUE / 2 for sample in samples) >= MAJORITY
     if queue < LEAST_QUEUE or not often or not host:
         return None
-    busy = mean(sample.cpu for sample in host)
-    own = sum(mean(sample.cpu for sample in rank) for rank in on_host)
+    foreign = mean(sample.cpu for sample in host) - sum(mean(sample.cpu for sample in rank) for rank in on_host)
     severity = queue / (queue + mean(sample.cpu / sample.size for sample in samples))
-    if busy - own >= LEAST_FOREIGN:
-        cause = f"other processes keep {busy - own:.1f} CPUs of the host busy"
-        details = f"waiting for a CPU {severity:.0%} of the time, as {cause}"
-        return _finding(SlownessCause.NEIGHBOUR, samples, severity, details)
-    details = f"waiting for a CPU {severity:.0%} of the time: more busy threads than CPUs"
-    return _finding(SlownessCause.OVERLOAD, samples, severity, details)
+    waits = f"waiting for a CPU {severity:.0%} of the time"
+    others = f"other processes keep {foreign:.1f} CPUs of the host busy" if foreign >= LEAST_FOREIGN else ""
+    rank = samples[-1]
+    for whose, demand, cpus in (
+        ("its threads", _demand(samples), rank.cores),
+        ("the ranks' threads", sum(map(_demand, on_host)), min(host[-1].cores, sum(it[-1].cores for it in on_host))),
+    ):
+        if demand >= LEAST_DEMAND * cpus + LEAST_QUEUE * rank.size:
+            details = f"{waits}: {whose} need {demand:.1f} CPUs, and may use {cpus}{others and f'; {others}'}"
+            return _finding(SlownessCause.OVERLOAD, samples, severity, details)
+    if others:
+        return _finding(SlownessCause.NEIGHBOUR, samples, severity, f"{waits}, as {others}")
+    return _finding(SlownessCause.OVERLOAD, samples, severity, f"{waits}: ranks share its CPUs")
+
+
+def _demand(samples: Sequence[RankSample]) -> float:
+    """Return the CPUs that the threads of a rank would keep busy if they never waited for one."""
+    return mean(sample.cpu + sample.queue for sample in samples)
 
 
 def find_slow_nics(hosts: Mapping[str, Sequence[HostSample]]) -> list[Finding]:

@@ -113,7 +113,25 @@ def test_ranks_that_wait_for_each_others_cpus_are_overloaded() -> None:
     history = history_of([*ranks, *ten(HOST, cpu=2.0)])
     assert findings_of(history) == {("overload", "0-3")}
     assert summarize(history, diagnose(history)) == (
-        "ranks 0-3 on n1: waiting for a CPU 50% of the time: more busy threads than CPUs"
+        "ranks 0-3 on n1: waiting for a CPU 50% of the time: ranks share its CPUs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("busy", "others"), [(1.0, ""), (4.0, "; other processes keep 3.0 CPUs of the host busy")], ids=["alone", "beside"]
+)
+def test_a_rank_with_more_threads_than_cpus_is_overloaded(busy: float, others: str) -> None:
+    history = history_of([*ten(RANK, cpu=1.0, queue=3.0), *ten(HOST, cpu=busy)])
+    text = "rank 0 on n1: waiting for a CPU 75% of the time: its threads need 4.0 CPUs, and may use 1"
+    assert [finding.text for finding in diagnose(history)] == [text + others]
+
+
+def test_a_job_that_needs_more_cpus_than_the_host_has_is_overloaded_beside_neighbours() -> None:
+    ranks = [sample for rank in "0123" for sample in ten(RANK, ranks=rank, cores=8, cpu=1.5, queue=2.5)]
+    (finding,) = diagnose(history_of([*ranks, *ten(HOST, cpu=8.0)]))
+    assert (finding.cause.value, finding.ranks) == ("overload", "0-3")
+    assert finding.details.endswith(
+        "the ranks' threads need 16.0 CPUs, and may use 8; other processes keep 2.0 CPUs of the host busy"
     )
 
 
