@@ -16,11 +16,11 @@ def has_progressed(before: JobSnapshot, after: JobSnapshot) -> bool:
     """Return True if a rank moved between two snapshots, so that the job does not hang.
 
     Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
-    of their functions decide. A rank that imports modules, or ends operations of torch.distributed, moves.
+    of their functions decide. A rank that imports modules, ends operations of torch.distributed, or ends itself, moves.
     """
     earlier, later = before.snapshots, after.snapshots
-    if earlier.keys() - later.keys():
-        return False  # a host has become silent, or a rank has ended
+    if gone := earlier.keys() - later.keys():  # they have ended, or a host has become silent
+        return any(rank.rank in gone and rank.exit_code is not None for rank in after.ranks)
     if later.keys() - earlier.keys():
         return True  # a host was too busy to reply
     positions = [{rank: locate_rank(snapshot) for rank, snapshot in ranks.items()} for ranks in (earlier, later)]

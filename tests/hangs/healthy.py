@@ -194,7 +194,7 @@ def autotune(_folder: Path) -> None:
 
 def big_sort(_folder: Path) -> None:
     while goes_on():
-        np.sort(np.random.default_rng(0).random(30_000_000))
+        np.sort(np.random.default_rng(0).random(3_000_000))
 
 
 def lock_file(folder: Path) -> None:

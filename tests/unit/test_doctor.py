@@ -300,6 +300,11 @@ def test_a_job_with_a_rank_that_has_not_replied_in_time() -> None:
     ]
 
 
+def test_a_job_of_which_a_rank_ends_moves_on() -> None:
+    before, after = job(WAITING, LOOPING), job(WAITING, 0)
+    assert [evaluate(snapshots).hangs for snapshots in ([before, after], [after, after])] == [False, True]
+
+
 @pytest.mark.parametrize(("numbers", "hangs"), [((7, 8), False), ((7, 7), True), ((0, 8), True), ((7, 0), True)])
 def test_a_job_whose_operations_end_moves_on(numbers: tuple[int, int], hangs: bool) -> None:  # noqa: FBT001
     before, after = (job(WAITING, LOOPING._replace(ended=number)) for number in numbers)
