@@ -109,16 +109,21 @@ def find_swapping(samples: Sequence[RankSample], host: Sequence[HostSample]) -> 
 
 
 def find_storage_wait(samples: Sequence[RankSample]) -> Finding | None:
-    """Return a finding if threads of a rank mostly wait for storage or a pipe, and none computes."""
-    waits = [sample for sample in samples if sample.blocked or sample.function in PIPES]
+    """Return a finding if threads of a rank mostly wait for storage or a pipe, and none computes.
+
+    Where the memory of a cgroup is full, pages of files are read again and again.
+    """
+    waits = [it for it in samples if it.blocked or it.function in PIPES or it.faults >= LEAST_FAULTS * it.size]
     share = len(waits) / len(samples)
     if share < MAJORITY or mean(sample.cpu / sample.size for sample in samples) > MOST_CPU_WAITING:
         return None
     functions = [kernel_wait(sample.function) for sample in waits if sample.function != "-"] or ["the kernel"]
     read = mean(sample.read for sample in samples)
     written = mean(sample.written for sample in samples)
-    purpose = "storage" if any(sample.blocked for sample in waits) else "data of another process"
-    rates = f"{render_byte_rate(read)} read, {render_byte_rate(written)} written"
+    purpose = "storage" if any(sample.blocked or sample.faults for sample in waits) else "data of another process"
+    full = mean(it.reclaims > 0 for it in samples) >= MAJORITY and median(it.faults for it in samples) >= LEAST_FAULTS
+    because = ", as its cgroup has no more memory" if full else ""
+    rates = f"{render_byte_rate(read)} read, {render_byte_rate(written)} written{because}"
     details = f"waiting for {purpose} {share:.0%} of the time in {max(functions, key=functions.count)}; {rates}"
     return _finding(SlownessCause.STORAGE, samples, share, details)
 
@@ -175,11 +180,11 @@ def find_busy_cpus(
     severity = queue / (queue + mean(sample.cpu / sample.size for sample in samples))
     waits = f"waiting for a CPU {severity:.0%} of the time"
     others = f"other processes keep {foreign:.1f} CPUs of the host busy" if foreign >= LEAST_FOREIGN else ""
-    rank = samples[-1]
-    for whose, demand, cpus in (
-        ("its threads", _demand(samples), rank.cores),
-        ("the ranks' threads", sum(map(_demand, on_host)), min(host[-1].cores, sum(it[-1].cores for it in on_host))),
-    ):
+    rank, cores = samples[-1], host[-1].cores
+    demands = [("its threads", _demand(samples), rank.cores)]
+    if sum(it[-1].cores for it in on_host) > cores:  # they share CPUs
+        demands.append(("the ranks' threads", sum(map(_demand, on_host)), cores))
+    for whose, demand, cpus in demands:
         if demand >= LEAST_DEMAND * cpus + LEAST_QUEUE * rank.size:
             details = f"{waits}: {whose} need {demand:.1f} CPUs, and may use {cpus}{others and f'; {others}'}"
             return _finding(SlownessCause.OVERLOAD, samples, severity, details)

@@ -36,6 +36,7 @@ RANK_GAUGES = (
     Gauge("ddlrun_rank_read_bytes_per_second", "", "read", "Bytes from storage"),
     Gauge("ddlrun_rank_written_bytes_per_second", "", "written", "Bytes to storage"),
     Gauge("ddlrun_rank_throttled_ratio", "ratio", "throttled", "Share of CPU quota periods that were used up"),
+    Gauge("ddlrun_rank_reclaims_per_second", "", "reclaims", "Times that a cgroup reaches its limit of memory"),
 )
 HOST_GAUGES = (
     Gauge("ddlrun_host_cpus", "", "cpu", "CPUs that are busy with any process"),

@@ -60,6 +60,8 @@ class RankSample:
     """Bytes per second to storage."""
     throttled: float
     """The share of the periods of the CPU quota in which it was used up."""
+    reclaims: float
+    """Times per second that memory was taken back, as the limit of a cgroup was reached."""
     state: str
     """The state of the main thread, as ps shows it."""
     function: str
@@ -155,6 +157,7 @@ def parse_rank_sample(text: str, rank: int, host: str, now: float) -> RankSample
         read=round(use["read_bytes"] * rate),
         written=round(use["written_bytes"] * rate),
         throttled=_round(use["throttled"] / use["periods"]) if use["periods"] else 0.0,
+        reclaims=_round(use["reclaims"] * rate),
         state=words[-2],
         function=words[-1],
     )
@@ -215,7 +218,8 @@ def add_samples(samples: Sequence[RankSample], ranks: str) -> RankSample:
     """Return the sums over the listed ranks of a host; the state is that of the rank that uses the CPU least."""
     least = min(samples, key=lambda sample: sample.cpu)
     sums: dict[str, Any] = {name: _round(sum(getattr(sample, name) for sample in samples)) for name in SUMMED}
-    return replace(least, **sums, ranks=ranks, throttled=max(sample.throttled for sample in samples))
+    most = {name: max(getattr(sample, name) for sample in samples) for name in ("throttled", "reclaims")}
+    return replace(least, **sums, **most, ranks=ranks)
 
 
 SUMMED = (

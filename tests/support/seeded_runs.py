@@ -28,7 +28,7 @@ MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 # The beginning of the program of each rank; it runs until there is a file `stop`.
 STEPS = """
-import os, sys, time
+import hashlib, os, sys, time
 rank, folder = int(os.environ["RANK"]), sys.argv[1]
 def compute(seconds):
     end = time.thread_time() + seconds
@@ -105,6 +105,27 @@ while running():
             data.seek(0)
         os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 """
+# A file of four times the memory that its cgroup may have, read all over again.
+THRASHING = """
+import mmap
+if rank == 1:
+    open(folder + "/memory/cgroup.procs", "w").write(str(os.getpid()))
+data, page = mmap.mmap(os.open(folder + "/data", os.O_RDONLY), 0, prot=mmap.PROT_READ), 0
+while running():
+    compute(0.01)
+    time.sleep(0.05)
+    for _ in range(4096 if rank == 1 else 0):
+        data[page]
+        page = (page + 4096 * 61) % len(data)
+"""
+# More threads than CPUs in rank 1, beside neighbours.
+OVERLOAD = """
+import threading
+for _ in range(3 if rank == 1 else 0):
+    threading.Thread(target=lambda: [hashlib.sha256(bytes(1 << 20)) for _ in iter(running, False)]).start()
+while running():
+    compute(0.01)
+"""
 # Twice the memory that its cgroup may have, changed all over again. The kernel does not store pages of zeros.
 SWAPPING = """
 if rank == 1:
@@ -130,6 +151,8 @@ class Seed(NamedTuple):
     program: str
     needs: tuple[Path, ...] = ()
     """Folders of cgroups that have to be writable."""
+    finding: str = ""
+    """The name of the finding; empty: that of the seed."""
 
     def why_not(self) -> str | None:
         """Return the reason why this machine cannot run it."""
@@ -143,6 +166,8 @@ SEEDS = {
     "leak": Seed(LEAK),
     "neighbour": Seed(NEIGHBOUR),
     "swapping": Seed(SWAPPING, (MEMORY_GROUPS / "memory.limit_in_bytes",)),
+    "thrashing": Seed(THRASHING, (MEMORY_GROUPS / "memory.limit_in_bytes",), "storage"),
+    "overload": Seed(OVERLOAD),
     "storage": Seed(STORAGE, (IO_GROUPS / "blkio.throttle.read_bps_device",)),
 }
 
@@ -168,7 +193,7 @@ def _surroundings(cause: str, folder: Path) -> Iterator[None]:
     if cause == "throttled":
         with _cgroup(CPU_GROUPS, folder / "cpu", {"cpu.cfs_quota_us": "2000"}):
             yield
-    elif cause == "neighbour":
+    elif cause in ("neighbour", "overload"):
         code = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
         argv = [sys.executable, "-c", code, str(os.getpid())]
         spinners = [subprocess.Popen(argv) for _ in range(os.cpu_count() or 1)]
@@ -184,12 +209,24 @@ def _surroundings(cause: str, folder: Path) -> Iterator[None]:
         limit = f"{os.major(device)}:{os.minor(device)} 200000"
         with _cgroup(IO_GROUPS, folder / "io", {"blkio.throttle.read_bps_device": limit}):
             yield
+    elif cause == "thrashing":
+        _write_uncached(folder / "data", os.urandom(1 << 20) * 64)
+        with _cgroup(MEMORY_GROUPS, folder / "memory", {"memory.limit_in_bytes": str(24 << 20)}):
+            yield
     elif cause == "swapping":
         settings = {"memory.limit_in_bytes": str(64 << 20)}
         with _swap_space(folder / "swap"), _cgroup(MEMORY_GROUPS, folder / "memory", settings):
             yield
     else:
         yield
+
+
+def _write_uncached(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager
@@ -257,9 +294,10 @@ def _measure(cause: str) -> None:
 
     def is_done(history: History) -> bool:
         findings = findings_of(history)
-        others.update(finding for finding in findings if finding[0] != cause)
+        expected = SEEDS[cause].finding or cause
+        others.update(finding for finding in findings if finding[0] != expected)
         ages = [samples[-1].age for samples in history.ranks().values()]
-        is_named = any(finding[0] == cause for finding in findings)
+        is_named = any(finding[0] == expected for finding in findings)
         if is_named or max(ages, default=0.0) > 20:
             print(cause, f"{max(ages):.1f} s" if is_named else "NOT NAMED", findings, sorted(others), flush=True)
             return True

@@ -15,7 +15,7 @@ from tests.support.seeded_runs import SAMPLES, findings_of, read_samples
 RANK = RankSample(
     time=0.0, seconds=1.0, ranks="0", size=1, host="n1", age=100.0, cores=1, cpu=0.9, system=0.1, queue=0.0,
     switches=9.0, processes=1, threads=2, running=1, blocked=0, rss=10**9, anonymous=10**9, faults=0.0, input=0.0,
-    read=0.0, written=0.0, throttled=0.0, state="R", function="-",
+    read=0.0, written=0.0, throttled=0.0, reclaims=0.0, state="R", function="-",
 )  # fmt: skip
 HOST = HostSample(
     time=0.0, seconds=1.0, host="n1", cores=8, cpu=2.0, memory=10**10, available=10**9, swapped_in=0.0,
@@ -115,6 +115,14 @@ def test_ranks_that_wait_for_each_others_cpus_are_overloaded() -> None:
     assert summarize(history, diagnose(history)) == (
         "ranks 0-3 on n1: waiting for a CPU 50% of the time: ranks share its CPUs"
     )
+
+
+@pytest.mark.parametrize(("reclaims", "full"), [(50.0, ", as its cgroup has no more memory"), (0.0, "")])
+def test_a_rank_that_reads_files_again_and_again_waits_for_storage(reclaims: float, full: str) -> None:
+    history = history_of([*ten(RANK, faults=80.0, cpu=0.2, read=4e8, reclaims=reclaims), *ten(HOST)])
+    (finding,) = diagnose(history)
+    text = "waiting for storage 100% of the time in the kernel; 400 MB/s read, 0 B/s written"
+    assert (finding.cause.value, finding.details) == ("storage", text + full)
 
 
 @pytest.mark.parametrize(

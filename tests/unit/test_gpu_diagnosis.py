@@ -24,7 +24,7 @@ from tests.support.seeded_runs import findings_of
 RANK = RankSample(
     time=0.0, seconds=1.0, ranks="0", size=1, host="h1", age=1000.0, cores=1, cpu=0.4, system=0.1, queue=0.0,
     switches=9.0, processes=1, threads=2, running=1, blocked=0, rss=10**9, anonymous=10**9, faults=0.0, input=1000,
-    read=0, written=0, throttled=0.0, state="S", function="futex_wait",
+    read=0, written=0, throttled=0.0, reclaims=0.0, state="S", function="futex_wait",
 )  # fmt: skip
 HOST = HostSample(
     time=0.0, seconds=1.0, host="h1", cores=8, cpu=2.0, memory=10**10, available=10**9, swapped_in=0,

@@ -27,12 +27,12 @@ from tests.support.keepers import serving
 from tests.support.processes import wait_for
 from tests.support.seeded_runs import read_samples
 
-USAGE = "9500 1000 2 500 250 100 7 1 3 1 1 2048 1024 2 4000 3000 2000 10 4 D folio_wait_bit"
+USAGE = "9500 1000 2 500 250 100 7 1 3 1 1 2048 1024 2 4000 3000 2000 10 4 6 D folio_wait_bit"
 HOST_USAGE = "2000 8 4000 1000 400 8192 6 eth0:10000:2000000:2:4000000:0 a:b:0:0:0:0:0 @::1>::2:800000:1500"
 RANK = RankSample(
     time=5.0, seconds=1.0, ranks="3", size=1, host="n1", age=9.5, cores=2, cpu=0.75, system=0.25, queue=0.1,
     switches=7.0, processes=1, threads=3, running=1, blocked=1, rss=2 << 20, anonymous=1 << 20, faults=2.0, input=4000,
-    read=3000, written=2000, throttled=0.4, state="D", function="folio_wait_bit",
+    read=3000, written=2000, throttled=0.4, reclaims=6.0, state="D", function="folio_wait_bit",
 )  # fmt: skip
 HOST = HostSample(
     time=5.0, seconds=2.0, host="n1", cores=8, cpu=2.0, memory=1024000, available=409600, swapped_in=4096,

@@ -43,7 +43,7 @@ PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 USAGE_FIELDS = (
     "age_ms", "ms", "cores", "user_ms", "system_ms", "wait_ms", "switches", "processes", "threads", "running",
     "blocked", "rss_kib", "anonymous_kib", "major_faults", "input_bytes", "read_bytes", "written_bytes", "periods",
-    "throttled",
+    "throttled", "reclaims",
 )  # fmt: skip
 """The numbers of a report, in their order. The state of the main thread and the kernel function of its wait follow.
 
@@ -58,6 +58,7 @@ anonymous_kib: The part of rss_kib that no file or shared memory backs.
 input_bytes: Bytes that system calls have read, also from pipes and from the page cache.
 read_bytes, written_bytes: Bytes from and to storage.
 periods, throttled: The periods of the CPU quota, and those in which it was used up.
+reclaims: The number of times that memory was taken back, as the limit of a cgroup was reached.
 """
 
 
@@ -151,6 +152,24 @@ def _has_quota(folder: str) -> bool:
     return limit[:1].isdigit()
 
 
+class MemoryReclaims:
+    """The times that the limits of a process's memory cgroups were reached."""
+
+    def __init__(self, pid: int) -> None:
+        self._folders = list_cgroups(pid, "memory")
+        self._before = self._read()
+
+    def take(self) -> int:
+        """Return the number since the last call."""
+        before, self._before = self._before, self._read()
+        return self._before - before
+
+    def _read(self) -> int:
+        events = [parse_counters(read_file(f"{folder}/memory.events")) for folder in self._folders]  # version 2
+        failures = [read_file(f"{folder}/memory.failcnt") for folder in self._folders]  # version 1
+        return sum(it.get(b"max", 0) + it.get(b"high", 0) for it in events) + sum(map(int, filter(None, failures)))
+
+
 class ProcessUsage:
     """The use of resources by the descendants of a process."""
 
@@ -159,7 +178,7 @@ class ProcessUsage:
         self._reports = 0
         self._processes: dict[int, Process] = {}
         self._main = 0
-        self._quota = QuotaPeriods(0)
+        self._quota, self._memory = QuotaPeriods(0), MemoryReclaims(0)
         self._refresh()
 
     def take(self) -> str:
@@ -175,7 +194,7 @@ class ProcessUsage:
         main = self._processes.get(self._main)
         state, function = ("Z", "-") if main is None else (main.state, read_function(self._main))
         total["wait_ms"] //= NANOSECONDS_PER_MS  # threads have added nanoseconds
-        numbers = (self._cores, *total.values(), *self._quota.take())
+        numbers = (self._cores, *total.values(), *self._quota.take(), self._memory.take())
         return f"{join_numbers(numbers)} {state} {function}"
 
     def _refresh(self) -> None:
@@ -184,7 +203,7 @@ class ProcessUsage:
         self._processes = {pid: self._processes.get(pid) or Process(pid) for pid in pids}
         main = find_main(pids)
         if main != self._main:
-            self._main, self._quota = main, QuotaPeriods(main)
+            self._main, self._quota, self._memory = main, QuotaPeriods(main), MemoryReclaims(main)
         try:
             self._cores = len(os.sched_getaffinity(main))
         except OSError:  # it has ended
@@ -250,7 +269,7 @@ def join_numbers(numbers: Sequence[int]) -> str:
 
 def no_usage() -> dict[str, int]:
     """Return the sums over no process, of the fields of a report from `user_ms` to `written_bytes`."""
-    return dict.fromkeys(USAGE_FIELDS[3:-2], 0)
+    return dict.fromkeys(USAGE_FIELDS[3:-3], 0)
 
 
 def list_tree(root: int) -> list[int]:
