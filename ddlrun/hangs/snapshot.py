@@ -69,6 +69,8 @@ class Counters(NamedTuple):
     sent: int = 0
     first: int = 0
     """Bytes that its first thread has read and written."""
+    faults: int = 0
+    """Pages of memory that its first thread has used for the first time."""
     mpi: bool = False
     """Whether it has loaded a library of MPI."""
 
@@ -103,7 +105,7 @@ class ProcessSnapshot(NamedTuple):
     holder: LockHolder | None = None
     """The process with the lock on a file that it waits for; None: it waits for none, or that is not known."""
     variables: tuple[str, ...] = ()
-    """CODE:VALUES of each function in its last reply, the outermost first; the second number changes with variables."""
+    """Its last replies: a word CODE:VALUES per function, the outermost first; the second number is of its variables."""
     counters: Counters = Counters()
 
 

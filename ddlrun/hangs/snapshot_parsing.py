@@ -85,7 +85,7 @@ def _parse_process(record: Mapping[str, Any]) -> ProcessSnapshot:
 
 def parse_counters(record: Mapping[str, Any]) -> Counters:
     """Return the counters that a keeper has sent; LookupError and others are raised if it has not all."""
-    whole = ("read", "written", "stored", "received", "sent", "first")
+    whole = ("read", "written", "stored", "received", "sent", "first", "faults")
     return Counters(
         threads={int(thread): (float(ran), float(ready)) for thread, (ran, ready) in record["threads"].items()},
         ended=float(record["ended"]),

@@ -5,7 +5,7 @@ that make messages progress are as busy in ranks that wait. A rank that waits fo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise, starmap, takewhile
 from typing import NamedTuple
 
 from ddlrun.hangs.frames import find_communication
@@ -28,6 +28,8 @@ FLOWS = {
 # So many bytes between two snapshots suffice.
 LEAST_BYTES = 1 << 20
 LEAST_GPU = 0.1
+# A loop that waits for something replies to most of the eight probes of two snapshots, and needs few pages per second.
+LEAST_REPLIES, MOST_PAGES = 5, 50
 BLOCKED_STATE = "D"
 # Activities in a file, a pipe or a connection that delivers or takes data, however slowly.
 TRANSFERS = (Activity.READS, Activity.WRITES)
@@ -110,7 +112,7 @@ def _find_arrival(steps: Sequence[Step]) -> str:
 def _find_own_work(steps: Sequence[Step], position: Position, gpu: float | None, usual: float) -> str:
     """Return the work of a rank that does not wait for others; `usual` is the use of native threads in those."""
     whole = _join(steps)
-    busy = sorted(_find_busy(steps, position, usual), reverse=True)
+    busy = sorted(_find_busy(whole, position, usual), reverse=True)
     if sum(share for share, _ in busy) >= LEAST_BUSY:
         return busy[0][1]
     is_nccl = any(operation.backend == "nccl" for operation in whole.after.operations)
@@ -119,14 +121,13 @@ def _find_own_work(steps: Sequence[Step], position: Position, gpu: float | None,
     return _find_flow(steps) or _find_stream(whole) or _find_storage(whole)
 
 
-def _find_busy(steps: Sequence[Step], position: Position, usual: float) -> Iterator[tuple[float, str]]:
+def _find_busy(whole: Step, position: Position, usual: float) -> Iterator[tuple[float, str]]:
     """Yield the CPUs that parts of a rank keep busy, and what does so."""
-    whole = _join(steps)
     before, main = whole.main
     if before.pid == main.pid:
         in_gpu = main.gpu and main.replies == before.replies  # which keeps a CPU busy while it waits for a GPU
         obscure = position.activity in OBSCURE and (bool(main.threads) or main.counters.mpi)
-        if not in_gpu and not obscure and not _spins(steps):
+        if not in_gpu and not obscure and not _spins(whole):
             yield _share(before, main, main.pid), "computes"
         for thread in main.threads:
             if thread.id not in (0, main.pid) and not find_communication(thread.frames):
@@ -172,21 +173,24 @@ def _communicates(process: ProcessSnapshot) -> bool:
     return any(find_communication(thread.frames) for thread in process.threads)
 
 
-def _spins(steps: Sequence[Step]) -> bool:
-    """Return True if the main thread runs Python code whose variables stay the same: it waits for something."""
-    mains = [step.main for step in steps]
-    known = [(before.variables, after.variables) for before, after in mains if before.variables]
-    runs = all(before.replies < after.replies for before, after in mains)
-    return runs and bool(known) and not any(have_changed(*pair) for pair in known)
+def _spins(whole: Step) -> bool:
+    """Return True if the main thread runs Python code whose variables stay the same: it waits for something.
+
+    It replies to most probes, uses no new memory, and its variables are the same in all replies.
+    """
+    before, after = whole.main
+    new = after.replies - before.replies
+    pages = (after.counters.faults - before.counters.faults) / whole.seconds
+    return new >= LEAST_REPLIES and pages < MOST_PAGES and not any(starmap(have_changed, pairwise(after.variables)))
 
 
-def have_changed(before: Sequence[str], after: Sequence[str]) -> bool:
-    """Return True if variables of a function have changed that is on the stack both times.
+def have_changed(before: str, after: str) -> bool:
+    """Return True if variables of a function differ in two replies, in both of which it is on the stack.
 
-    >>> have_changed(["1:5", "2:6", "7:8"], ["1:5", "2:6", "9:8"]), have_changed(["1:5", "2:6"], ["1:5", "2:7"])
+    >>> have_changed("1:5 2:6 7:8", "1:5 2:6 9:8"), have_changed("1:5 2:6", "1:5 2:7")
     (False, True)
     """
-    pairs = [(old.split(":"), new.split(":")) for old, new in zip(before, after, strict=False)]
+    pairs = [(old.split(":"), new.split(":")) for old, new in zip(before.split(), after.split(), strict=False)]
     common = takewhile(lambda pair: pair[0][0] == pair[1][0], pairs)
     return any(old != new for old, new in common)
 

@@ -45,7 +45,7 @@ def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
 
 def used(seconds: float = 0.0, **more: Any) -> dict[str, Any]:
     """Return the counters of a process, whose first thread was busy for a time."""
-    whole = dict.fromkeys(("read", "written", "stored", "received", "sent", "first"), 1)
+    whole = dict.fromkeys(("read", "written", "stored", "received", "sent", "first", "faults"), 1)
     return {"counters": {"threads": {"7": [seconds, 0.0]}, "ended": 0.0, "mpi": False, **whole, **more}}
 
 

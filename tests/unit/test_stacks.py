@@ -108,11 +108,9 @@ def test_a_process_replies_to_a_probe_once_it_runs_python(tmp_path: Path) -> Non
 )
 def test_the_variables_of_a_loop_change_unless_it_waits(tmp_path: Path, loop: str, changes: bool) -> None:  # noqa: FBT001
     with held(tmp_path, HOLD.format(wait=loop), PYTHONPATH=HOOK) as process:
-        replies: list[list[str]] = []
-        while len(replies) < 3:
-            count, variables = probe(process.pid)
-            if count > len(replies):
-                replies.append(variables)
+        wait_until(lambda: probe(process.pid)[0] > 8)
+        _, replies = probe(process.pid)
+    assert len(replies) == 8
     assert any(itertools.starmap(have_changed, itertools.pairwise(replies))) is changes
 
 

@@ -124,12 +124,16 @@ def test_a_busy_gpu_works_unless_its_collective_waits() -> None:
     assert work_of(*communicating, gpu=0.97) is None
 
 
-@pytest.mark.parametrize(("last", "works"), [("1:5", False), ("1:6", True)])
-def test_a_loop_whose_variables_stay_the_same_does_not_work(last: str, works: bool) -> None:  # noqa: FBT001
-    values = [(0, []), (1, ["1:5"]), (2, [last])]
+@pytest.mark.parametrize(
+    ("replies", "last", "pages", "works"),
+    [(8, "1:5", 1, False), (8, "1:6", 1, True), (3, "1:5", 1, True), (8, "1:5", 9999, True)],
+    ids=["waits", "changes variables", "is mostly in a library", "uses memory"],
+)
+def test_a_loop_whose_variables_stay_the_same_does_not_work(replies: int, last: str, pages: int, works: bool) -> None:  # noqa: FBT001
+    values = [(0, [], 1), (replies // 2, ["1:5"] * 4, 1), (replies, [*["1:5"] * 7, last], pages)]
     looks = [
-        rank(2.0 * count, LOOP, state="R", replies=count, variables=variables, **used(2.0 * count))
-        for count, variables in values
+        rank(2.0 * index, LOOP, state="R", replies=count, variables=lines, **used(2.0 * index, faults=faults))
+        for index, (count, lines, faults) in enumerate(values)
     ]
     assert (work_of(*looks) == "computes") is works
     examination = evaluate([job(WAITING, look) for look in looks])

@@ -76,6 +76,7 @@ def read_counters(pid: int, stat: ProcessStat, links: Sequence[TcpConnection]) -
         "received": sum(link.received for link in links),
         "sent": sum(link.acknowledged for link in links),
         "first": first[0] + first[1],
+        "faults": int((read_file(f"/proc/{pid}/task/{pid}/stat").rpartition(b")")[2].split() or [b"0"] * 8)[7]),
         "mpi": "/libmpi" in read_text(f"/proc/{pid}/maps"),
     }
 

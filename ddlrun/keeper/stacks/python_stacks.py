@@ -20,6 +20,7 @@ STACKS_FILE = "ddlrun-stacks"
 STACKS_SIGNAL = 57
 # A process writes a line to the file once its main thread runs Python code after the other signal.
 PROBE_SIGNAL, PROBE_REPLY = 58, "moved"
+PROBES, PROBE_SECONDS, MOST_REPLIES = 4, 0.02, 8
 RUNNING = "running"
 # Calls that fail after a signal handler, in programs that do not expect that: those of PyTorch's sockets, and others.
 FRAGILE, FRAGILE_IN_TORCH = ("connect",), ("connect", "poll")
@@ -128,17 +129,23 @@ def _read_from_hook(pid: int, seconds: float) -> Threads:
 
 
 def probe(pid: int) -> tuple[int, list[str]]:
-    """Send a process a probe, if that interrupts no system call; return the number of its replies, and the last one.
+    """Send a process some probes while that interrupts no system call; return the number of replies, and the last ones.
 
-    A reply has the functions of the main thread, the outermost first, as CODE:VARIABLES.
+    A reply has the functions of the main thread, the outermost first, as CODE:VARIABLES. A thread in a library replies
+    once to several probes.
     """
     path, _ = find_memory_file(pid, STACKS_FILE)
     if not path or not handles(pid, PROBE_SIGNAL):
         return 0, []
-    replies = [line for line in read_text(path).splitlines() if line.startswith(PROBE_REPLY)]
-    if _runs(pid):
+    replies = [
+        line[len(PROBE_REPLY) :].strip() for line in read_text(path).splitlines() if line.startswith(PROBE_REPLY)
+    ]
+    for _ in range(PROBES):
+        if not _runs(pid):
+            break
         send_signal(pid, PROBE_SIGNAL)
-    return len(replies), replies[-1].split()[1:] if replies else []
+        time.sleep(PROBE_SECONDS)
+    return len(replies), replies[-MOST_REPLIES:]
 
 
 def count_switches(pid: int) -> int:
