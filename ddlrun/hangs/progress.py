@@ -16,7 +16,8 @@ def has_progressed(before: JobSnapshot, after: JobSnapshot) -> bool:
     """Return True if a rank moved between two snapshots, so that the job does not hang.
 
     Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
-    of their functions decide. A rank that imports modules, ends operations of torch.distributed, or ends itself, moves.
+    of their functions decide. A rank that imports modules, ends operations of torch.distributed, ends itself, or goes
+    from its program to its end, moves.
     """
     earlier, later = before.snapshots, after.snapshots
     if gone := earlier.keys() - later.keys():  # they have ended, or a host has become silent
@@ -27,6 +28,8 @@ def has_progressed(before: JobSnapshot, after: JobSnapshot) -> bool:
     if any(position.activity is Activity.IMPORTS for ranks in positions for position in ranks.values()):
         return True
     if any(0 < earlier[rank].ended < later[rank].ended for rank in earlier):
+        return True
+    if any(_leaves_program(positions[0][rank], positions[1][rank]) for rank in earlier):
         return True
     none_runs = all(position.activity is not Activity.RUNS for position in positions[1].values())
     polls = {rank for rank in earlier if none_runs and _polls(positions[0][rank], positions[1][rank])}
@@ -44,6 +47,11 @@ def _has_moved(before: Position, after: Position) -> bool:
     if before.collective is not None and after.collective is not None and before.collective != after.collective:
         return True
     return before.key != after.key
+
+
+def _leaves_program(before: Position, after: Position) -> bool:
+    """Return True if a function of the program ran, and no stack is left, as at the end of Python."""
+    return before.activity is Activity.RUNS and after.activity in (Activity.FINALIZES, Activity.UNKNOWN)
 
 
 def _polls(before: Position, after: Position) -> bool:

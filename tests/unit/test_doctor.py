@@ -300,8 +300,12 @@ def test_a_job_with_a_rank_that_has_not_replied_in_time() -> None:
     ]
 
 
-def test_a_job_of_which_a_rank_ends_moves_on() -> None:
-    before, after = job(WAITING, LOOPING), job(WAITING, 0)
+FINALIZING = snapshot(process([("main", "/lib/libc.so.6", 0, "")], "R", time=4.0, **used(3.9)))
+
+
+@pytest.mark.parametrize("end", [0, FINALIZING])
+def test_a_job_of_which_a_rank_ends_moves_on(end: int | RankSnapshot) -> None:
+    before, after = job(WAITING, LOOPING), job(WAITING, end)
     assert [evaluate(snapshots).hangs for snapshots in ([before, after], [after, after])] == [False, True]
 
 
@@ -400,7 +404,6 @@ COMPUTING: dict[str, Any] = {"time": 4.0, "replies": 1, **used(3.9)}
 LOOP, LOCK = [own(37, "while True:")], [own(5, "with lock:")]
 SLEEPING = snapshot(process([own(7, "time.sleep(60)")], call="sleep"))
 TESTING = [own(7, "while not request.Test(): time.sleep(.01)")]
-FINALIZING = snapshot(process([("main", "/lib/libc.so.6", 0, "")], "R", time=4.0, **used(3.9)))
 
 
 @pytest.mark.parametrize(
