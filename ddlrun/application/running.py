@@ -135,7 +135,8 @@ def supervise_run(planned: Planned, signals: Signals) -> Finished:
             if not settings.run.quiet:
                 _show_plan(attempt, plan)
             events.start()
-            options = _supervision(settings, plan)._replace(on_stall=events.stall)
+            restarts = settings.run.attempt < attempt.restarts
+            options = _supervision(settings, plan)._replace(restarts=restarts, on_stall=events.stall)
             done = run_plan(plan, options, os.environ, signals, links=attempt.links)
     finally:
         forget_run(state_folder(os.environ), plan.run_id)

@@ -99,6 +99,8 @@ class SupervisionOptions(NamedTuple):
     """None: rank 0 has standard input, as the process manager passes it on."""
     status_line: bool = False
     colour: bool = False
+    restarts: bool = False
+    """Whether the job is started again if it fails."""
     on_stall: "Callable[[HangVerdictRecord], None] | None" = None
     """Gets the verdict on ranks that printed nothing."""
 

@@ -127,9 +127,14 @@ class Examinations:
             self._end_job(reason)
 
     def begin_last(self, reason: EndReason, end: Callable[[], None]) -> bool:
-        """Begin to examine a job, and then end it; return False if it was examined, or has just begun or printed."""
+        """Begin to examine a job, and then end it; return False if it was examined, or has just begun or printed.
+
+        A job that is started again is not examined, as that would delay the restart.
+        """
         now, ranks = time.monotonic(), self._limits.ranks
         if self._limit is not None or reason.cause is EndCause.STALL or not 1 < ranks.job.ranks <= MOST_RANKS:
+            return False
+        if self._options.restarts and not reason.requested:
             return False
         since = self._limits.last_output if reason.requested else self._limits.started_at
         if not ranks.running or now < since + LEAST_SECONDS or self._hung_at > self._limits.last_output:

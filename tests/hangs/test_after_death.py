@@ -65,5 +65,12 @@ def test_a_job_of_which_a_rank_was_killed(tmp_path: Path) -> None:
     assert 1 in verdict["guilty"]
 
 
+def test_a_restart_does_not_wait_for_an_examination(tmp_path: Path) -> None:
+    code = f"import os, sys, time; time.sleep({SILENT_SECONDS} if os.environ['RANK'] == '1' else 1000); sys.exit(4)"
+    argv = launch_line(OWN, tmp_path, "-np", "2", "--restarts", "1", sys.executable, "-c", code)
+    assert run(argv).returncode == 4
+    assert [path.parent.name for path in tmp_path.rglob("examination.json")] == ["restart-1"]
+
+
 def is_rank(process: psutil.Process, rank: int) -> bool:
     return str(SCRIPT) in process.cmdline() and process.environ().get("RANK") == str(rank)
