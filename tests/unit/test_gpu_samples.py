@@ -173,6 +173,8 @@ def test_a_driver_that_never_works_is_a_problem_only_for_ranks_with_gpus(
 def test_nvidia_smi_that_hangs_is_ended_and_one_problem(smi: StandIn) -> None:
     smi.show()
     reader = GpuUsageReader(GpuRanks(PLAN, 2, 4), 1.0, 1.0)
+    reader.take()
+    wait_for(smi.starts)  # on a busy machine, later than its output is missed
     assert wait_for_problem(reader).startswith("nvidia-smi: no output for ")
     ((pid, _),) = smi.starts()
     wait_for(lambda: is_gone(pid))
