@@ -52,6 +52,7 @@ if os.environ["DDLRUN_RESTART"] == "0":
         os.kill(pid, signal.SIGKILL)
     signal.pause()
 print("rank", dist.get_rank(), os.uname().nodename, dist.get_world_size(), flush=True)
+dist.barrier()  # gloo fails in a rank that still connects when another ends
 dist.destroy_process_group()
 """
 WARNED = script("inside-a-job", "A warning before the time limit", kind="python")
