@@ -47,8 +47,7 @@ def main(argv: list[str], link: int | None = None, manager: str = "", orders: in
     problems += [f"{label}: port {port} ({name}) was free, and now another process has it" for port, name in taken]
     argv = wrap(add_arguments(argv), rank, local_rank)
     places = _enter_shipped()
-    if places is not None:
-        argv = [places.place(word) for word in argv]
+    argv = argv if places is None else [places.place(word) for word in argv]
     request = read_request(rank)
     container, argv = _enter_container(argv, rank, places, terminal=request is not None and request.terminal)
     channel = os.environ.pop(protocol.ADDRESSES, "")

@@ -12,7 +12,13 @@ from tests.hangs.runs import STALL_SECONDS, run_hang
 from tests.support import needs
 
 # A few runs, of which none is in the other tests of hangs.
-FEW = ("collectives.left_out.0", "ddl-groups.half_left_out.0", "locks.two_locks.0", "files.silent_http.0")
+FEW = (
+    pytest.param("p2p.pipeline_order.0", marks=pytest.mark.xfail(strict=True, reason="names nobody yet")),
+    "collectives.left_out.0",
+    "ddl-groups.half_left_out.0",
+    "locks.two_locks.0",
+    "files.silent_http.0",
+)
 WITHOUT_LINE = ("finalized",)
 RUNS = {run.name: run for run in list_runs()}
 
