@@ -19,6 +19,8 @@ class NcclCommunicator(NamedTuple):
     """A communicator, and the ranks that differ."""
 
     hash: str
+    size: int
+    """The number of its ranks; 0: not known."""
     late: tuple[LateRank, ...]
 
 
@@ -28,4 +30,4 @@ def parse_communicator(record: Mapping[str, Any]) -> NcclCommunicator:
     for name, operations in record["behind"].items():
         most = int(operations["most"])
         late += [LateRank(int(pid), str(name), int(count), most) for _, count, pid in operations["ranks"]]
-    return NcclCommunicator(str(record["hash"]), tuple(late))
+    return NcclCommunicator(str(record["hash"]), int(record["size"]), tuple(late))

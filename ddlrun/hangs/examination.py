@@ -97,19 +97,22 @@ def explain_communicators(before: JobSnapshot, last: JobSnapshot) -> str:
         for process in snapshot.processes:
             owners.setdefault(process.pid, set()).add(rank)
     known = {pid: min(ranks) for pid, ranks in owners.items() if len(ranks) == 1}
-    late = {late for _, late in _list_late(before) & _list_late(last) if late.pid in known}
-    return "; ".join(_describe_late(known[it.pid], it) for it in sorted(late, key=lambda it: (it.operation, it.pid)))
+    late = {
+        (it.operation, it.pid, size, it) for _, size, it in _list_late(before) & _list_late(last) if it.pid in known
+    }
+    return "; ".join(_describe_late(known[pid], it, size) for _, pid, size, it in sorted(late))
 
 
-def _list_late(job: JobSnapshot) -> set[tuple[str, LateRank]]:
+def _list_late(job: JobSnapshot) -> set[tuple[str, int, LateRank]]:
     communicators = (each for snapshot in job.snapshots.values() for each in snapshot.communicators)
-    return {(communicator.hash, late) for communicator in communicators for late in communicator.late}
+    return {(each.hash, each.size, late) for each in communicators for late in each.late}
 
 
-def _describe_late(rank: int, late: LateRank) -> str:
+def _describe_late(rank: int, late: LateRank, size: int) -> str:
     if not late.operation:
         return f"NCCL has no reply from rank {rank}"
-    return f"NCCL: rank {rank} has begun {late.begun} {late.operation} of {late.most}"
+    place = f" in a communicator of {size} ranks" if size else ""
+    return f"NCCL: rank {rank} has begun {late.begun} of {late.most} {late.operation}{place}"
 
 
 def render_states(job: JobSnapshot) -> str:

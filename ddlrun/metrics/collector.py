@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ddlrun.metrics.gpu_samples import utilization_by_rank
 from ddlrun.metrics.metrics_file import LIMIT, MetricsFile
 from ddlrun.metrics.samples import HostSample, RankSample, add_samples, parse_host_sample, parse_rank_sample
-from ddlrun.ranges import render_ranges
+from ddlrun.ranges import parse_ranges, render_ranges
 
 # With more ranks than this, those of a host have one sample together.
 MOST_SINGLE_RANKS = 1000
@@ -22,7 +22,7 @@ class SampleCollector:
         self._ranks: dict[int, RankSample] = {}
         self._hosts: dict[str, HostSample] = {}
         self.gpu_utilization: dict[int, float] = {}
-        """The latest share of the time in which the GPU of a rank is busy, where that is known."""
+        """The latest share of the time in which the GPU of a rank is busy, if it is known, and no other rank has it."""
         self._by_host = ranks > MOST_SINGLE_RANKS
         self._file = MetricsFile(path, complain, max(LIMIT, min(ranks, MOST_SINGLE_RANKS) * BYTES_PER_RANK))
 
@@ -33,7 +33,7 @@ class SampleCollector:
     def add_host(self, host: str, text: str) -> None:
         """Add the report of a host. Raises ProtocolError."""
         self._hosts[host] = sample = parse_host_sample(text, host, time.time())
-        self.gpu_utilization |= utilization_by_rank(sample.gpus)
+        self.gpu_utilization |= utilization_by_rank(gpu for gpu in sample.gpus if len(parse_ranges(gpu.ranks)) == 1)
 
     def write(self) -> None:
         """Write the samples; with many ranks, their sums per host."""

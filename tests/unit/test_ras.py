@@ -1,6 +1,6 @@
 """NCCL's RAS: replies of several versions, a stand-in that speaks the protocol, and the note beside a verdict.
 
-The replies are those of NCCL's documentation, with the processes that these tests have.
+Most replies are those of NCCL's documentation, with the processes that these tests have.
 """
 
 import json
@@ -52,6 +52,40 @@ LATE = [{
     "hash": "cf264af53edbe986", "size": 0, "missing": [[3, 73]],
     "behind": {"AllReduce": {"most": 6650, "ranks": [[2, 6649, 72]]}},
 }]  # fmt: skip
+
+# As an H200 printed it for three ranks that shared it, one of which had missed a collective.
+MEASURED = """\
+NCCL version 2.28.9 compiled with CUDA 13.0
+CUDA runtime version 13000, driver version 13000
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      1          3            1          3        3
+
+Communicators... (0.000s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         3         3         3   RUNNING  MISMATCH
+    1         1         1         2         2         2   RUNNING      OK
+    2         1         1         1         1         1   RUNNING      OK
+
+Errors
+======
+
+Warnings
+========
+
+#0-0 (7a3f6fe197c96123) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  2 ranks have launched up to operation 21
+  Rank 1 has launched up to operation 20 -- GPU 0 managed by process 3503 on node 127.0.0.1
+
+"""
 
 
 def rank_of(rank: int, count: int) -> dict[str, Any]:
@@ -131,6 +165,11 @@ def test_the_thread_of_a_process_replies(program: int, late: list[dict[str, Any]
     assert read_ras([program], 30.0) == late
 
 
+def test_the_reply_of_a_real_nccl_is_read() -> None:
+    late = {"AllReduce": {"most": 21, "ranks": [[1, 20, 3503]]}}
+    assert parse_reply(MEASURED.encode()) == [{"hash": "7a3f6fe197c96123", "size": 0, "missing": [], "behind": late}]
+
+
 def test_a_process_without_nccl_is_not_asked() -> None:
     assert read_ras([os.getpid()], 30.0) == []
 
@@ -154,18 +193,20 @@ def job(communicators: list[dict[str, Any]], pids: tuple[int, ...] = (70, 71, 72
     return JobSnapshot(tuple(ranks))
 
 
-NOTE = "; NCCL has no reply from rank 3; NCCL: rank 2 has begun 6649 AllReduce of 6650"
+SIZED = [{**LATE[0], "size": 4}]
+NOTE = "; NCCL has no reply from rank 3; NCCL: rank 2 has begun 6649 of 6650 AllReduce"
 
 
 @pytest.mark.parametrize(
     ("first", "last", "note"),
     [
         (job(LATE), job(LATE), NOTE),
+        (job(SIZED), job(SIZED), f"{NOTE} in a communicator of 4 ranks"),
         (job([]), job(LATE), ""),
         (job(LATE, (1, 2, 3, 4)), job(LATE, (1, 2, 3, 4)), ""),
         (job(LATE, (73, 73, 72, 72)), job(LATE, (73, 73, 72, 72)), ""),
     ],
-    ids=["both times", "only later", "of another job", "processes of several hosts"],
+    ids=["both times", "with its size", "only later", "of another job", "processes of several hosts"],
 )
 def test_what_has_not_changed_is_noted_beside_the_verdict(first: JobSnapshot, last: JobSnapshot, note: str) -> None:
     assert evaluate([first, last]).verdict.text == evaluate([job([]), job([])]).verdict.text + note

@@ -208,6 +208,15 @@ def test_the_samples_of_many_ranks_are_summed_per_host(tmp_path: Path) -> None:
     ]
 
 
+def test_the_use_of_a_gpu_is_that_of_a_rank_if_no_other_one_shares_it(tmp_path: Path) -> None:
+    """The line of nvidia-smi is an H200's."""
+    use = "GPU-c030374a-e620-594c-57a9-feab3fa99abc, 00000000:00:06.0, {}, 0, 143771, 77.42, 700.00, 37, 345, 1980, 0x1"
+    collector = SampleCollector(str(tmp_path / "metrics.jsonl"), 4, pytest.fail)
+    gpus = (f"0 2, 0, {use.format(100)}", f"1, 1, {use.format(40)}", f", 2, {use.format(50)}")
+    collector.add_host("n1", "\n".join((HOST_USAGE, *gpus)))
+    assert collector.gpu_utilization == {1: 0.4}
+
+
 def test_keepers_are_ordered_to_report_after_one_interval(tmp_path: Path) -> None:
     with serving() as served:
         keeper, peer = served.connect()
