@@ -120,7 +120,7 @@ def rank_files(sizes: Sizes) -> list[str]:
     for (topology, hosts), ms, mib in ((sizes.large, 100, 64), (sizes.huge, 1000, None)):
         peaks: list[float] = []
         render = interleaved({"render": rendering(topology, hosts, peaks)}, sizes.rounds)["render"]
-        peak = Series(tuple(peaks[1:]), render.error)
+        peak = Series(tuple(peaks[-sizes.rounds :]), render.error)
         rows.append(Row(f"{topology}: rendering alone", render, goal=ms))
         rows.append(Row(f"{topology}: peak memory (ru_maxrss of a process for this alone)", peak, "MiB", mib))
     lines = {"large": [*DDLRUN, "gen-rankfile", *sizes.large], "one": [*DDLRUN, "gen-rankfile", "8", "n1"]}

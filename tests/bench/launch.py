@@ -101,8 +101,9 @@ def allocation(cluster: SlurmCluster, folder: Path) -> Iterator[dict[str, str]]:
     """Hold an allocation of all hosts, and provide the environment of a command in it."""
     file = folder / "environment"
     hold = f"env -0 >{file}.part && mv {file}.part {file} && exec sleep 3600"
-    words = ["salloc", "-Q", f"-N{len(cluster.hosts)}", f"--ntasks-per-node={RANKS_PER_HOST}", "sh", "-c", hold]
-    with subprocess.Popen(cluster.argv("h1", words), stdin=subprocess.DEVNULL) as holder:
+    # Without the second option, salloc outside a terminal waits for the command after the end of its job.
+    words = ["salloc", "-Q", "--kill-command", f"-N{len(cluster.hosts)}", f"--ntasks-per-node={RANKS_PER_HOST}"]
+    with subprocess.Popen(cluster.argv("h1", [*words, "sh", "-c", hold]), stdin=subprocess.DEVNULL) as holder:
         try:
             wait_until(file.exists)
             yield dict(word.split("=", 1) for word in file.read_text().split("\0") if word)

@@ -82,10 +82,10 @@ def wall(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Sample:
 
 
 def interleaved(samplers: Mapping[str, Sample], rounds: int) -> dict[str, Series]:
-    """Run each sampler once to warm up, then `rounds` times in turn."""
+    """Run each sampler `rounds` times in turn, after once to warm up unless there is a single round."""
     failed: dict[str, Failed] = {}
     samples: dict[str, list[float]] = {name: [] for name in samplers}
-    for number in range(rounds + 1):
+    for number in range(0 if rounds > 1 else 1, rounds + 1):
         for name, sample in samplers.items():
             if name in failed:
                 continue
