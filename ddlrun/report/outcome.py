@@ -132,24 +132,25 @@ def _later_failures(ends: list[RankEnd], root: RankEnd | None) -> Iterator[str]:
     known_root = root is not None and not is_collateral(root)
     for end in ends:
         lost_root = known_root and is_collateral(end)
-        kinds.setdefault((lost_root, end.exit_code, without_numbers(exception_line(end.tail))), []).append(end)
+        code = 0 if lost_root else end.exit_code  # whether it or ddlrun's order ended such a rank first is chance
+        kinds.setdefault((lost_root, code, without_numbers(exception_line(end.tail))), []).append(end)
     for (lost_root, _, _), equal in list(kinds.items())[:MOST_KINDS]:
         verb = f"lost their connection to rank {root.rank}" if root is not None and lost_root else "also failed"
         host = f" on {equal[0].host}" if len(equal) == 1 else ""
-        yield f"  {verb}: {_ranks(equal)}{host} ({_failure(equal[0])})"
+        yield f"  {verb}: {_ranks(equal)}{host} ({_failure(equal[0], with_code=not lost_root)})"
     remaining = [end for equal in list(kinds.values())[MOST_KINDS:] for end in equal]
     if remaining:
         yield f"  also failed: {_ranks(remaining)}"
 
 
-def _failure(end: RankEnd) -> str:
+def _failure(end: RankEnd, *, with_code: bool) -> str:
     """Return the end of a rank in words, with its exception, of which the log has the traceback."""
     exception = CPP_LOCATION.sub("", exception_line(end.tail), count=1)
     if is_collateral(end):
         exception = exception.partition(". ")[0]
     if len(exception) > MOST_CHARACTERS:
         exception = f"{exception[:MOST_CHARACTERS]}..."
-    code = "" if end.ended_by_order else f", exit code {end.exit_code}"
+    code = f", exit code {end.exit_code}" if with_code and not end.ended_by_order else ""
     return f"{exception}{code}" if exception else render_end(end)
 
 
