@@ -81,7 +81,7 @@ def bound_names(tree: ast.Module) -> Iterator[str]:
 
 
 # What wire/ replaces, which has classes of the same names.
-REPLACED = ("ddl/transports/tcp/handshake.py", "ddl/transports/tcp/connection.py")
+REPLACED = ("ddl/transports/tcp/connection.py",)
 
 
 def test_a_class_name_occurs_once() -> None:
