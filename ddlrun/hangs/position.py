@@ -29,7 +29,7 @@ SLEEP = r"\bsleep\("
 # py-spy finds no interpreter in a process that initializes or finalizes it.
 NO_STACK = "no Python stack: the program begins, or has ended"
 IMPORTER = "<frozen importlib"
-TORCH = r"/torch/"
+TORCH = r"(?<!/ddlrun/ddl)/torch/"
 
 
 class Activity(Enum):

@@ -22,6 +22,7 @@ FUTURE: Frames = [
     ("Future.wait", f"{TORCH}/futures/__init__.py", 80, ""),
     ("FutureWork.wait", "/env/lib/python3.11/site-packages/ddlrun/ddl/torch/backend/works.py", 89, ""),
 ]
+OPTIMIZER: Frames = [("step", "/env/lib/python3.11/site-packages/ddlrun/ddl/torch/optimizer.py", 89, "")]
 JAX = "/env/lib/python3.11/site-packages/jax/experimental/multihost_utils.py"
 JAX_VALUE = ("_value", "/env/lib/python3.11/site-packages/jax/_src/array.py", 700, "")
 MAIN = ("<module>", "/home/u/train.py", 41, "comm.Barrier()")
@@ -390,6 +391,7 @@ def test_gpus_in_the_same_collective_may_compute_what_comes_before_it() -> None:
         on_gpu(8),
         on_gpu(7, frames=[("wait", "/lib/python3.11/subprocess.py", 9, ""), *ITEM], state="S", call="wait4"),
         on_gpu(7, frames=[("fit", "/env/lib/python3.11/site-packages/sklearn/svm.py", 9, ""), *ITEM]),
+        on_gpu(7, frames=[("norm", f"{TORCH}/functional.py", 9, ""), *OPTIMIZER, *ITEM]),
         snapshot(process(ITEM, "R", gpu=True), collective=(7, "all_reduce", "Float[4]", "gloo")),
         snapshot(process(ITEM, "R"), collective=(7, "all_reduce", "Float[4]", "nccl")),
     ],
