@@ -2,6 +2,7 @@
 
 import re
 
+from ddlrun.hangs.frames import OF
 from ddlrun.hangs.position import Activity, Position
 
 WORDS = {
@@ -46,7 +47,7 @@ def describe(position: Position, *, plural: bool = False) -> str:
 
 def _describe_call(position: Position) -> str:
     if position.activity not in (Activity.READS, Activity.WRITES):
-        return position.call
+        return OF.join(filter(None, (position.call, position.label)))
     for pattern, words in FILES:
         if re.fullmatch(pattern, position.call):
             return words

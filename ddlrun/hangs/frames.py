@@ -49,6 +49,8 @@ MPI_TEST = "Test"
 # The calls of a line of source: `comm.allreduce(`, `dist.all_reduce(`.
 CALL = r"\b(\w+)\s*\("
 NATIVE_MPI = r"P?MPI_(\w+)"
+# Before the name of an operation of Horovod.
+OF = " of "
 
 
 def is_native(frame: Frame) -> bool:
@@ -128,12 +130,13 @@ def _entry(inside: Sequence[Frame]) -> str:
     """Return the function by which a program has entered a library; the frames are the innermost first."""
     known = [frame for frame in inside if normalize(_plain(frame)) in COLLECTIVES | POINT_TO_POINT]
     public = [frame for frame in inside if _plain(frame) not in WRAPPERS and not _plain(frame).startswith("_")]
-    return _plain((known or public or inside)[-1])
+    frame = (known or public or inside)[-1]
+    return "".join([_plain(frame), *frame.function.partition(OF)[1:]])
 
 
 def _plain(frame: Frame) -> str:
     """Return the name of a function without its class, of MPI's without the prefix."""
-    name = frame.function.rpartition(".")[2]
+    name = frame.function.partition(OF)[0].rpartition(".")[2]
     match = re.fullmatch(NATIVE_MPI, name)
     return match[1] if match else name
 

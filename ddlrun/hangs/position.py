@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ddlrun.hangs.frames import (
     COLLECTIVES,
     LOADER,
+    OF,
     above,
     find_communication,
     find_named_call,
@@ -98,6 +99,8 @@ class Position(NamedTuple):
     """The thread or process that it waits for; None: none, or not known."""
     collective: RecordedOperation | None = None
     """The operation of torch.distributed that it waits in; None if that is not known."""
+    label: str = ""
+    """The name that its program has given to an operation of Horovod; empty: none, or not known."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -109,7 +112,7 @@ class Position(NamedTuple):
             return (self.activity.value, *place[:2])
         if self.activity is Activity.GPU:
             return (self.activity.value,)
-        return (self.activity.value, normalize(self.call), *place)
+        return (self.activity.value, normalize(self.call), self.label, *place)
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -194,7 +197,8 @@ def _locate_in_program(process: ProcessSnapshot, own: Frame, inner: tuple[Frame,
         return Position(Activity.LOADS, "", own)
     communication = None if imports else find_communication(inner)
     if communication is not None:
-        return Position(Activity.COMMUNICATES, communication, own)
+        call, _, label = communication.partition(OF)
+        return Position(Activity.COMMUNICATES, call, own, label=label)
     return _locate_outside_libraries(process, own, inner)
 
 

@@ -70,8 +70,9 @@ def group_ranks(located: LocatedJob) -> list[PositionGroup]:
     groups: dict[tuple[object, ...], list[tuple[int, Position]]] = {}
     # A rank whose operation is not known, as it was too busy to reply, does not differ from the others.
     known = located.is_known
+    named = all(position.label for position in located.positions.values() if position.waits_for_ranks)
     for rank, plain in located.positions.items():
-        position = plain if known else plain._replace(collective=None)
+        position = plain._replace(collective=plain.collective if known else None, label=plain.label if named else "")
         collective = position.collective and position.collective.call
         groups.setdefault((*position.key, collective), []).append((rank, position))
     joined = [_join(members) for members in groups.values()]

@@ -179,6 +179,12 @@ def in_all_reduce(number: int | None) -> RankSnapshot:
     return snapshot(process(ALL_REDUCE, call="futex"), collective=collective)
 
 
+def reducing(name: str) -> RankSnapshot:
+    """Return the snapshot of a rank in Horovod, in an operation with a name; empty: it is not known."""
+    function = f"allreduce of {name}" if name else "allreduce"
+    return snapshot(process([(function, "/env/lib/python3.11/site-packages/horovod/torch/mpi_ops.py", 254, ""), MAIN]))
+
+
 GATHER = snapshot(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
 RECEIVING = snapshot(process([("Recv", MPI, 0, ""), own(45, "comm.Recv(x, 0)")], "R"))
 STARTED: dict[str, Any] = {"started": {"0": {"number": 6, "description": "default_pg"}}}
@@ -196,6 +202,15 @@ VERDICTS = [
     (
         job(WAITING, WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (2,),
         "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in gather (train.py:44)",
+    ),
+    (
+        job(reducing("loss"), reducing("accuracy"), reducing("loss")), HangFinding.DIFFERENT_CALLS, (1,),
+        ("ranks 0 and 2 wait in allreduce of loss (train.py:41); rank 1 waits in allreduce of accuracy "
+         "(train.py:41)"),
+    ),
+    (
+        job(reducing("loss"), reducing("loss"), reducing("")), HangFinding.SAME_CALL, (),
+        "all ranks wait in allreduce (train.py:41)",
     ),
     (
         job(WAITING, GATHER, WAITING, in_all_reduce(None)), HangFinding.DIFFERENT_CALLS, (),

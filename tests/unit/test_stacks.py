@@ -262,6 +262,21 @@ def test_an_output_of_py_spy_that_cannot_be_read(output: bytes) -> None:
     assert parse_dump(output) == []
 
 
+@pytest.mark.parametrize(
+    ("file", "value", "function"),
+    [
+        ("/lib/horovod/torch/mpi_ops.py", '"loss"', "allreduce of loss"),
+        ("/lib/horovod/torch/mpi_ops.py", "None", "allreduce"),
+        ("/home/u/train.py", '"loss"', "allreduce"),
+    ],
+)
+def test_operations_of_horovod_have_names(file: str, value: str, function: str) -> None:
+    values = [{"name": "tensor", "repr": "<Tensor>"}, {"name": "name", "repr": value}]
+    frame = {"name": "allreduce", "filename": file, "line": 254, "locals": values}
+    threads = [{"os_thread_id": 7, "thread_name": None, "active": False, "frames": [frame]}]
+    assert parse_dump(json.dumps(threads).encode())[0]["frames"] == [(function, file, 254)]
+
+
 # Rank 1 is a fork of rank 0, so that torch is imported once. It waits for the end of the test's pipe.
 ALL_REDUCE = """
 import os, sys, torch, torch.distributed as dist

@@ -28,6 +28,8 @@ POLL_SECONDS = 0.01
 HOOK_SECONDS = 2.0
 # The stacks are complete when nothing has been added for this time: they have no end.
 QUIET_SECONDS = 0.2
+# A library whose operations match by the argument `name` of its functions.
+NAMED = "/horovod/"
 # The first words of the line before a stack in the file.
 THREAD, CURRENT = "Thread ", "Current thread "
 UNKNOWN = "no py-spy on this host, and its Python did not load ddlrun's start-up hook: pip install py-spy"
@@ -45,10 +47,13 @@ def read_stacks(pid: int, seconds: float, own: Threads = ()) -> tuple[Threads, s
     # py-spy stops a process while it reads it, unless that is forbidden. A system call would be interrupted by that: a
     # write returns with less than it was to write.
     ways = [*_native_option(pid), []] if _runs(pid) else [["--nonblocking"]]
+    named = ["--locals"] if NAMED in read_text(f"/proc/{pid}/maps") else []
     problem = ""
     end = time.monotonic() + seconds
     for options in ways if tool is not None else ():
-        threads, problem = _dump([str(tool), "dump", "--json", "--pid", str(pid), *options], end - time.monotonic())
+        threads, problem = _dump(
+            [str(tool), "dump", "--json", "--pid", str(pid), *options, *named], end - time.monotonic()
+        )
         if threads:
             threads.sort(key=lambda thread: thread["id"] != pid)
             return threads, ""
@@ -101,12 +106,20 @@ def parse_dump(output: bytes) -> Threads:
                 "id": thread["os_thread_id"] or 0,
                 "name": thread["thread_name"] or "",
                 "active": bool(thread["active"]),
-                "frames": [(frame["name"], frame["filename"], frame["line"]) for frame in thread["frames"]],
+                "frames": [(_name_frame(frame), frame["filename"], frame["line"]) for frame in thread["frames"]],
             }
             for thread in json.loads(output)
         ]
     except (ValueError, KeyError, TypeError):
         return []
+
+
+def _name_frame(frame: dict[str, Any]) -> str:
+    """Return the function of a frame, with the name that it gives to an operation, such as `allreduce of loss`."""
+    values = frame.get("locals") or () if NAMED in frame["filename"] else ()
+    texts = [value["repr"] or "" for value in values if value["name"] == "name"]
+    names = [text.strip('"') for text in texts if text.startswith('"')]
+    return " of ".join([frame["name"], *names])
 
 
 def _read_from_hook(pid: int, seconds: float) -> Threads:
