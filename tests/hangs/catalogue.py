@@ -84,6 +84,7 @@ TWO_ALIKE: dict[tuple[str, str], Callable[[int, int], int]] = {
     ("p2p", "other_tag"): lambda victim, ranks: (victim + 1) % ranks,
     ("p2p", "from_any"): lambda victim, ranks: (victim + 1) % ranks,
     ("p2p", "one_microbatch_more"): lambda victim, _: victim - 1,
+    ("mpi", "not_sent"): lambda victim, ranks: (victim + 1) % ranks,
     ("mesh", "not_received"): lambda victim, ranks: (victim + 4) % ranks,
     ("mesh", "not_sent"): lambda victim, ranks: (victim + 4) % ranks,
     ("mesh", "microbatch_more"): lambda victim, _: victim - 4,

@@ -64,7 +64,7 @@ def _fetch(url: str) -> dict[str, Any] | None:
 
 
 def _read_stack(pid: int) -> tuple[str, ...]:
-    argv = [str(Path(sys.prefix, "bin", "py-spy")), "dump", "--json", "--pid", str(pid)]
+    argv = [str(Path(sys.prefix, "bin", "py-spy")), "dump", "--json", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=SECONDS, check=True)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
