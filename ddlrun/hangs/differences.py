@@ -1,12 +1,12 @@
 """Ranks that differ from the others, where all wait: in the order of their operations, or in the data of one."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import NamedTuple
 
 from ddlrun.hangs.frames import normalize
-from ddlrun.hangs.snapshot import UNNAMED, ProcessGroup, RankSnapshot, RecentOperation
-from ddlrun.hangs.waits import LocatedJob
+from ddlrun.hangs.snapshot import MOST_MESSAGES, UNNAMED, ProcessGroup, RankSnapshot, RecentOperation, RecordedOperation
+from ddlrun.hangs.waits import PARTNERS, LocatedJob
 
 # The operations whose tensors have the same types and sizes in all ranks.
 EQUAL_DATA = frozenset(
@@ -26,7 +26,7 @@ def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot
     alike: dict[_History, list[int]] = {}
     for rank in ranks:
         counts = frozenset((kinds[rank][name], use.number) for name, use in snapshots[rank].started.items())
-        recent = tuple(use._replace(group=kinds[rank][use.group]) for use in snapshots[rank].recent)
+        recent = tuple(use._replace(group=kinds[rank][use.group]) for use in snapshots[rank].recent if use.peer is None)
         alike.setdefault(_History(counts, recent), []).append(rank)
     if len(alike) > MOST_HISTORIES:
         return ()
@@ -53,6 +53,55 @@ def find_missing(ranks: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
             lacks.add(frozenset(located.lacking[rank]))
     missing = next(iter(lacks)) if len(lacks) == 1 else frozenset[int]()
     return tuple(sorted(rank for rank in missing if not missing.intersection(located.lacking.get(rank, ()))))
+
+
+def find_unbalanced(ring: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
+    """Return the rank of a ring that alone has begun other numbers of sends and receives than all the others."""
+    snapshots = located.job.snapshots
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank, snapshot in snapshots.items():
+        names = [use.name for use in snapshot.messages]
+        alike.setdefault(tuple(map(names.count, PARTNERS)), []).append(rank)
+    most = max(alike, key=lambda counts: len(alike[counts]), default=())
+    odd = [rank for rank in snapshots if rank not in alike.get(most, ())]
+    is_known = any(most) and all(sum(counts) < MOST_MESSAGES for counts in alike)
+    return tuple(odd) if is_known and len(odd) == 1 < len(snapshots) - 1 and odd[0] in ring else ()
+
+
+def find_left_out(ring: Sequence[int], located: LocatedJob) -> dict[int, str]:
+    """Return the ranks of a ring that have left out what others of it wait for, each with a note.
+
+    Until now, they began it as often before each operation of the kind in which they wait. All ranks of a ring may have
+    reasons to differ: there are none then.
+    """
+    notes = {}
+    for rank, other in permutations(ring, 2):
+        own, wanted = located.positions[rank].collective, _other_half(located.positions[other].collective, other)
+        if own is None or wanted is None or rank not in located.lacking[other]:
+            continue
+        if _has_left_out(own, wanted, located.job.snapshots[rank].recent):
+            notes[rank] = f"rank {rank} has left out {wanted.short_text}, which came before {own.short_text} until now"
+    return notes if len(notes) < len(ring) else {}
+
+
+def _other_half(operation: RecordedOperation | None, rank: int) -> RecordedOperation | None:
+    """Return the operation that one of a rank lacks: the same one of another rank, or the other half of a message."""
+    if operation is None or operation.peer is None:
+        return operation
+    return operation._replace(name=PARTNERS.get(operation.name, ""), peer=rank)
+
+
+def _has_left_out(own: RecordedOperation, wanted: RecordedOperation, recent: Sequence[RecentOperation]) -> bool:
+    """Return True if the n-th own operation has fewer than n wanted ones before it, for the first time."""
+    begun, ahead = next((use.number - 1 for use in recent if use.series == wanted.series), -1), list[bool]()
+    for use in recent if begun >= 0 else ():
+        if use.series == wanted.series:
+            begun = use.number
+        elif (use.series, use.name) == (own.series, own.name):
+            ahead.append(begun >= use.number)
+        if (use.series, use.number) == (own.series, own.number):
+            break
+    return len(ahead) > 1 and all(ahead[:-1]) and not ahead[-1]
 
 
 def group_by_data(ranks: Sequence[int], located: LocatedJob) -> list[tuple[str, tuple[int, ...]]]:

@@ -10,6 +10,8 @@ from ddlrun.ranges import find_runs, is_successor, render_range, render_spaced
 # PyTorch's description of the group of all ranks, and those that say nothing.
 DEFAULT_GROUP, UNNAMED = "default_pg", ("", "undefined")
 FEW_MEMBERS, MOST_WORDS = 4, 16
+# The start-up hook records so many.
+MOST_MESSAGES, ANY = 64, -1
 PREPOSITIONS = {"send": "to", "recv": "from"}
 
 
@@ -176,12 +178,20 @@ class StartedGroup(NamedTuple):
 
 
 class RecentOperation(NamedTuple):
-    """A collective operation that a rank has begun."""
+    """A collective operation or message that a rank has begun."""
 
     group: str
     """The name of its group."""
     number: int
+    """1 for the first operation of its group, or message to or from its peer."""
     name: str
+    peer: int | None = None
+    """The other rank of a message; ANY: any."""
+
+    @property
+    def series(self) -> tuple[str, str, int | None]:
+        """The parts in which operations agree that are numbered together."""
+        return self.group, "" if self.peer is None else self.name, self.peer
 
 
 class RecordedOperation(NamedTuple):
@@ -206,6 +216,17 @@ class RecordedOperation(NamedTuple):
         return self.group.name, self.number, self.name, self.peer
 
     @property
+    def series(self) -> tuple[str, str, int | None]:
+        """The parts in which operations agree that are numbered together."""
+        return RecentOperation(self.group.name, self.number, self.name, self.peer).series
+
+    @property
+    def short_text(self) -> str:
+        """The operation in words without its number, such as `all_reduce of mesh_tp`, or `recv from rank 2`."""
+        peer = "" if self.peer is None else f" {PREPOSITIONS.get(self.name, 'with')} rank {self.peer}"
+        return self.name + ("" if self.group.is_default else f" of {self.group.kind}") + peer
+
+    @property
     def text(self) -> str:
         """The operation in words, such as `collective 5 of mesh_tp (ranks 2 and 3): all_reduce`."""
         group = "" if self.group.is_default else f" of {self.group.text}"
@@ -227,7 +248,7 @@ class RankSnapshot(NamedTuple):
     knows_groups: bool = False
     """Whether it has all groups of the rank, in the order of their creation."""
     recent: tuple[RecentOperation, ...] = ()
-    """The last collective operations that the rank has begun, the oldest first."""
+    """The last operations that the rank has begun, the oldest first."""
     ended: int = 0
     """The number of operations of torch.distributed that have ended; 0: none, or not known."""
     communicators: tuple[NcclCommunicator, ...] = ()
@@ -236,6 +257,11 @@ class RankSnapshot(NamedTuple):
     """The bytes that all processes of its host have read from storage and written to it; 0: not known."""
     stays: bool = False
     """Whether it is in the same operation as in an earlier snapshot, without Python code of its main thread since."""
+
+    @property
+    def messages(self) -> tuple[RecentOperation, ...]:
+        """The last messages that the rank has begun, the oldest first."""
+        return tuple(use for use in self.recent if use.peer is not None)
 
 
 class ExaminedRank(NamedTuple):

@@ -44,7 +44,8 @@ def build_snapshot(record: Mapping[str, Any]) -> RankSnapshot:
         },
         knows_groups=bool(record.get("knows_groups", False)),
         recent=tuple(
-            RecentOperation(_text(group), int(number), _text(name)) for group, number, name in record.get("recent", ())
+            RecentOperation(_text(group), int(number), _text(name), _number(peer))
+            for group, number, name, peer in record.get("recent", ())
         ),
         ended=int(record.get("ended", 0)),
         communicators=tuple(map(parse_communicator, record.get("communicators", ()))),
@@ -53,7 +54,6 @@ def build_snapshot(record: Mapping[str, Any]) -> RankSnapshot:
 
 
 def _parse_operation(record: Mapping[str, Any]) -> RecordedOperation:
-    peer = record["peer"]
     members = tuple(sorted(parse_ranges(record["members"])))
     return RecordedOperation(
         number=int(record["number"]),
@@ -61,7 +61,7 @@ def _parse_operation(record: Mapping[str, Any]) -> RecordedOperation:
         data=_text(record["data"]),
         backend=_text(record["backend"]),
         group=ProcessGroup(_text(record["group"]), _text(record["description"]), members),
-        peer=None if peer is None else int(peer),
+        peer=_number(record["peer"]),
         tag=int(record["tag"]),
     )
 
@@ -97,10 +97,7 @@ def parse_counters(record: Mapping[str, Any]) -> Counters:
 def _parse_holder(record: Mapping[str, Any] | None) -> LockHolder | None:
     if record is None:
         return None
-    rank = record["rank"]
-    return LockHolder(
-        _text(record["file"]), int(record["pid"]), _text(record["name"]), None if rank is None else int(rank)
-    )
+    return LockHolder(_text(record["file"]), int(record["pid"]), _text(record["name"]), _number(record["rank"]))
 
 
 def _parse_thread(record: Mapping[str, Any]) -> ThreadStack:
@@ -109,6 +106,10 @@ def _parse_thread(record: Mapping[str, Any]) -> ThreadStack:
         for frame in record["frames"]
     )
     return ThreadStack(int(record["id"]), _text(record["name"]), bool(record["active"]), frames)
+
+
+def _number(value: Any) -> int | None:  # noqa: ANN401 - of JSON
+    return None if value is None else int(value)
 
 
 def _text(value: object) -> str:

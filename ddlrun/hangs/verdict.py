@@ -6,7 +6,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from ddlrun.hangs.description import describe
-from ddlrun.hangs.differences import find_missing, find_out_of_order, group_by_data
+from ddlrun.hangs.differences import (
+    find_left_out,
+    find_missing,
+    find_out_of_order,
+    find_unbalanced,
+    group_by_data,
+)
 from ddlrun.hangs.frames import POINT_TO_POINT, normalize
 from ddlrun.hangs.position import Activity, Position
 from ddlrun.hangs.snapshot import JobSnapshot, name_ranks
@@ -229,12 +235,25 @@ def _find_odd(
         return _all_ranks(at_root), ()
     ring = () if roots is None else roots.ring
     shown = [describe_ring(ring, located)] if ring else []
-    odd = find_out_of_order(ring or _all_ranks(waiting), located.job.snapshots)
+    guilty, note = _compare_records(located, ring, _all_ranks(waiting))
+    return guilty, (*shown, *note)
+
+
+def _compare_records(
+    located: LocatedJob, ring: tuple[int, ...], waiting: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the ranks whose records differ from those of others, or from what they did before, and a note on that."""
+    odd = find_out_of_order(ring or waiting, located.job.snapshots)
     if odd:
         verb = "calls" if len(odd) == 1 else "call"
-        return odd, (*shown, f"{name_ranks(odd)} {verb} them in another order")
-    guilty = find_missing(ring, located) if odd is None else ()
-    return guilty, (*shown, *_nobody(guilty))
+        return odd, (f"{name_ranks(odd)} {verb} them in another order",)
+    if unbalanced := find_unbalanced(ring, located):
+        return unbalanced, (f"{name_ranks(unbalanced)} alone has begun other numbers of messages",)
+    missing = find_missing(ring, located) if odd is None else ()
+    if missing:
+        return missing, ()
+    left_out = find_left_out(ring, located)
+    return tuple(left_out), tuple(left_out.values()) or (NOBODY,)
 
 
 def _has_unknown_peer(position: Position) -> bool:

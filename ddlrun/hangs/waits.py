@@ -8,8 +8,9 @@ other, or to ranks that wait for each other.
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from ddlrun.hangs.frames import POINT_TO_POINT, normalize
 from ddlrun.hangs.position import Position, locate_rank
-from ddlrun.hangs.snapshot import JobSnapshot, RankSnapshot, RecordedOperation
+from ddlrun.hangs.snapshot import ANY, MOST_MESSAGES, JobSnapshot, ProcessGroup, RankSnapshot, RecordedOperation
 
 Node = TypeVar("Node", bound=Hashable)
 # The operations that end together.
@@ -41,17 +42,31 @@ def locate_ranks(job: JobSnapshot) -> LocatedJob:
     lacks_of: dict[Hashable, tuple[RecordedOperation, frozenset[int]]] = {}
     lacking: dict[int, frozenset[int]] = {}
     for rank in sorted(waiting):
-        keys = [_key(rank, operation) for operation in snapshots[rank].operations]
-        for key, operation in zip(keys, snapshots[rank].operations, strict=True):
+        operations = snapshots[rank].operations
+        if not operations and normalize(positions[rank].call) in POINT_TO_POINT:
+            operations = tuple(_find_unmatched(rank, snapshots))
+        keys = [_key(rank, operation) for operation in operations]
+        for key, operation in zip(keys, operations, strict=True):
             if key not in lacks_of:
                 whole = _complete(operation, users)
                 lacks_of[key] = whole, frozenset(_find_lacking(rank, whole, snapshots, waiting)) - {rank}
         if keys:
             index = next((index for index, key in enumerate(keys) if lacks_of[key][1]), 0)
             whole, lacking[rank] = lacks_of[keys[index]]
-            own = snapshots[rank].operations[index]._replace(group=whole.group)
+            own = operations[index]._replace(group=whole.group)
             positions[rank] = positions[rank]._replace(collective=own)
     return LocatedJob(job, positions, lacking)
+
+
+def _find_unmatched(rank: int, snapshots: Mapping[int, RankSnapshot]) -> Iterable[RecordedOperation]:
+    """Yield the messages of a rank of which its peer has not begun the other half, as far as the records show that."""
+    for (group, name, peer), use in {use.series: use for use in snapshots[rank].messages}.items():
+        other = None if peer is None else snapshots.get(peer)
+        if other is not None and other.started and all(half.peer != ANY for half in other.messages):
+            halves = [half.number for half in other.messages if half.series == (group, PARTNERS.get(name), rank)]
+            if max(halves, default=use.number if len(other.messages) == MOST_MESSAGES else 0) < use.number:
+                described = ProcessGroup(group, snapshots[rank].started[group].description)
+                yield RecordedOperation(0, name, "", group=described, peer=peer)
 
 
 def _key(rank: int, operation: RecordedOperation) -> Hashable:

@@ -13,7 +13,7 @@ from tests.support import needs
 
 # A few runs, of which none is in the other tests of hangs.
 FEW = (
-    pytest.param("p2p.pipeline_order.0", marks=pytest.mark.xfail(strict=True, reason="names nobody yet")),
+    "p2p.pipeline_order.0",
     "collectives.left_out.0",
     "ddl-groups.half_left_out.0",
     "locks.two_locks.0",

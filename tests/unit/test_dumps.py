@@ -80,6 +80,21 @@ def member(groups: dict[str, list[int]], *calls: str) -> Dump:
     return Dump(recorders=({"entries": entries}, {"calls": [], "pg_config": default | config}))
 
 
+def exchanging(*messages: str) -> Dump:
+    """Return the records of messages such as `recv 0`, as the start-up hook has them; the last one has not ended."""
+    pairs = [(name, int(peer)) for name, peer in map(str.split, messages)]
+    uses = [(at, DEFAULT[0], pairs[: at + 1].count(pair), *pair) for at, pair in enumerate(pairs)]
+    return Dump(recorders=({**calling(*pairs[-1], 0).recorders[0], "recent": uses},))
+
+
+def exchanged(*messages: str, then: int = 0) -> Dump:
+    """Return the records of messages that were begun, and of a rank that waits for them, or in a barrier then."""
+    done = {"entries": [DONE, *([entry(then, DEFAULT, "barrier", ended=False)] if then else [])], "calls": []}
+    frames = [("batch_isend_irecv", TORCH, 3010), ("<module>", "/home/u/train.py", 7)]
+    stack = {"id": 7, "name": "MainThread", "active": False, "frames": frames}
+    return Dump(({**exchanging(*messages).recorders[0], **done},), () if then else (stack,))
+
+
 def sized(size: int) -> Dump:
     """Return the dump of a rank in a first all-reduce of a tensor of this size."""
     return recorder({**entry(1, DEFAULT, SUM, ended=False), "input_sizes": [[size]]})
@@ -88,6 +103,7 @@ def sized(size: int) -> Dump:
 SUM, NONE = "all_reduce", recorder()
 DONE = entry(1, DEFAULT, SUM)
 FIRST, SECOND = {"1": [0, 1]}, {"2": [2, 3]}
+NESTED, CYCLE = {"1": [0, 1], "2": [0, 1, 2]}, (f"1:{SUM}", f"2:{SUM}", SUM)
 VERDICTS = [
     (  # the waits lead from group to group
         [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, f"tp:{SUM}"), recorder(entry(1, DEFAULT, SUM))],
@@ -152,6 +168,41 @@ VERDICTS = [
         ("ranks 0 and 2 wait in all_reduce, collective 1: all_reduce; rank 1 waits in all_reduce, collective 1 of "
          "group 1 (ranks 0 and 1): all_reduce; rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in all_reduce "
          "of group 1; no rank stands out"),
+    ),
+    (  # the records show that this one did not come first before
+        [
+            member(NESTED, *CYCLE, f"2:{SUM}"), member(NESTED, *CYCLE, f"1:{SUM}"),
+            member({"2": [0, 1, 2]}, *CYCLE[1:], f"2:{SUM}"), member({}, SUM, SUM),
+        ],
+        HangFinding.DIFFERENT_CALLS, (0,),
+        ("ranks 0 and 2 wait in all_reduce, collective 2 of group 2 (ranks 0-2): all_reduce; rank 1 waits in "
+         "all_reduce, collective 2 of group 1 (ranks 0 and 1): all_reduce; rank 3 waits in all_reduce, collective 2: "
+         "all_reduce; rank 0 waits for rank 1 in all_reduce of group 2, rank 1 for rank 0 in all_reduce of group 1; "
+         "rank 0 has left out all_reduce of group 1, which came before all_reduce of group 2 until now"),
+    ),
+    (  # a stage of a pipeline
+        [
+            exchanging("send 1", "recv 1", "send 1", "recv 1"),
+            exchanging("recv 0", "send 2", "recv 2", "send 0", "recv 0", "recv 2"),
+            exchanging("recv 1", "send 1", "recv 1"),
+        ],
+        HangFinding.DIFFERENT_CALLS, (1,),
+        ("ranks 0 and 2 wait in recv, recv from rank 1; rank 1 waits in recv, recv from rank 2; rank 1 waits for "
+         "rank 2 in recv, rank 2 for rank 1 in recv; rank 1 has left out send to rank 2, which came before recv from "
+         "rank 2 until now"),
+    ),
+    (  # rank 1 leaves out a receive of a batch: rank 0 waits for a message that is not recorded as the one it waits for
+        [exchanged("send 1", "recv 2"), exchanged("send 2", then=2), exchanged("send 0", "recv 1", then=2)],
+        HangFinding.DIFFERENT_CALLS, (1,),
+        ("ranks 1 and 2 wait in barrier, collective 2: barrier; rank 0 waits in batch_isend_irecv (train.py:7), send "
+         "to rank 1; rank 0 waits for rank 1 in send, rank 1 for rank 0 in barrier; rank 1 alone has begun other "
+         "numbers of messages"),
+    ),
+    (  # rank 0 has sent two messages before it gets replies; rank 1 expects a third
+        [exchanging("send 1", "send 1", "recv 1", "recv 1"), exchanging("recv 0", "recv 0", "send 0", "recv 0")],
+        HangFinding.DIFFERENT_CALLS, (),
+        ("rank 0 waits in recv, recv from rank 1; rank 1 waits in recv, recv from rank 0; rank 0 waits for rank 1 in "
+         "recv, rank 1 for rank 0 in recv; no rank stands out"),
     ),
     (
         [doing(SUM), sized(5)], HangFinding.DIFFERENT_CALLS, (),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddlrun.hangs.snapshot import (
+    ANY,
     Counters,
     ProcessGroup,
     RankSnapshot,
@@ -321,8 +322,10 @@ rank = 0 if os.fork() else 1
 dist.init_process_group("gloo", init_method="file://{folder}/store", rank=rank, world_size=2)
 group = dist.new_group([0, 1], group_desc="pp")
 if rank == 1:
+    dist.recv(torch.ones(4), 0, group=group)
     sys.stdin.read()
     os._exit(0)
+dist.isend(torch.ones(4), group=group, dst=1).wait()
 print("up", flush=True)
 dist.recv(torch.ones(4), {source}, group=group, tag=5)
 """
@@ -339,11 +342,10 @@ def test_the_recv_of_a_rank_comes_from_its_stack(source: str, peer: int | None, 
             lambda: parse_snapshot(take_snapshot(process.pid, 10)).processes[0].threads[0].frames[0].function == "recv"
         )
         group = ProcessGroup("1", "pp", (0, 1))
-        operations = (RecordedOperation(0, "recv", "", "gloo", group, peer, 5),)
-        if peer is None:
-            assert parse_snapshot(take_snapshot(process.pid, 10)).operations == ()
-        else:
-            wait_until(lambda: parse_snapshot(take_snapshot(process.pid, 10)).operations == operations)
+        operations = (RecordedOperation(0, "recv", "", "gloo", group, peer, 5),) if peer else ()
+        recent = RecentOperation("1", 1, "send", 1), RecentOperation("1", 1, "recv", ANY if peer is None else peer)
+        wait_until(lambda: parse_snapshot(take_snapshot(process.pid, 10)).operations == operations)
+        assert parse_snapshot(take_snapshot(process.pid, 10)).recent == recent
 
 
 RECORDS_OF_OTHERS = [b"", b"[]", b"{", b"[1]", b'[{"entries": [{}]}]', b'[{"entries": [{"process_group": 1}]}]']

@@ -16,6 +16,8 @@ import _signal  # signal itself takes 4 ms to import
 import faulthandler
 import os
 import sys
+from _collections import deque  # collections takes 2 ms
+from time import time_ns
 
 # As in ddlrun/keeper/stacks/python_stacks.py. Nothing else uses these real-time signals.
 STACKS_FILE = "ddlrun-stacks"
@@ -35,12 +37,20 @@ DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MOST_REQUEST = 64
 # A blocking function of torch.distributed -> its parameter with the other rank.
 PEERS = {"send": "dst", "recv": "src"}
+ANY = -1
 # Groups may change while they are described.
 TRIALS = 3
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    # Its function, group, other rank, and other rank in the group.
+    Kind = tuple[str, int, int | None, int | None]
 _pipe: "list[int]" = []
+# The last messages, with their times in ns, and the numbers of all.
+_messages: "deque[tuple[int, Kind]]" = deque(maxlen=64)
+_counts: "dict[Kind, int]" = {}
 
 
 def start() -> None:
@@ -111,6 +121,35 @@ def before_group() -> None:
     _pipe.append(writer)
 
 
+def record_messages(module: "Any") -> None:
+    """Let the functions of torch.distributed that begin messages record them: torch does so with NCCL alone."""
+    for name, parameter in PEERS.items():
+        setattr(module, f"i{name}", _record_calls(module, name, parameter))
+
+
+def _record_calls(module: "Any", name: str, parameter: str) -> "Callable[..., Any]":
+    from functools import wraps
+
+    function = getattr(module, f"i{name}")
+    names = ("tensor", parameter, "group", "tag", f"group_{parameter}")
+
+    @wraps(function)
+    def begin(*arguments: "Any", **words: "Any") -> "Any":
+        values = words if len(arguments) < 2 else dict(zip(names, arguments), **words)  # noqa: B905 - as in Python 3.8
+        try:  # noqa: SIM105 - it takes less time
+            _record((name, id(values.get("group")), values.get(parameter), values.get(names[-1])))
+        except TypeError:  # of the arguments: the function itself raises it
+            pass
+        return function(*arguments, **words)
+
+    return begin
+
+
+def _record(kind: "Kind") -> None:
+    _counts[kind] = _counts.get(kind, 0) + 1
+    _messages.append((time_ns(), kind))
+
+
 def _raise(descriptor: int) -> int:
     """Return a descriptor of the same file with a high number."""
     import fcntl
@@ -156,7 +195,7 @@ def _describe_groups() -> "dict[str, Any]":
     own = {name: group.describe_operations() for name, group in groups.items() if hasattr(group, "describe_operations")}
     described = {name: {"group": name, "description": groups[name].group_desc, "backend": "ddl"} for name in own}
     calls = [{**described[name], **call} for name, records in own.items() for call in records["operations"]]
-    uses = [(at, name, number, call) for name, records in own.items() for at, number, call in records["recent"]]
+    uses = [(at, name, number, call, None) for name, records in own.items() for at, number, call in records["recent"]]
     return {
         "pg_config": {
             name: {"desc": group.group_desc, "ranks": str(list(world.pg_group_ranks[group]))}
@@ -165,8 +204,31 @@ def _describe_groups() -> "dict[str, Any]":
         "calls": sorted(calls, key=lambda call: call.pop("time"))
         + [call for call in _find_call(torch) if call["group"] not in own],
         "counts": {name: records["number"] for name, records in own.items()},
-        "recent": uses,
+        "recent": uses + _describe_messages(torch, groups),
     }
+
+
+def _describe_messages(torch: "Any", groups: "dict[str, Any]") -> "list[tuple[int, str, int, str, int]]":
+    """Return the time, group, number, function and other rank (ANY: any) of the last messages."""
+    messages, world = tuple(_messages), torch._world  # noqa: SLF001
+    names = {id(group): name for name, group in groups.items()}
+    names[id(None)] = world.pg_names[torch.GroupMember.WORLD]
+    numbers: dict[tuple[str, str, int], int] = {}
+    series, recent = {}, []
+    for kind, count in tuple(_counts.items()):
+        function, group, peer, in_group = kind
+        name = names.get(group, "")
+        places = {place: rank for rank, place in world.pg_group_ranks.get(groups.get(name), {}).items()}
+        peer = int(peer) if peer is not None else ANY if in_group is None else places.get(in_group)
+        if name and peer is not None:
+            series[kind] = name, function, peer
+            numbers[series[kind]] = numbers.get(series[kind], 0) + count
+    for at, kind in reversed(messages):
+        if kind in series:
+            name, function, peer = series[kind]
+            recent.append((at, name, numbers[series[kind]], function, peer))
+            numbers[series[kind]] -= 1
+    return recent
 
 
 def _read_threads() -> "list[dict[str, Any]]":

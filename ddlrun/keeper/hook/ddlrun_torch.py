@@ -23,6 +23,8 @@ def find(name: str, duties: "list[str]", load: "Callable[[str], Any]") -> "Any":
         execute(module)  # type: ignore[misc]
         if "backend" in duties:
             load("backend").register(module)
+        if "stacks" in duties:
+            load("stacks").record_messages(module)
         module.init_process_group = _call_around(module.init_process_group, duties, load)
 
     if execute is not None:

@@ -23,7 +23,7 @@ RECORDER_FILE = "ddlrun-flight-recorder-"
 MOST_SECONDS = 2.0
 DEFAULT_GROUP = "default_pg"
 MOST_TENSORS = 3
-MOST_OPERATIONS, MOST_RECENT = 32, 64
+MOST_OPERATIONS, MOST_RECENT = 32, 128
 # A GPU has ended such an operation, but PyTorch has not noticed that yet.
 COMPLETED = "completed"
 ARROWS = ("->", "<-")
@@ -80,8 +80,8 @@ def summarize_recorders(recorders: list[Record]) -> Record:
 
     `started` has the number of the last collective operation of each group, by the group's name. The start-up hook's
     recorder has `calls`, and all groups of the rank: they come first, in the order of their creation. It has the
-    operations of ddlrun's backend as `calls`, `counts` and `recent`. Raises LookupError, ValueError, TypeError or
-    AttributeError for recorders of another version.
+    operations of ddlrun's backend as `calls`, `counts` and `recent`, and the messages of all. Raises LookupError,
+    ValueError, TypeError or AttributeError for recorders of another version.
     """
     entries = [entry for recorder in recorders for entry in recorder.get("entries", ())]
     members = {name: config for recorder in recorders for name, config in recorder.get("pg_config", {}).items() if name}
@@ -107,18 +107,18 @@ def summarize_recorders(recorders: list[Record]) -> Record:
     }
 
 
-def _list_recent(entries: list[Record], uses: list[Any]) -> list[tuple[str, int, str]]:
-    """Return the group, the number and the name of the last collective operations, the oldest first.
+def _list_recent(entries: list[Record], uses: list[Any]) -> list[tuple[str, int, str, int | None]]:
+    """Return the group, number, name and peer of the last operations, the oldest first.
 
-    `uses` are those of ddlrun's backend: the time in ns, the group, the number and the name.
+    `uses` are the messages, and the collective operations of ddlrun's backend, each after the time in ns.
     """
     recorded = [
-        (int(entry["time_created_ns"]), entry["process_group"][0], int(entry["collective_seq_id"]), _name(entry))
+        (int(entry["time_created_ns"]), entry["process_group"][0], int(entry["collective_seq_id"]), _name(entry), None)
         for entry in entries
         if not entry["is_p2p"]
     ]
-    ordered = sorted([*recorded, *map(tuple, uses)], key=lambda use: int(use[0]))
-    return [(group, int(number), name) for _, group, number, name in ordered[-MOST_RECENT:]]
+    ordered = sorted([*recorded, *uses], key=lambda use: int(use[0]))
+    return [(group, int(number), name, peer) for _, group, number, name, peer in ordered[-MOST_RECENT:]]
 
 
 def _name(entry: Record) -> str:
