@@ -31,7 +31,8 @@ COLLECTIVES = frozenset(
     allgatherv gatherv scatterv alltoallv alltoallw allgatherobject gatherobject broadcastobjectlist
     scatterobjectlist allgatherintotensor reducescattertensor alltoallsingle monitoredbarrier
     allreducecoalesced allgathercoalesced reducescatterblock broadcastparameters broadcastobject
-    initprocessgroup newgroup destroyprocessgroup synchronize dup split create spawn shutdown init finalize
+    initprocessgroup newgroup processgroupgloo processgroupnccl destroyprocessgroup
+    synchronize dup split create spawn shutdown init finalize
     """.split()
 )
 # Functions that return at once; programs call them in loops.
@@ -48,6 +49,8 @@ COMMON = frozenset("split create dup init scan spawn finalize test probe shutdow
 MPI_TEST = "Test"
 # The calls of a line of source: `comm.allreduce(`, `dist.all_reduce(`.
 CALL = r"\b(\w+)\s*\("
+# A wait for a key that another rank sets.
+STORE_CALL = r"store\w*\.(get)\("
 NATIVE_MPI = r"P?MPI_(\w+)"
 # Before the name of an operation of Horovod.
 OF = " of "
@@ -148,4 +151,6 @@ def find_named_call(source: str) -> str | None:
     'allreduce'
     """
     names = (COLLECTIVES | POINT_TO_POINT) - COMMON
-    return next((name for name in re.findall(CALL, source) if normalize(name) in names or name == MPI_TEST), None)
+    calls = re.findall(CALL, source)
+    named = next((name for name in calls if normalize(name) in names or name == MPI_TEST), None)
+    return named or next(iter(re.findall(STORE_CALL, source)), None)

@@ -91,6 +91,14 @@ POSITIONS = [
         Activity.COMMUNICATES, "waits in broadcast_one_to_all (train.py:17)",
     ),
     (
+        snapshot(process([own(9, 'key = store.get("all")')], call="poll")),
+        Activity.COMMUNICATES, "waits in get (train.py:9)",
+    ),
+    (
+        snapshot(process([own(9, 'key = cache.get("all")')], call="poll")),
+        Activity.WAITS, 'waits in poll (step, train.py:9: key = cache.get("all"))',
+    ),
+    (
         snapshot(process([own(9, "loss.backward()")], call="futex")),
         Activity.WAITS, "waits in futex (step, train.py:9: loss.backward())",
     ),
