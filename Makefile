@@ -28,7 +28,7 @@ test-all:
 	$(MAKE) pythons
 
 rest: $(VENV)/test-all
-	$(PYTEST) $(TESTS) --rest
+	$(PYTEST) --no-loadscope-reorder $(TESTS) --rest
 test-tensorflow: $(VENV)/frameworks/done
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
 

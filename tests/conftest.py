@@ -48,6 +48,9 @@ FOLDER_MARKS = {
     "schedulers": [pytest.mark.extra],
 }
 
+# The groups that take longest, in the order in which --rest starts them: no process shall wait for one at the end.
+LONGEST = ("busy", "tests/hosts/test_faults.py", "tests/ddl/test_torch_backend.py", "tests/docs/test_hosts.py")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option with which `make test-all` runs what `make test` has left out."""
@@ -65,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by their folder, and group them for `--dist loadgroup`: by file, and all busy tests together."""
+    if "EVERY_MPI" not in os.environ:
+        items[:] = [item for item in items if has_major_of_its_marks(item)]
     for item in items:
         for mark in FOLDER_MARKS.get(item.path.parent.name, []):
             item.add_marker(mark)
@@ -82,6 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items
             if item.get_closest_marker("extra") or {item.nodeid, item.nodeid.partition("::")[0]} & {*skipped}
         ]
+        items.sort(key=place_of_group)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -167,6 +173,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             marks = () if own.kwargs.get("quick") else pytest.mark.extra
             values.append(pytest.param(OWN_MAJOR, id=manager_id(OWN_MAJOR), marks=marks))
         metafunc.parametrize("major", values, indirect=True)
+
+
+def place_of_group(item: pytest.Item) -> int:
+    """Return the place of an item's group in LONGEST, or one after all of them."""
+    group = next(mark.args[0] for mark in item.iter_markers("xdist_group"))
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
+
+
+def has_major_of_its_marks(item: pytest.Item) -> bool:
+    """Return False if a parameter's mark `openmpi` names other majors than the item's."""
+    callspec = getattr(item, "callspec", None)
+    major = callspec.params.get("major") if callspec else None
+    marks = [mark.args for mark in item.own_markers if mark.name == "openmpi"]
+    return major not in MPIRUNS or all(min(major, 5) in args for args in marks)
 
 
 def manager_id(major: int) -> str:

@@ -16,6 +16,7 @@ def no_garbage() -> Iterator[None]:
     import torch._dynamo  # noqa: PLC0415 - a pass may import it, and only the collector frees the frames of its import
 
     gc.collect()
+    gc.freeze()  # the next test's collection need not look at PyTorch's objects and all modules of tests
     gc.disable()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are small

@@ -93,6 +93,7 @@ def ranks(text: str) -> list[str]:
 EIGHT = [f"rank {rank} h{rank // 2 + 1} 8" for rank in range(8)]
 
 
+@pytest.mark.openmpi(5)
 def test_slurms_smallest_job(slurm: SlurmCluster, mpirun: str, tmp_path: Path) -> None:
     major = {"ddlrun launch": f"ddlrun launch --mpirun {mpirun}"}
     job = submit(slurm, tmp_path, script("slurm", "The smallest job"), TELL, major)
@@ -143,11 +144,9 @@ def test_an_array_of_slurm(slurm: SlurmCluster, tmp_path: Path) -> None:
         assert [line.split()[3:] for line in told] == [["4", str(task)]] * 4
 
 
-@pytest.mark.parametrize("manager", ["auto", OWN])
-def test_pytorch_on_slurm(slurm: SlurmCluster, tmp_path: Path, manager: str) -> None:
-    ours = {**FIRST, "ddlrun launch": f"ddlrun launch --process-manager {manager}"}
+def test_pytorch_on_slurm(slurm: SlurmCluster, tmp_path: Path) -> None:
     train = script(FIRST_STEPS, "2. Write the job script", kind="python")
-    job = submit(slurm, tmp_path, script(FIRST_STEPS, "2. Write the job script"), train, ours)
+    job = submit(slurm, tmp_path, script(FIRST_STEPS, "2. Write the job script"), train, FIRST)
     slurm.wait_for(job, "COMPLETED")
     assert ranks((tmp_path / f"slurm-{job}.out").read_text()) == [f"rank {rank} of 4 on cpu" for rank in range(4)]
     check = script(FIRST_STEPS, "3. Try it")
@@ -183,6 +182,7 @@ def test_slurm_warns_and_starts_again(slurm: SlurmCluster, tmp_path: Path, to: l
     assert log.read_text().count("saves") == 8
 
 
+@pytest.mark.openmpi(5)
 def test_grid_engines_smallest_job(sge: GridEngineCluster, mpirun: str, tmp_path: Path) -> None:
     major = {**GRID_ENGINE, "ddlrun launch": f"ddlrun launch --mpirun {mpirun}"}
     sge.wait_for(submit(sge, tmp_path, script("grid-engine", "The smallest job"), TELL, major))
@@ -201,6 +201,7 @@ def test_grid_engine_prints_what_the_page_shows(sge: GridEngineCluster, tmp_path
     assert printed == script("grid-engine", "Show what ddlrun found", kind="text")
 
 
+@pytest.mark.openmpi(5)
 def test_grid_engine_warns(sge: GridEngineCluster, mpirun: str, tmp_path: Path) -> None:
     major = {**GRID_ENGINE, "ddlrun launch": f"ddlrun launch --mpirun {mpirun}"}
     job = submit(sge, tmp_path, script("grid-engine", "Warning before the time limit"), WARNED_BY_USR2, major)

@@ -21,6 +21,7 @@ from tests.hosts.fault_results import check_result
 from tests.support.waiting import PATIENCE, wait_until
 
 EXTRA = pytest.mark.extra
+ONLY_4, ONLY_5 = pytest.mark.openmpi(4), pytest.mark.openmpi(5)
 GRACE = 2
 RANKS = 4
 SCRIPT = """
@@ -241,7 +242,7 @@ HIDDEN = ("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & echo started; sl
 @pytest.mark.parametrize(
     ("victim", "code", "said"),
     [
-        pytest.param("ddlrun", -9, "", marks=EXTRA),
+        pytest.param("ddlrun", -9, "", marks=[EXTRA, ONLY_5]),
         pytest.param("mpirun", 137, "(mpirun|the process manager) was killed by SIGKILL, which", marks=EXTRA),
         pytest.param(
             "daemon",
@@ -250,7 +251,7 @@ HIDDEN = ("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & echo started; sl
             "host h3 was lost: the connection to its agent ended|mpirun lost host h3, the connection to its daemon",
             marks=EXTRA,
         ),
-        pytest.param("keeper", 137, "rank 2 on h3 was killed by another process", marks=EXTRA),
+        pytest.param("keeper", 137, "rank 2 on h3 was killed by another process", marks=[EXTRA, ONLY_5]),
         ("rank", 137, r"failed: rank 2 on h3 \(local rank 0\): killed by SIGKILL \(Killed\)"),
     ],
 )
@@ -277,6 +278,7 @@ def keeper_socket(cluster: Cluster, host: str, keeper: int) -> list[str]:
 
 
 @pytest.mark.extra
+@ONLY_5
 def test_a_keeper_that_is_killed_before_it_has_read_everything(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     """The kernel resets its connection, as a firewall does."""
     with ExitStack() as stack:  # noqa: SIM117 - sshd starts again after the end of the job
@@ -445,6 +447,7 @@ def test_reset_connections_of_a_host(cluster: Cluster, mpirun: str, tmp_path: Pa
 
 
 @pytest.mark.extra
+@ONLY_5
 def test_a_reset_connection(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, *STAY) as job:
         job.wait_for_output("started", RANKS)
@@ -486,6 +489,7 @@ def test_a_ddlrun_that_is_stopped(cluster: Cluster, mpirun: str, tmp_path: Path)
 
 
 @pytest.mark.extra
+@ONLY_5
 def test_a_guard_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, "sh", "-c", "echo started; until [ -e go ]; do sleep 0.1; done") as job:
         job.wait_for_output("started", RANKS)
@@ -539,6 +543,7 @@ def test_a_stopped_process_when_all_ranks_end(
 
 
 @pytest.mark.extra
+@ONLY_5
 @pytest.mark.own
 def test_a_daemon_and_what_watches_it_are_stopped(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(
@@ -602,7 +607,7 @@ def test_a_killed_ddlrun_and_guard_with_a_stopped_process(
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("victim", ["client", "server"])
+@pytest.mark.parametrize("victim", [pytest.param("client", marks=ONLY_5), pytest.param("server", marks=ONLY_4)])
 def test_an_ssh_session_that_dies_while_ranks_are_silent(
     cluster: Cluster, mpirun: str, tmp_path: Path, victim: str
 ) -> None:
@@ -631,7 +636,7 @@ def test_an_sshd_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("chatty", [False, True])
+@pytest.mark.parametrize("chatty", [pytest.param(False, marks=ONLY_5), pytest.param(True, marks=ONLY_4)])
 def test_a_cut_network(cluster: Cluster, mpirun: str, tmp_path: Path, *, chatty: bool) -> None:
     words = ("sh", "-c", "echo started; while :; do echo text; sleep 0.1; done") if chatty else STAY
     with Job(cluster, mpirun, tmp_path, *words, options=("--heartbeat", "4")) as job:
@@ -783,13 +788,13 @@ def test_a_keeper_that_is_killed_after_its_guard(cluster: Cluster, mpirun: str, 
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     [
-        ("0", 0, ""),
+        pytest.param("0", 0, "", marks=ONLY_5),
         ("7", 7, "failed: rank 2 on h3 (local rank 0): exit code 7"),
-        ("exception", 1, "ValueError: no such thing"),
-        ("text", 1, "some text"),
+        pytest.param("exception", 1, "ValueError: no such thing", marks=ONLY_5),
+        pytest.param("text", 1, "some text", marks=ONLY_5),
         ("abort", 9, "rank 2"),
-        ("segv", 139, "rank 2 on h3 (local rank 0): killed by SIGSEGV (Segmentation fault)"),
-        ("kill", 137, "rank 2 on h3 (local rank 0): killed by SIGKILL (Killed)"),
+        pytest.param("segv", 139, "rank 2 on h3 (local rank 0): killed by SIGSEGV (Segmentation fault)", marks=ONLY_5),
+        pytest.param("kill", 137, "rank 2 on h3 (local rank 0): killed by SIGKILL (Killed)", marks=ONLY_5),
         ("unfinished", None, "rank 2"),
     ],
 )
@@ -812,7 +817,12 @@ def test_how_a_rank_ends(cluster: Cluster, mpirun: str, tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize(
-    "moment", [*(pytest.param(moment, marks=EXTRA) for moment in ("checks", "start", "ending")), "run"]
+    "moment",
+    [
+        pytest.param("checks", marks=[EXTRA, ONLY_5]),
+        *(pytest.param(moment, marks=EXTRA) for moment in ("start", "ending")),
+        "run",
+    ],
 )
 def test_ctrl_c(cluster: Cluster, mpirun: str, tmp_path: Path, moment: str) -> None:
     words = ("sh", "-c", "trap 'echo terminated' TERM; echo started; while :; do sleep 3600 & wait; done")
@@ -836,6 +846,7 @@ def test_ctrl_c(cluster: Cluster, mpirun: str, tmp_path: Path, moment: str) -> N
 
 
 @pytest.mark.extra
+@ONLY_5
 def test_a_time_limit(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, *STAY, options=("--timeout", "2")) as job:
         code, _, err = job.end()
@@ -843,6 +854,7 @@ def test_a_time_limit(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.extra
+@ONLY_5
 def test_a_full_disk(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -867,6 +879,7 @@ def test_a_gigabyte_from_a_rank_elsewhere(cluster: Cluster, mpirun: str, tmp_pat
 
 
 @pytest.mark.extra
+@ONLY_5
 @pytest.mark.own
 def test_restarts_tell_the_script(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     script = f'echo "try $DDLRUN_RESTART" >>{tmp_path}/tries; test $DDLRUN_RESTART = 2 || exit 7'
@@ -891,6 +904,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(cluster: Cluster, mpirun: st
 
 
 @pytest.mark.extra
+@ONLY_5
 @pytest.mark.parametrize("options", [("--spare-hosts", "h4"), ("--min-topology", "1x1")])
 def test_a_host_that_fails_its_check_is_replaced_or_left_out(
     cluster: Cluster, mpirun: str, tmp_path: Path, options: tuple[str, ...]
