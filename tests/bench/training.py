@@ -2,10 +2,10 @@
 
     python -m tests.bench.training [options]
 
-The job is 2x2x2. The programs are DistributedDataParallel (ddp), `fully_shard` (fsdp) and DistributedDataParallel with
-ZeroRedundancyOptimizer (zero-1), on a network of four linear layers, so that a step is mostly
-communication. The backends take turns in one job; times are medians of the slowest rank's. The exit code is 1 if the
-job fails, or the losses of the backends differ.
+The job is 2x2x2, with --smoke 2x1x2. The programs are DistributedDataParallel (ddp), `fully_shard` (fsdp) and
+DistributedDataParallel with ZeroRedundancyOptimizer (zero-1), on a network of four linear layers, so that a step is
+mostly communication. The backends take turns in one job; times are medians of the slowest rank's. The exit code is 1 if
+the job fails, or the losses of the backends differ.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main() -> None:
     options = read_options()
     if why_not():
         cannot_run(f"{why_not()}: sudo make test-all")
-    with Cluster(2, 2, nic=f"{options.nic}mbit", uplink=f"{options.nic // 2}mbit") as cluster:
+    with Cluster(1 if options.smoke else 2, 2, nic=f"{options.nic}mbit", uplink=f"{options.nic // 2}mbit") as cluster:
         rows = [row(result) for result in run_job(cluster, options)]
     print("| program | s per step, gloo (range) | s per step, ddl (range) | gloo / ddl | same losses |")
     print("|---|---|---|---|---|")

@@ -48,11 +48,14 @@ def same(learned: Learned, plain: Learned, digits: Learned, example: Example) ->
         assert learned.loss == pytest.approx(plain.loss, abs=0.002)
 
 
-# What ranks without MPI calls do differs little by the mpirun: under one major here, under the other over hosts.
+# What ranks without MPI calls do differs little by the mpirun: under one major here, under the other over hosts. Over
+# hosts alone run JAX, DistributedDataParallel, which one host has from a checkpoint, and ddlrun's optimizer, which one
+# host has without mpirun.
+OVER_HOSTS = ("JAX", "PyTorch, DistributedDataParallel", "PyTorch, ddlrun's optimizer")
 CASES = [
     (name, major)
     for name, example in EXAMPLES.items() for major in MPIRUNS
-    if example.framework == "mpi" or major != example.over_hosts
+    if name not in OVER_HOSTS and (example.framework == "mpi" or major != example.over_hosts)
 ]  # fmt: skip
 
 

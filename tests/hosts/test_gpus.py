@@ -149,14 +149,12 @@ while True:
 """
 
 
-@pytest.mark.parametrize("manager", ["openmpi", "ddlrun"])
-def test_the_samples_have_the_gpu_of_each_rank(pretend: Pretend, mpirun: str, tmp_path: Path, manager: str) -> None:
+def test_the_samples_have_the_gpu_of_each_rank(pretend: Pretend, tmp_path: Path) -> None:
     smi = install(tmp_path / "smi", busy(0), busy(1, HOT))
     run = tmp_path / "run"
-    managers = ["--process-manager", manager, *(["--mpirun", mpirun] if manager == "openmpi" else [])]
-    options = ["--sample-interval", "0.2", "--run-dir", str(run)]
+    options = ["--process-manager", "ddlrun", "--sample-interval", "0.2", "--run-dir", str(run)]
     program = [sys.executable, "-c", WAIT, str(run / "metrics.jsonl")]
-    done = pretend("nvidia", "0001:65:00.0 0000:65:00.0", "launch", *managers, *options, *program, PATH=smi.path)
+    done = pretend("nvidia", "0001:65:00.0 0000:65:00.0", "launch", *options, *program, PATH=smi.path)
     assert done.returncode == 0, done.stderr
     *_, host = [sample for sample in read_samples(str(run / "metrics.jsonl")) if isinstance(sample, HostSample)]
     assert [(gpu.address, gpu.ranks) for gpu in host.gpus] == [("0000:65:00.0", "0"), ("0001:65:00.0", "1")]

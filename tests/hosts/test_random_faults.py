@@ -1,4 +1,4 @@
-"""Jobs that meet random faults: fifty scenarios of tests.hosts.random_faults, which runs as many as it is given."""
+"""Jobs that meet random faults: 25 scenarios of tests.hosts.random_faults, which runs as many as it is given."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from tests.hosts.random_faults_scenario import Kind, draw
 
-RUNS, FIRST_SEED, JOBS = "50", "0", "5"
+RUNS, FIRST_SEED, JOBS = "25", "0", "5"
 
 
 # The longest test of all starts with the file of the most tests, and not at the very end, when all others wait for it.

@@ -43,6 +43,7 @@ def test_gpus_are_counted(slurm: SlurmCluster, tmp_path: Path) -> None:
 RANKS = [f"{rank} h{rank // 2 + 1} {rank % 2} 8 0" for rank in range(8)]
 
 
+@pytest.mark.openmpi(5)
 def test_hosts_tasks_and_racks_come_from_the_job(slurm: SlurmCluster, launch: Launch, tmp_path: Path) -> None:
     state, lines = run(slurm, tmp_path, launch(RANK_REPORT), "-N4", "--ntasks-per-node=2")
     assert (state, sorted(lines[-8:])) == ("COMPLETED", RANKS)
@@ -65,6 +66,7 @@ def test_inside_salloc_and_steps(slurm: SlurmCluster, launch: Launch, tmp_path: 
         assert (done.returncode, sorted(done.stdout.splitlines())) == (0, RANKS), done.stderr
 
 
+@pytest.mark.openmpi(5)
 def test_srun_of_ddlrun_is_refused(slurm: SlurmCluster, launch: Launch, tmp_path: Path) -> None:
     state, lines = run(slurm, tmp_path, f"srun {launch(RANK_REPORT)}", "-N2", "--ntasks-per-node=2")
     assert state == "FAILED"
@@ -72,6 +74,7 @@ def test_srun_of_ddlrun_is_refused(slurm: SlurmCluster, launch: Launch, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.openmpi(5)
 def test_named_hosts_win_over_those_of_the_job(slurm: SlurmCluster, launch: Launch, tmp_path: Path) -> None:
     line = launch(RANK_REPORT, "--quiet", "-H", "h3,h2", "--ranks-per-host", "1")
     assert run(slurm, tmp_path, f"{line} | sort", "-N3")[1] == ["0 h3 0 1 2 0", "1 h2 0 1 2 0"]
@@ -79,6 +82,7 @@ def test_named_hosts_win_over_those_of_the_job(slurm: SlurmCluster, launch: Laun
     assert run(slurm, tmp_path, f"{outside} | sort", "-w", "h1")[1] == ["0 h4 0 1 2 0", "1 h1 0 1 2 0"]
 
 
+@pytest.mark.openmpi(5)
 def test_cyclic_ranks_and_whole_racks(slurm: SlurmCluster, launch: Launch, tmp_path: Path) -> None:
     line = launch(RANK_REPORT, "--quiet", "--topology", "2x1x2")
     lines = run(slurm, tmp_path, f"{line} | sort", "-N4", "--ntasks-per-node=2", "--distribution=cyclic")[1]
@@ -99,6 +103,7 @@ def test_hosts_with_different_numbers_of_tasks(
     assert ranks == ["0 h1 0 3 0", "1 h1 1 3 0", "2 h2 0 1 3 0"]
 
 
+@pytest.mark.openmpi(5)
 def test_each_task_of_an_array_is_a_job(slurm: SlurmCluster, launch: Launch, tmp_path: Path) -> None:
     line = launch(RANK_REPORT, "--quiet", "--topology", "1x2").replace("/run", "/run$SLURM_ARRAY_TASK_ID", 1)
     job = slurm.submit(

@@ -13,6 +13,7 @@ from tests.conftest import MPIRUNS, launch_line
 from tests.support.slurm_jobs import ENDLESS, RANK_REPORT, Launch, leftovers, wait_for_output
 from tests.support.waiting import wait_until
 
+ONLY_4, ONLY_5 = pytest.mark.openmpi(4), pytest.mark.openmpi(5)
 pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
@@ -47,7 +48,7 @@ def test_a_host_that_is_down_is_named_and_replaced(slurm: SlurmCluster, tmp_path
     assert "host h1" not in output
 
 
-@pytest.mark.parametrize("reason", ["scancel", "node"])
+@pytest.mark.parametrize("reason", [pytest.param("scancel", marks=ONLY_5), pytest.param("node", marks=ONLY_4)])
 def test_a_job_that_slurm_ends(slurm: SlurmCluster, launch: Launch, tmp_path: Path, reason: str) -> None:
     script = launch(ENDLESS, "--quiet", "--ranks-per-host", "1")
     job = slurm.submit(script, f"--output={tmp_path}/out", "-N4", "--no-requeue", cwd=tmp_path)
@@ -69,7 +70,9 @@ def test_a_job_that_slurm_ends(slurm: SlurmCluster, launch: Launch, tmp_path: Pa
     wait_until(lambda: not leftovers(slurm, tmp_path), lambda: leftovers(slurm, tmp_path))
 
 
-@pytest.mark.parametrize("target", [[], ["--batch"]], ids=["steps", "script"])
+@pytest.mark.parametrize(
+    "target", [pytest.param([], marks=ONLY_4, id="steps"), pytest.param(["--batch"], marks=ONLY_5, id="script")]
+)
 def test_a_warning_reaches_each_rank_once(
     slurm: SlurmCluster, launch: Launch, tmp_path: Path, target: list[str]
 ) -> None:
