@@ -32,7 +32,7 @@ rest: $(VENV)/test-all
 test-tensorflow: $(VENV)/frameworks/done
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
 
-# Run the tests that depend on the interpreter with each Python of this machine for which pip finds all packages.
+# Run the tests that depend on the interpreter with each other Python of this machine for which pip finds all packages.
 pythons:
 	@for python in $(PYTHONS); do \
 		venv=$(VENV)/$$($$python -c 'import sys; print("python%d.%d" % sys.version_info[:2])'); \
@@ -40,8 +40,9 @@ pythons:
 		$(MAKE) VENV=$$venv PYTHON=$$python TESTS="$(BY_PYTHON)" test || exit 1; \
 	done
 
+OWN_MINOR = $(shell $(PYTHON) -c 'import sys; print(sys.version_info.minor)')
 # On PATH, or else installed by pyenv.
-PYTHONS = $(foreach minor,10 11 12 13 14,$(firstword $(shell \
+PYTHONS = $(foreach minor,$(filter-out $(OWN_MINOR),10 11 12 13 14),$(firstword $(shell \
 	for python in python3.$(minor) ~/.pyenv/versions/3.$(minor).*/bin/python; do \
 		$$python -c 'import ensurepip, sys; print(sys.executable)' 2>/dev/null; done)))
 BY_PYTHON = tests/unit/test_cli.py tests/unit/test_debugging.py tests/unit/test_stacks.py tests/unit/test_tracebacks.py \

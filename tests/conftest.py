@@ -42,14 +42,16 @@ OWN_MANAGERS = {OWN_MAJOR: OWN, -1: "mpich", -2: "impi-rt"}
 
 # Marks of all tests in a folder. Ranks that poll keep all cores busy: two such tests at once take many times as long as
 # one after the other, so all of them run in one process. Other test files are distributed one by one.
+HANGS = "tests/hangs/test_hangs.py"
 FOLDER_MARKS = {
     "frameworks": [pytest.mark.busy, pytest.mark.extra],
+    "hangs": [pytest.mark.xdist_group(HANGS)],  # several ranks of PyTorch each, which seldom poll
     "hosts": [pytest.mark.skipif(bool(why_not()), reason=why_not())],
     "schedulers": [pytest.mark.extra],
 }
 
 # The groups that take longest, in the order in which --rest starts them: no process shall wait for one at the end.
-LONGEST = ("busy", "tests/hosts/test_faults.py", "tests/ddl/test_torch_backend.py", "tests/docs/test_hosts.py")
+LONGEST = ("busy", "tests/hosts/test_faults.py", HANGS, "tests/ddl/test_torch_backend.py", "tests/docs/test_hosts.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -123,7 +125,7 @@ def own_variables() -> None:
 
 
 # No test depends on its duration.
-hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.register_profile("patient", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile("patient")
 

@@ -49,7 +49,7 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.smoke:
         options.rates, options.topology, options.gradient, options.searches = "1000/1000", "1x2x2", "64KiB", 1
-        options.patience, options.budget = 0, "5s"
+        options.patience, options.budget = 0, "10s"
     return options
 
 

@@ -19,7 +19,7 @@ from tests.support import needs
 from tests.support.launches import run
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.extra, pytest.mark.busy]
+pytestmark = pytest.mark.extra
 # More than the time without output from which on a job is examined at its end.
 SILENT_SECONDS = 4.0
 

@@ -17,7 +17,7 @@ from tests.support import needs
 from tests.support.launches import run
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.extra, pytest.mark.busy]
+pytestmark = pytest.mark.extra
 SCRIPT = Path(__file__).with_name("mesh.py")
 LINES = {
     line.rpartition("# ")[2]: number

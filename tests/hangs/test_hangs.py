@@ -16,7 +16,7 @@ from tests.hangs.expected import GUILTY, HANGS, SCRIPT, SeenVerdict, seen_verdic
 from tests.support import needs
 from tests.support.waiting import PATIENCE, wait_until
 
-pytestmark = [pytest.mark.extra, pytest.mark.busy]
+pytestmark = pytest.mark.extra
 RANKS = 3
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 

@@ -24,7 +24,6 @@ RUNS = {run.name: run for run in list_runs()}
 
 
 @pytest.mark.extra
-@pytest.mark.busy
 @pytest.mark.parametrize("name", FEW)
 def test_a_hang_is_named(name: str) -> None:
     needs.package("torch")

@@ -13,7 +13,7 @@ from tests.hangs.words import RANKS
 from tests.support.launches import run
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.extra, pytest.mark.busy]
+pytestmark = pytest.mark.extra
 SCRIPT = Path(__file__).with_name("words.py")
 LINES = {
     line.rpartition("  # ")[2]: f"words.py:{number}"

@@ -479,7 +479,7 @@ def test_the_message_of_an_abort_that_arrives_after_a_failure_is_printed(line: l
     assert done.stderr.count("MPI_ABORT was invoked on rank 0") == 1, done.stderr
 
 
-@pytest.mark.parametrize("launches", [6, pytest.param(30, marks=pytest.mark.extra)])
+@pytest.mark.parametrize("launches", [6, pytest.param(15, marks=pytest.mark.extra)])
 def test_many_launches_leave_nothing(line: list[str], tmp_path: Path, launches: int) -> None:
     """Launch many jobs; no process, file or shared memory is left. The last job prints the names of its segments."""
     (tmp_path / "tmp").mkdir()

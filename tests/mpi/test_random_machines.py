@@ -26,7 +26,7 @@ MOST_SMALL = 12
 # The first machine of a test, and the major version of Open MPI; most machines are judged by one of the two.
 CASES = [
     *((first, major) for first in (0, TOGETHER) for major in (4, 5)),
-    *(pytest.param(first, 4 + first // TOGETHER % 2, marks=pytest.mark.extra) for first in range(20, 80, TOGETHER)),
+    *(pytest.param(first, 4 + first // TOGETHER % 2, marks=pytest.mark.extra) for first in range(20, 50, TOGETHER)),
 ]
 
 
