@@ -49,9 +49,11 @@ def same(learned: Learned, plain: Learned, digits: Learned, example: Example) ->
 
 
 # What ranks without MPI calls do differs little by the mpirun: under one major here, under the other over hosts. Over
-# hosts alone run JAX, DistributedDataParallel, which one host has from a checkpoint, and ddlrun's optimizer, which one
-# host has without mpirun.
-OVER_HOSTS = ("JAX", "PyTorch, DistributedDataParallel", "PyTorch, ddlrun's optimizer")
+# hosts alone run JAX, TensorFlow (tests/mpi/test_unequal_hosts.py has several workers on a host), ddlrun's optimizer,
+# which one host has without mpirun, and DistributedDataParallel, which one host has from a checkpoint.
+OVER_HOSTS = (
+    "JAX", "TensorFlow, MultiWorkerMirroredStrategy", "PyTorch, ddlrun's optimizer", "PyTorch, DistributedDataParallel",
+)  # fmt: skip
 CASES = [
     (name, major)
     for name, example in EXAMPLES.items() for major in MPIRUNS

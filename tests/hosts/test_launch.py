@@ -48,6 +48,7 @@ def test_every_rank_is_where_the_plan_says(cluster: Cluster, mpirun: str, tmp_pa
 
 
 @pytest.mark.extra
+@pytest.mark.openmpi(5)
 def test_the_example_trains_over_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     done = cluster.run("h1", [*ddlrun(mpirun, tmp_path), "-H", "h1:1,h2:1", str(EXAMPLE)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

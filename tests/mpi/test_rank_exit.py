@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,14 @@ def python(request: pytest.FixtureRequest) -> str:
     path = sys.executable if version == OWN else shutil.which(f"python{version}")
     if path is None:
         needs.skip(f"no python{version}")
-    if subprocess.run([path, "-c", "import mpi4py"], capture_output=True, check=False).returncode != 0:
-        needs.skip(f"no mpi4py of python{version}", f"python{version} -m pip install mpi4py")
-    return path
+    return with_mpi4py(path) or needs.skip(f"no mpi4py of python{version}", f"python{version} -m pip install mpi4py")
+
+
+@cache
+def with_mpi4py(path: str) -> str:
+    """Return the program itself, for which pyenv has a script on PATH; empty if it has no mpi4py."""
+    line = [path, "-c", "import sys, mpi4py; print(sys.executable)"]
+    return subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def run(mpirun: str, folder: Path, ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
