@@ -132,7 +132,7 @@ def native_code_with_gil(job: Job) -> None:
 def module_waits(job: Job) -> None:
     """a module whose import waits"""
     if job.is_victim:
-        Path(job.folder, "plugin.py").write_text("import threading\nthreading.Event().wait()\n")
+        Path(job.folder, "plugin.py").write_text(f"from tests.hangs.kinds import python\npython.{_flush.__name__}()\n")
         sys.path.insert(0, str(job.folder))
     job.begin()
     if job.is_victim:
