@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ddlrun.hangs.frames import normalize
 from ddlrun.hangs.snapshot import MOST_MESSAGES, UNNAMED, ProcessGroup, RankSnapshot, RecentOperation, RecordedOperation
-from ddlrun.hangs.waits import PARTNERS, LocatedJob
+from ddlrun.hangs.waits import PARTNERS, LocatedJob, find_unmatched
 
 # The operations whose tensors have the same types and sizes in all ranks.
 EQUAL_DATA = frozenset(
@@ -66,6 +66,23 @@ def find_unbalanced(ring: Sequence[int], located: LocatedJob) -> tuple[int, ...]
     odd = [rank for rank in snapshots if rank not in alike.get(most, ())]
     is_known = any(most) and all(sum(counts) < MOST_MESSAGES for counts in alike)
     return tuple(odd) if is_known and len(odd) == 1 < len(snapshots) - 1 and odd[0] in ring else ()
+
+
+def find_misdirected(ring: Sequence[int], located: LocatedJob) -> dict[int, str]:
+    """Return the ranks of a ring with a message to another rank than the one that waits for it, each with a note.
+
+    The other one has not begun its half, and is in the same collective operation as the rank.
+    """
+    notes, waits = {}, {rank: position.collective for rank, position in located.positions.items()}
+    for rank, waiting in permutations(ring, 2):
+        own, wanted = waits[rank], waits[waiting]
+        if own is None or own.peer is not None or wanted is None or wanted.peer != rank:
+            continue
+        for message in find_unmatched(rank, located.job.snapshots):
+            other = waits.get(-1 if message.peer is None else message.peer)
+            if message.name == PARTNERS.get(wanted.name) and other is not None and other.call == own.call:
+                notes[rank] = f"rank {rank} has begun {message.short_text}, which has not begun the other half"
+    return notes
 
 
 def find_left_out(ring: Sequence[int], located: LocatedJob) -> dict[int, str]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ddlrun.hangs.description import describe
 from ddlrun.hangs.differences import (
     find_left_out,
+    find_misdirected,
     find_missing,
     find_out_of_order,
     find_unbalanced,
@@ -249,11 +250,12 @@ def _compare_records(
         return odd, (f"{name_ranks(odd)} {verb} them in another order",)
     if unbalanced := find_unbalanced(ring, located):
         return unbalanced, (f"{name_ranks(unbalanced)} alone has begun other numbers of messages",)
-    missing = find_missing(ring, located) if odd is None else ()
+    misdirected = find_misdirected(ring, located)
+    missing = find_missing(ring, located) if odd is None and not misdirected else ()
     if missing:
         return missing, ()
-    left_out = find_left_out(ring, located)
-    return tuple(left_out), tuple(left_out.values()) or (NOBODY,)
+    notes = misdirected or find_left_out(ring, located)
+    return tuple(notes), tuple(notes.values()) or (NOBODY,)
 
 
 def _has_unknown_peer(position: Position) -> bool:

@@ -44,7 +44,7 @@ def locate_ranks(job: JobSnapshot) -> LocatedJob:
     for rank in sorted(waiting):
         operations = snapshots[rank].operations
         if not operations and normalize(positions[rank].call) in POINT_TO_POINT:
-            operations = tuple(_find_unmatched(rank, snapshots))
+            operations = tuple(find_unmatched(rank, snapshots))
         keys = [_key(rank, operation) for operation in operations]
         for key, operation in zip(keys, operations, strict=True):
             if key not in lacks_of:
@@ -58,7 +58,7 @@ def locate_ranks(job: JobSnapshot) -> LocatedJob:
     return LocatedJob(job, positions, lacking)
 
 
-def _find_unmatched(rank: int, snapshots: Mapping[int, RankSnapshot]) -> Iterable[RecordedOperation]:
+def find_unmatched(rank: int, snapshots: Mapping[int, RankSnapshot]) -> Iterable[RecordedOperation]:
     """Yield the messages of a rank of which its peer has not begun the other half, as far as the records show that."""
     for (group, name, peer), use in {use.series: use for use in snapshots[rank].messages}.items():
         other = None if peer is None else snapshots.get(peer)

@@ -92,7 +92,8 @@ def exchanged(*messages: str, then: int = 0) -> Dump:
     done = {"entries": [DONE, *([entry(then, DEFAULT, "barrier", ended=False)] if then else [])], "calls": []}
     frames = [("batch_isend_irecv", TORCH, 3010), ("<module>", "/home/u/train.py", 7)]
     stack = {"id": 7, "name": "MainThread", "active": False, "frames": frames}
-    return Dump(({**exchanging(*messages).recorders[0], **done},), () if then else (stack,))
+    recent = exchanging(*messages).recorders[0] if messages else {}
+    return Dump(({**recent, **done},), () if then else (stack,))
 
 
 def sized(size: int) -> Dump:
@@ -197,6 +198,13 @@ VERDICTS = [
         ("ranks 1 and 2 wait in barrier, collective 2: barrier; rank 0 waits in batch_isend_irecv (train.py:7), send "
          "to rank 1; rank 0 waits for rank 1 in send, rank 1 for rank 0 in barrier; rank 1 alone has begun other "
          "numbers of messages"),
+    ),
+    (  # rank 0 has sent to rank 2, not to rank 1
+        [exchanged("send 2", then=2), exchanging("recv 0"), exchanged(then=2), exchanged(then=2)],
+        HangFinding.DIFFERENT_CALLS, (0,),
+        ("ranks 0, 2 and 3 wait in barrier, collective 2: barrier; rank 1 waits in recv, recv from rank 0; rank 0 "
+         "waits for rank 1 in barrier, rank 1 for rank 0 in recv; rank 0 has begun send to rank 2, which has not begun "
+         "the other half"),
     ),
     (  # rank 0 has sent two messages before it gets replies; rank 1 expects a third
         [exchanging("send 1", "send 1", "recv 1", "recv 1"), exchanging("recv 0", "recv 0", "send 0", "recv 0")],
