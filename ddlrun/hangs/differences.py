@@ -109,16 +109,21 @@ def _other_half(operation: RecordedOperation | None, rank: int) -> RecordedOpera
 
 
 def _has_left_out(own: RecordedOperation, wanted: RecordedOperation, recent: Sequence[RecentOperation]) -> bool:
-    """Return True if the n-th own operation has fewer than n wanted ones before it, for the first time."""
-    begun, ahead = next((use.number - 1 for use in recent if use.series == wanted.series), -1), list[bool]()
-    for use in recent if begun >= 0 else ():
+    """Return True if the n-th own operation has fewer than n wanted ones before it, and each earlier one had a new one.
+
+    What came before the first of the records is not known.
+    """
+    begun = next((use.number - 1 for use in recent if use.series == wanted.series), 0)
+    is_new, has_new, lacks = False, list[bool](), False
+    for use in recent:
         if use.series == wanted.series:
-            begun = use.number
+            begun, is_new = use.number, is_new or use.name == wanted.name
         elif (use.series, use.name) == (own.series, own.name):
-            ahead.append(begun >= use.number)
+            has_new.append(is_new)
+            is_new, lacks = False, begun < use.number
         if (use.series, use.number) == (own.series, own.number):
             break
-    return len(ahead) > 1 and all(ahead[:-1]) and not ahead[-1]
+    return lacks and any(has_new[:-1]) and all(has_new[1:-1] or has_new[:-1])
 
 
 def group_by_data(ranks: Sequence[int], located: LocatedJob) -> list[tuple[str, tuple[int, ...]]]:

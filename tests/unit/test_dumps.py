@@ -83,8 +83,8 @@ def member(groups: dict[str, list[int]], *calls: str) -> Dump:
 def exchanging(*messages: str) -> Dump:
     """Return the records of messages such as `recv 0`, as the start-up hook has them; the last one has not ended."""
     pairs = [(name, int(peer)) for name, peer in map(str.split, messages)]
-    uses = [(at, DEFAULT[0], pairs[: at + 1].count(pair), *pair) for at, pair in enumerate(pairs)]
-    return Dump(recorders=({**calling(*pairs[-1], 0).recorders[0], "recent": uses},))
+    uses = [(at + 2, DEFAULT[0], pairs[: at + 1].count(pair), *pair) for at, pair in enumerate(pairs)]
+    return Dump(recorders=({**calling(*pairs[-1], 0, DONE).recorders[0], "recent": uses},))
 
 
 def exchanged(*messages: str, then: int = 0) -> Dump:
@@ -198,6 +198,22 @@ VERDICTS = [
         ("ranks 1 and 2 wait in barrier, collective 2: barrier; rank 0 waits in batch_isend_irecv (train.py:7), send "
          "to rank 1; rank 0 waits for rank 1 in send, rank 1 for rank 0 in barrier; rank 1 alone has begun other "
          "numbers of messages"),
+    ),
+    (  # rank 0 has begun the third collective of one group after the first of another: what came before is not known
+        [
+            member(FIRST, "broadcast", "broadcast", f"1:{SUM}", SUM),
+            member(FIRST, "broadcast", "broadcast", f"1:{SUM}", f"1:{SUM}"),
+        ],
+        HangFinding.DIFFERENT_CALLS, (),
+        ("rank 0 waits in all_reduce, collective 3: all_reduce; rank 1 waits in all_reduce, collective 2 of group 1 "
+         "(ranks 0 and 1): all_reduce; rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in all_reduce of group "
+         "1; no rank stands out"),
+    ),
+    (  # rank 0 sends once, rank 1 receives twice; the collective before that is none that came before each message
+        [exchanged("send 1", then=2), exchanging("recv 0", "recv 0"), exchanging("recv 1")],
+        HangFinding.DIFFERENT_CALLS, (),
+        ("rank 0 waits in barrier, collective 2: barrier; rank 1 waits in recv, recv from rank 0; rank 2 waits in "
+         "recv, recv from rank 1; rank 0 waits for rank 1 in barrier, rank 1 for rank 0 in recv; no rank stands out"),
     ),
     (  # rank 0 has sent to rank 2, not to rank 1
         [exchanged("send 2", then=2), exchanging("recv 0"), exchanged(then=2), exchanged(then=2)],
