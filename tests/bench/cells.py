@@ -99,11 +99,11 @@ TABLE = (
     _16._replace(name="sixteen-4-ddl", order="ddl", mib=(4,), names=SOME),
 )
 
-_SMALL = Cell("smoke", hosts=1, nic=1000, uplink=1000, mib=(1 / 64,), rounds=1)
+_SMALL = Cell("smoke", learners=1, hosts=1, nic=1000, uplink=1000, mib=(1 / 64,), rounds=1)
 SMOKE = (
-    _SMALL._replace(name="smoke-one-host", racks=1, names=_ONE.names, manager=MPIRUN[5]),
-    _SMALL._replace(name="smoke-4", learners=1),
-    _SMALL._replace(name="smoke-mpich", learners=1, names=("p", "mpi"), manager=MPICH),
+    _SMALL._replace(name="smoke-one-host", learners=2, racks=1, names=_ONE.names, manager=MPIRUN[5]),
+    _SMALL._replace(name="smoke-4"),
+    _SMALL._replace(name="smoke-mpich", names=("p", "mpi"), manager=MPICH),
     _SMALL._replace(name="smoke-5-ddl", names=ALL_5, manager=MPIRUN[5], order="ddl"),
 )
 
