@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ddlrun.ddl.selection.wire_compression import FORMATS
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ OPERATIONS: dict[str, tuple[np.ufunc, str]] = {
     "prod": (np.multiply, "PROD"),
 }
 WIDE = frozenset("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
-HALF = frozenset(("float16", "bfloat16"))
+HALF = frozenset(FORMATS)
 
 
 class ReduceOp(NamedTuple):
@@ -56,8 +57,12 @@ def find_reduce_op(dtype: str, op: str) -> ReduceOp:
     function = OPERATIONS[op][0]
     if dtype in WIDE:
         return ReduceOp(dtype, op, combine_with(function))
-    widen, narrow = (_widen_bfloat, _narrow_bfloat) if dtype == "bfloat16" else (_widen_half, _narrow_half)
-    return ReduceOp(dtype, op, _combine_half(function, widen, narrow))
+    return ReduceOp(dtype, op, _combine_half(function, dtype))
+
+
+def can_narrow(wire: str, reduce_op: ReduceOp) -> bool:
+    """Return True if an operation on a dtype may use a wire. What int8 loses can be made up for in sums alone."""
+    return reduce_op.dtype == "float32" and (not wire.startswith("int8") or reduce_op.op in {"sum", "avg"})
 
 
 def combine_with(function: np.ufunc) -> Callable[[Array, Array, int], None]:
@@ -73,49 +78,27 @@ def combine_with(function: np.ufunc) -> Callable[[Array, Array, int], None]:
 
 def widen(values: Array, dtype: str) -> Array:
     """Return half precision as a float32 copy, any other dtype unchanged."""
-    return _widen_bfloat(values) if dtype == "bfloat16" else _widen_half(values) if dtype == "float16" else values
+    if dtype not in HALF:
+        return values
+    wide = np.empty(len(values), np.float32)
+    FORMATS[dtype].widen(values, wide, wide)
+    return wide
 
 
 def store(values: Array, target: Array, dtype: str) -> None:
     """Write values to `target`; float32 that becomes half precision is rounded to nearest even."""
     if dtype in HALF:
-        (_narrow_bfloat if dtype == "bfloat16" else _narrow_half)(values, target)
+        FORMATS[dtype].narrow(values, target, np.empty(len(values), np.uint32))
     else:
         target[:] = values
 
 
-def _combine_half(
-    function: np.ufunc, widen: Callable[[Array], Array], narrow: Callable[[Array, Array], None]
-) -> Callable[[Array, Array, int], None]:
+def _combine_half(function: np.ufunc, dtype: str) -> Callable[[Array, Array, int], None]:
     def combine(mine: Array, theirs: Array, divisor: int) -> None:
-        result = widen(mine)
-        function(result, widen(theirs), out=result)
+        result = widen(mine, dtype)
+        function(result, widen(theirs, dtype), out=result)
         if divisor > 1:
             result /= divisor
-        narrow(result, mine)
+        store(result, mine, dtype)
 
     return combine
-
-
-def _widen_half(values: Array) -> Array:
-    return values.astype(np.float32)
-
-
-def _narrow_half(values: Array, target: Array) -> None:
-    with np.errstate(over="ignore"):  # values beyond 65504 become infinity, as on a GPU
-        target[:] = values
-
-
-def _widen_bfloat(values: Array) -> Array:
-    wide = values.astype(np.uint32)
-    wide <<= 16
-    return wide.view(np.float32)
-
-
-def _narrow_bfloat(values: Array, target: Array) -> None:
-    """Round to nearest even. NaN is written apart, because the addition could carry its bits over to zero."""
-    bits = values.view(np.uint32)
-    target[:] = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
-    nan = np.isnan(values)
-    if nan.any():
-        target[nan] = 0x7FC0

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.group.reduce_ops import ReduceOp
-
     Array = NDArray[Any]
     Convert = Callable[[Array, Array, Array], None]
 
@@ -73,11 +71,6 @@ def find_wire(text: str, mode: str, axes: str, leaving: str) -> str:
         raise InputError(f"wire {text!r}: not supported by mode m, MPI's own collectives; use mode r, c, b, n or p")
     chosen = wire.axes or leaving
     return f"{wire.dtype}:{chosen}" if wire.dtype and chosen else ""
-
-
-def can_narrow(wire: str, reduce_op: ReduceOp) -> bool:
-    """Return True if an operation on a dtype may use a wire. What int8 loses can be made up for in sums alone."""
-    return reduce_op.dtype == "float32" and (not wire.startswith("int8") or reduce_op.op in {"sum", "avg"})
 
 
 class Converter:
@@ -147,7 +140,7 @@ def _narrow_bfloat(values: Array, target: Array, scratch: Array) -> None:
     np.add(rounded, bits, out=rounded)
     np.right_shift(rounded, 16, out=target, casting="unsafe")
     # The addition would turn a NaN into infinity or zero. The largest value is the cheapest test for a NaN.
-    if np.isnan(np.maximum.reduce(values)):
+    if np.isnan(np.maximum.reduce(values, initial=-np.inf)):
         target[np.isnan(values)] = 0x7FC0
 
 
