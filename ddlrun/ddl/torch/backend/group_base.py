@@ -9,7 +9,7 @@ from torch import distributed as torch_distributed
 from ddlrun.ddl.group.engine import Engine
 from ddlrun.ddl.torch.backend.collectives import GroupCollectives
 from ddlrun.ddl.torch.backend.messages import BlobExchange, MessageStarter
-from ddlrun.ddl.torch.backend.operation_records import describe_calls, name_function
+from ddlrun.ddl.torch.backend.operation_records import describe_works, name_function
 from ddlrun.ddl.torch.backend.progress_thread import ProgressThread
 from ddlrun.ddl.torch.backend.works import Call, FutureWork
 from ddlrun.ddl.transports.tcp.communicator import TcpCommunicator, TcpTransport
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.group.operation import Chunk
     from ddlrun.ddl.group.settings import GroupSettings
-    from ddlrun.ddl.torch.backend.progress_thread import Starter
+    from ddlrun.ddl.torch.backend.works import Starter
     from ddlrun.ddl.transports.tcp.endpoint import Endpoint
 
 distributed: Any = torch_distributed  # its stubs differ from the methods that it calls
@@ -87,7 +87,7 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
         thread = self._thread
         recent = [(at, number, name_function(name)) for at, number, name in tuple(thread.recent)]
         return {
-            "number": thread.collectives, "recent": recent, "operations": describe_calls(thread.list_pending()),
+            "number": thread.collectives, "recent": recent, "operations": describe_works(thread.list_pending()),
         }  # fmt: skip
 
     def shutdown(self) -> None:

@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ddlrun.ddl.torch.backend.works import Call, Limit
+    from ddlrun.ddl.torch.backend.works import Call, Work
 
 MOST_TENSORS, MOST_RECENT = 3, 64
 FROM_ANY = "recv from any"
@@ -18,27 +18,27 @@ FROM_ANY = "recv from any"
 SPELLINGS = (("allreduce", "all_reduce"), ("allgather", "all_gather"), ("alltoall", "all_to_all"))
 
 
-def describe_calls(pending: Iterable[tuple[Limit, Call]]) -> list[dict[str, Any]]:
-    """Return the records of calls: the first collective, and all messages but those from any rank."""
+def describe_works(pending: Iterable[Work]) -> list[dict[str, Any]]:
+    """Return the records of works: the first collective, and all messages but those from any rank."""
     records, has_collective = [], False
-    for limit, call in pending:
-        if call.name.startswith(FROM_ANY) or (limit.number and has_collective):
+    for work in pending:
+        call, number = work.call, work.number
+        if call.name.startswith(FROM_ANY) or (number and has_collective):
             continue
-        has_collective = has_collective or bool(limit.number)
-        name, data = name_function(call.name), _render_tensors(call)
-        begun = limit.until - limit.seconds
+        has_collective = has_collective or bool(number)
+        name, data, begun = name_function(call.name), _render_tensors(call), work.until - work.seconds
         records.append(
-            {"name": name, "number": limit.number, "data": data, "peer": call.peer, "tag": call.tag, "time": begun}
+            {"name": name, "number": number, "data": data, "peer": call.peer, "tag": call.tag, "time": begun}
         )
     return records
 
 
-def name_call(pending: Sequence[tuple[Limit, Call]]) -> str:
+def name_call(pending: Sequence[Work]) -> str:
     """Return the first call in words, such as `collective 5: all_reduce (float32[3])`."""
     if not pending:
         return "after the last call"
-    limit, call = pending[0]
-    name = f"collective {limit.number}: {name_function(call.name)}" if limit.number else call.name
+    number, call = pending[0].number, pending[0].call
+    name = f"collective {number}: {name_function(call.name)}" if number else call.name
     return f"{name} ({_render_tensors(call)})".removesuffix(" ()")
 
 

@@ -8,16 +8,14 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ddlrun.ddl.torch.backend.errors import GroupError, as_group_error
 from ddlrun.ddl.torch.backend.late_ranks import Inquiry
 from ddlrun.ddl.torch.backend.operation_records import MOST_RECENT, name_call
-from ddlrun.ddl.torch.backend.works import LONGEST_LEAVE, Exclusive, Limit, Start, Work
+from ddlrun.ddl.torch.backend.works import LONGEST_LEAVE, Exclusive, Work
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -27,12 +25,9 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.group.engine import Engine
     from ddlrun.ddl.group.operation import Chunk
-    from ddlrun.ddl.torch.backend.works import Call
+    from ddlrun.ddl.torch.backend.works import Call, Starter
     from ddlrun.ddl.transports.tcp.communicator import TcpTransport
     from ddlrun.ddl.transports.tcp.endpoint import Endpoint
-
-    # Starts a collective or message; returns a function that returns whether it is complete.
-    Starter = Callable[[], Callable[[], bool]]
 
 # The longest wait in seconds: works that are submitted end it.
 LONGEST_WAIT = 3600.0
@@ -61,8 +56,8 @@ class ProgressThread:
         self._endpoint, self._engine, self._transport = endpoint, engine, transport
         self.seconds, self._arrived = seconds, arrived
         # What is to be started: collectives, and messages, which need not wait for an exclusive collective.
-        self._waiting_collectives: deque[Start] = deque()
-        self._waiting_messages: deque[Start] = deque()
+        self._waiting_collectives: deque[Work] = deque()
+        self._waiting_messages: deque[Work] = deque()
         # Collectives complete in the order of their calls, or nearly so; only the oldest one is looked at.
         self._collectives: deque[Work] = deque()
         self._messages: list[Work] = []
@@ -82,41 +77,25 @@ class ProgressThread:
 
     def submit(self, call: Call, start: Starter, done: Callable[[], None]) -> Future[Any]:
         """Hand a work to the thread; return a future, which gets the call's result after `done` was called."""
-        future: Future[Any] = torch.futures.Future()
-        seconds = self.seconds if call.seconds is None else call.seconds
-        limit = Limit(seconds, time.monotonic() + seconds, 0)
-
-        def command(limit: Limit) -> Work:
-            return Work(
-                call=call,
-                is_complete=start(),
-                done=partial(_finish, future, done, call.result),
-                future=future,
-                limit=limit,
-            )
-
+        work = Work(call, start, done, self.seconds if call.seconds is None else call.seconds)
         with self._lock:
             if self._closed or not self._thread.is_alive():
                 end = "has ended" if self._closed else "is that of the parent process; create another one here"
-                future.set_exception(self._failure or GroupError(f"{self._endpoint.job}: the process group {end}"))
+                work.future.set_exception(self._failure or GroupError(f"{self._endpoint.job}: the process group {end}"))
+            elif call.missing:
+                self._waiting_messages.append(work)
             else:
-                if not call.missing:
-                    self.collectives += 1
-                    self._endpoint.progress.own = self.collectives
-                    self.recent.append((time.time_ns(), self.collectives, call.name))
-                    limit = limit._replace(number=self.collectives)
-                waiting = self._waiting_messages if call.missing else self._waiting_collectives
-                waiting.append(Start(call, limit, partial(self._try_start, partial(command, limit), future)))
+                work.number = self.collectives = self._endpoint.progress.own = self.collectives + 1
+                self.recent.append((time.time_ns(), work.number, call.name))
+                self._waiting_collectives.append(work)
         self._endpoint.wake()
-        return future
+        return work.future
 
-    def list_pending(self) -> list[tuple[Limit, Call]]:
-        """Return the calls that are not complete, collectives first. Raises RuntimeError if they change meanwhile."""
+    def list_pending(self) -> list[Work]:
+        """Return the works that are not complete, collectives first. Raises RuntimeError if they change meanwhile."""
         with self._lock:
-            works: list[Work | Start] = [*self._collectives, *self._waiting_collectives]
-            works += [*self._messages, *self._waiting_messages]
-        pending = {id(work.call): (work.limit, work.call) for work in works}
-        return sorted(pending.values(), key=lambda item: (item[0].number == 0, item[0].number))
+            works = [*self._collectives, *self._waiting_collectives, *self._messages, *self._waiting_messages]
+        return sorted(dict.fromkeys(works), key=lambda work: (work.number == 0, work.number))
 
     def end(self) -> None:
         """Complete what is in progress and close the connections. A second call does nothing."""
@@ -137,18 +116,18 @@ class ProgressThread:
         self._endpoint.wake()
         self._thread.join(LONGEST_LEAVE)
 
-    def _try_start(self, command: Callable[[], Work], future: Future[Any]) -> None:
+    def _start(self, work: Work, works: list[Work] | deque[Work]) -> None:
+        """Start a work, and add it to those in progress."""
+        if self._failure is None:
+            try:
+                work.is_complete = work.start()
+            except Exception as error:  # noqa: BLE001 - see `_run`
+                self._break_off(error)
         if self._failure is not None:
-            future.set_exception(self._failure)
+            work.future.set_exception(self._failure)
             return
-        try:
-            work = command()
-        except Exception as error:  # noqa: BLE001 - see `_run`
-            self._break_off(error)
-            future.set_exception(self._failure)
-            return
-        (self._messages if work.call.missing else self._collectives).append(work)
-        self._next_limit = min(self._next_limit, work.limit.until)
+        works.append(work)
+        self._next_limit = min(self._next_limit, work.until)
 
     def _run(self) -> None:
         """Start works, move messages, and complete works, until the group ends."""
@@ -171,17 +150,17 @@ class ProgressThread:
         """Start what is waiting; collectives only while no exclusive one is in progress."""
         # The start of a work may take long: until then, `list_pending` finds it here.
         while self._waiting_messages:
-            self._waiting_messages[0].begin()
+            self._start(self._waiting_messages[0], self._messages)
             self._waiting_messages.popleft()
         while self._waiting_collectives and not self._is_held():
-            self._waiting_collectives[0].begin()
+            self._start(self._waiting_collectives[0], self._collectives)
             self._waiting_collectives.popleft()
         if self._waiting_collectives:
-            self._next_limit = min([self._next_limit, *(limit.until for limit in self._waiting_limits())])
+            self._next_limit = min([self._next_limit, *(work.until for work in self._held())])
 
-    def _waiting_limits(self) -> list[Limit]:
-        """Return the limits of the collectives that wait until an exclusive one is over."""
-        return [start.limit for start in list(self._waiting_collectives)] if self._is_held() else []
+    def _held(self) -> list[Work]:
+        """Return the collectives that wait until an exclusive one is over."""
+        return list(self._waiting_collectives) if self._is_held() else []
 
     def _is_held(self) -> bool:
         latest = self._collectives[-1].is_complete if self._collectives else None
@@ -224,7 +203,7 @@ class ProgressThread:
 
     def _complete(self) -> None:
         while self._collectives and self._is_complete(self._collectives[0]):
-            self._collectives.popleft().done()
+            self._collectives.popleft().finish()
         if not self._messages:
             return
         complete, pending = list[Work](), list[Work]()
@@ -232,14 +211,14 @@ class ProgressThread:
             (complete if work.is_complete() else pending).append(work)
         self._messages = pending
         for work in complete:
-            work.done()
+            work.finish()
 
     def _is_complete(self, work: Work) -> bool:
         """Advance a collective and return whether it is complete; an exclusive one may wait as long as limits allow."""
         if not isinstance(work.is_complete, Exclusive) or work.is_complete.over:
             return work.is_complete()
         # The limits of messages are those of single ranks, and need not end the group.
-        self._endpoint.until = min([work.limit.until, *(limit.until for limit in self._waiting_limits())])
+        self._endpoint.until = min(item.until for item in (work, *self._held()))
         try:
             return self._failure is None and work.is_complete()
         except TimeoutError:
@@ -260,25 +239,23 @@ class ProgressThread:
         now = time.monotonic()
         if now < self._next_limit:
             return
-        works = (*self._collectives, *self._messages)
-        work = next((work for work in works if work.limit.until <= now), None)
-        for limit in self._waiting_limits():
-            if work is None and limit.until <= now:  # the exclusive collective has used up its time
-                latest = self._collectives[-1]
-                work = latest._replace(limit=latest.limit._replace(seconds=limit.seconds))
-        if work is None:
+        held = self._held()
+        works = (*self._collectives, *self._messages, *held)
+        late = next((work for work in works if work.until <= now), None)
+        if late is None:
             self._inquiry = None
-            limits = [*(work.limit for work in works), *self._waiting_limits()]
-            self._next_limit = min((limit.until for limit in limits), default=math.inf)
-        elif work.call.missing:
-            raise self._timeout(work, work.call.missing)
-        elif self._inquiry is None:
-            self._inquiry = Inquiry(self._endpoint, work.limit.number, self._arrived)
+            self._next_limit = min((work.until for work in works), default=math.inf)
+            return
+        work = self._collectives[-1] if late in held else late  # the exclusive collective has used up its time
+        if work.call.missing:
+            raise self._timeout(work, late.seconds, work.call.missing)
+        if self._inquiry is None:
+            self._inquiry = Inquiry(self._endpoint, work.number, self._arrived)
         elif self._inquiry.is_over():
-            raise self._timeout(work, self._inquiry.explain())
+            raise self._timeout(work, late.seconds, self._inquiry.explain())
 
-    def _timeout(self, work: Work, reason: str) -> GroupError:
-        limit = f"the timeout of {work.limit.seconds:g} s"
+    def _timeout(self, work: Work, seconds: float, reason: str) -> GroupError:
+        limit = f"the timeout of {seconds:g} s"
         return GroupError(f"{self._endpoint.job}: {work.call.name} was not complete at {limit}: {reason}")
 
     def _fail(self) -> None:
@@ -290,12 +267,3 @@ class ProgressThread:
                 work.future.set_exception(self._failure)
             self._collectives.clear()
             self._messages.clear()
-
-
-def _finish(future: Future[Any], done: Callable[[], None], result: Any) -> None:  # noqa: ANN401
-    try:
-        done()
-    except Exception as error:  # noqa: BLE001 - that of this work alone: all of its messages are complete
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch.futures import Future
+
+    # Starts a collective or message; returns a function that returns whether it is complete.
+    Starter = Callable[[], Callable[[], bool]]
 
 Method = TypeVar("Method", bound="Callable[..., Any]")
 
@@ -57,34 +61,38 @@ class Call(NamedTuple):
     tag: int = 0
 
 
-class Limit(NamedTuple):
-    """The time limit of a work: its length, its end (time.monotonic), and the number of the collective (0: none)."""
+class Work:
+    """A collective or message: first it waits to be started, then it is in progress.
 
-    seconds: float
-    until: float
-    number: int
+    Args:
+        call: The call of the script.
+        start: Begins it; returns a function that returns whether it is complete.
+        done: Finishes it.
+        seconds: Its time limit.
+    """
 
+    def __init__(self, call: Call, start: Starter, done: Callable[[], None], seconds: float) -> None:
+        self.call, self.start, self._done = call, start, done
+        self.seconds, self.until = seconds, time.monotonic() + seconds
+        self.number = 0
+        """The number of a collective, from 1; 0: a message."""
+        self.future: Future[Any] = torch.futures.Future()
+        """The later result of the call."""
+        self.is_complete: Callable[[], bool] = bool
+        """Returns whether it is complete; before the start, False."""
 
-class Start(NamedTuple):
-    """A collective or message that is to be started."""
-
-    call: Call
-    limit: Limit
-    begin: Callable[[], None]
-
-
-class Work(NamedTuple):
-    """A collective or message in progress. `done` finishes it."""
-
-    call: Call
-    is_complete: Callable[[], bool]
-    done: Callable[[], None]
-    future: Future[Any]
-    limit: Limit
+    def finish(self) -> None:
+        """Hand the result over, or the error of this work alone: all of its messages are complete."""
+        try:
+            self._done()
+        except Exception as error:  # noqa: BLE001 - whatever it is: callers wait for the thread alone
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(self.call.result)
 
 
 class Exclusive:
-    """A collective in progress, as Start returns it, that needs the thread for itself.
+    """A collective in progress, as Starter returns it, that needs the thread for itself.
 
     It is first called when the collectives before it are complete. A call may wait for messages of other ranks.
     """
