@@ -16,7 +16,7 @@ from ddlrun.ddl.schedules.cache import ScheduleCache
 from ddlrun.ddl.selection.algorithm_selection import Selection, find_sizes, load_cache
 from ddlrun.ddl.selection.late_host_monitor import find_host_place, make_monitors
 from ddlrun.ddl.selection.unequal_links import RACKS, group_hosts, with_racks
-from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
+from ddlrun.ddl.start_settings import agree_on_settings, read_settings
 from ddlrun.ddl.transports.communicators import SingleRank
 from ddlrun.errors import InputError
 
@@ -42,7 +42,8 @@ def start_learner(
     part = comm is not None and world.job_size != world.size
     if world.size == 1:
         world = SingleRank()
-    settings = agree_on_settings(StartRequest(options, tuning, world.size, part), world, environ)
+    read = partial(read_settings, options, tuning, world.size, environ, part=part)
+    settings = agree_on_settings(read, world, environ)
     context = settings.context
     if context.options.mode == "m" and world.size > 1 and world.collectives is None:
         raise InputError("-mode m: the collectives of MPI need an MPI job, but this one runs over TCP; use mode r or p")
