@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -14,8 +15,8 @@ from ddlrun.ddl.launch_context import HostPosition, adopt, find_world
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.schedules.cache import ScheduleCache
 from ddlrun.ddl.selection.algorithm_selection import Selection, find_sizes, load_cache
-from ddlrun.ddl.selection.late_host_monitor import find_host_place, make_monitors
-from ddlrun.ddl.selection.unequal_links import RACKS, group_hosts, with_racks
+from ddlrun.ddl.selection.late_host_monitor import make_monitors
+from ddlrun.ddl.selection.unequal_links import RACKS, HostGroups, with_racks
 from ddlrun.ddl.start_settings import agree_on_settings, read_settings
 from ddlrun.ddl.transports.communicators import SingleRank
 from ddlrun.errors import InputError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.options import Options
     from ddlrun.ddl.schedules.weighted_schedule import HostLayout
-    from ddlrun.ddl.selection.unequal_links import HostGroups
     from ddlrun.ddl.start_settings import StartSettings
     from ddlrun.ddl.transports.communicators import Communicator
 
@@ -54,7 +54,7 @@ def start_learner(
     selection = make_selection(grid, settings, host, layout, environ)
     learner = _make_learner(grid, selection, host, environ)
     if measures and selection.explores and not settings.group.links:
-        learner.group.monitors += make_monitors(learner.group, world, hosts, find_host_place(grid, hosts))
+        learner.group.monitors += make_monitors(learner.group, world, hosts, grid.host_place(hosts))
     if grid.rank == 0:
         if mismatch := describe_mismatch(context, hosts.ranks):
             sys.stderr.write(f"ddlrun.ddl: {mismatch}\n")
@@ -98,19 +98,13 @@ def _is_instrumented(options: Options) -> bool:
 def _find_hosts(world: Communicator, grid: Grid, environ: Mapping[str, str]) -> tuple[HostPosition, HostGroups]:
     """Return this learner's position on its host, and the hosts of the job."""
     local = world.split_hosts()
-    local_ranks = set(local.allgather(world.rank))
-    # The dimensions in which this learner has a peer on another host.
-    leaving = "".join(axis for axis in grid.axes if not local_ranks.issuperset(grid.peers(axis)))
-    rows = world.allgather((min(local_ranks), leaving))
+    ranks = grid.group_hosts(world.allgather(min(local.allgather(world.rank))))
+    x, y, *others = grid.topology.dims
+    is_grid = len(ranks) == grid.topology.hosts and all(len(of_host) == x for of_host in ranks)
     racks = world.bcast({RACKS: environ.get(RACKS, "")})
-    leaving_anywhere = {axis for _, axes in rows for axis in axes}
-    hosts = with_racks(group_hosts(grid, [leader for leader, _ in rows]), racks)
-    position = HostPosition(
-        local.rank,
-        local.size,
-        hosts=len(hosts.ranks),
-        leaving="".join(axis for axis in grid.axes if axis in leaving_anywhere),
-    )
+    # Without others, the racks are those of the grid if its dimensions are those of the hosts, else there is one.
+    hosts = with_racks(HostGroups(ranks, (y,) * math.prod(others) if is_grid else (len(ranks),)), racks)
+    position = HostPosition(local.rank, local.size, hosts=len(ranks), leaving=grid.leaving(hosts))
     local.Free()
     return position, hosts
 

@@ -26,7 +26,7 @@ from ddlrun.ddl.launch_context import find_world
 from ddlrun.ddl.options import parse_options
 from ddlrun.ddl.schedules.cache import Collective, ScheduleCache
 from ddlrun.ddl.selection.algorithm_selection import GroupSizes, Selection
-from ddlrun.ddl.selection.late_host_monitor import INTERVAL, find_host_place, make_monitors
+from ddlrun.ddl.selection.late_host_monitor import INTERVAL, make_monitors
 from ddlrun.ddl.selection.unequal_links import HostGroups
 from ddlrun.topology import RankOrder, Topology
 from tests.ddl.allreduce_ranks import WHOLE, Checks, report
@@ -88,7 +88,7 @@ def reduce_with_a_late_host(world: Communicator, order: RankOrder, checks: Check
     comm = grid.members(grid.axes)
     selection = Selection(parse_options("-mode p"), GroupSizes(tuning), learners=SHAPE.dims, comm=comm)
     group = make_group(Group, grid, selection)
-    group.monitors += make_monitors(group, world, hosts, find_host_place(grid, hosts))
+    group.monitors += make_monitors(group, world, hosts, grid.host_place(hosts))
     reducer = HostReducer(grid, group, "")
     reducer.schedules.set_late_host(LATE_HOST)
     late = grid.coords[1] == LATE_HOST

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.group.block_chunks import ArrayBlocks
-from ddlrun.ddl.group.group_dimensions import GroupDimensions, find_dimensions
+from ddlrun.ddl.group.dimensions import GroupDimensions, find_dimensions
 from ddlrun.ddl.schedules.partition import block_bounds, chunk_ranges
 from ddlrun.ddl.selection.unequal_links import HostGroups, make_group_layout
 from ddlrun.errors import InputError
@@ -39,7 +39,7 @@ def test_blocks_in_another_order() -> None:
 
 def peers_of(group: GroupDimensions) -> list[tuple[int, ...]]:
     """Return the members of the dimensions that have several."""
-    return [dimension.peers for dimension in group.dimensions.values() if len(dimension.peers) > 1]
+    return [dimension.peers for dimension in group.dimensions("r").values() if len(dimension.peers) > 1]
 
 
 HOSTS = ("a", "a", "b", "b", "c", "c", "d", "d")
@@ -61,8 +61,8 @@ LAUNCHED = {"DDLRUN_TOPOLOGY": "2x2x2", "DDLRUN_RANK_ORDER": "host"}
 def test_groups_follow_the_topology_or_the_hosts(
     hosts: tuple[str, ...], environ: dict[str, str], peers: list[tuple[int, ...]], order: list[int]
 ) -> None:
-    group = find_dimensions(hosts, range(len(hosts)), rank=3, environ=environ)
-    assert (peers_of(group), group.order) == (peers, order)
+    group, _ = find_dimensions(hosts, range(len(hosts)), rank=3, environ=environ)
+    assert (peers_of(group), sorted(group.ranks, key=group.index_of)) == (peers, order)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_groups_follow_the_topology_or_the_hosts(
     [((0, 2, 4, 6), [(0, 1), (0, 2)]), ((0, 1, 4, 5), [(0, 1), (0, 2)]), ((2, 4, 6), [(0, 1, 2)])],
 )
 def test_a_group_of_some_ranks_has_the_racks_of_the_job(numbers: tuple[int, ...], peers: list[tuple[int, ...]]) -> None:
-    group = find_dimensions([HOSTS[number] for number in numbers], numbers, rank=0, environ=LAUNCHED)
+    group, _ = find_dimensions([HOSTS[number] for number in numbers], numbers, rank=0, environ=LAUNCHED)
     assert peers_of(group) == peers
 
 
@@ -87,7 +87,7 @@ def test_a_group_of_some_ranks_has_the_racks_of_the_job(numbers: tuple[int, ...]
 def test_groups_on_unequal_hosts_or_racks_have_a_layout(
     hosts: tuple[str, ...], environ: dict[str, str], ranks: tuple[tuple[int, ...], ...] | None, racks: int
 ) -> None:
-    found = find_dimensions(hosts, range(len(hosts)), rank=0, environ=environ).hosts
+    _, found = find_dimensions(hosts, range(len(hosts)), rank=0, environ=environ)
     layout = make_group_layout("", found, is_part=False)
     assert (layout and layout.hosts) == ranks
     assert layout is None or len(layout.shares.racks) == racks

@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import WEIGHTED, wait_for_late_host
-from ddlrun.ddl.group.dimensions import coords_of
 from ddlrun.ddl.selection.nic_monitor import LEAST_HOSTS as LEAST_MEASURED
 from ddlrun.ddl.selection.nic_monitor import NicMonitor
 from ddlrun.ddl.selection.trials import LEAST_BYTES, Monitor, is_faster
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm, MessageClass
-    from ddlrun.ddl.group.dimensions import Grid
     from ddlrun.ddl.group.group import Group
     from ddlrun.ddl.selection.trials import Comparison
     from ddlrun.ddl.selection.unequal_links import HostGroups
@@ -91,17 +89,6 @@ def can_wait(message: MessageClass, algorithm: AllreduceAlgorithm) -> bool:
     """Return True if a reduction may take a late host last: it is large, in float32 on the wire and of equal blocks."""
     large = message.whole and message.size >= LEAST_BYTES and not message.wire
     return large and algorithm.method == "chunks" and algorithm.algorithms != WEIGHTED
-
-
-def find_host_place(grid: Grid, hosts: HostGroups) -> int | None:
-    """Return the place of this rank's host in the last dimension, if that is the one between all hosts, else None."""
-    places = [{coords_of(grid.topology, grid.order, rank) for rank in ranks} for ranks in hosts.ranks]
-    for axis, size in enumerate(grid.topology.dims):
-        is_last = all(other == 1 for other in grid.topology.dims[axis + 1 :])
-        on_host = all(len({place[axis] for place in of_host}) == 1 for of_host in places)
-        if size == len(hosts.ranks) and is_last and on_host:
-            return grid.coords[axis]
-    return None
 
 
 class LateHostMonitor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from dataclasses import dataclass, replace
@@ -14,8 +13,6 @@ from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from ddlrun.ddl.group.dimensions import Grid
 
 LINKS = "DDLRUN_DDL_LINKS"
 # The hosts of each rack, from `ddlrun launch`.
@@ -110,20 +107,6 @@ def with_racks(hosts: HostGroups, environ: Mapping[str, str]) -> HostGroups:
     """Return the hosts with the racks of the launch, which does not know those of a part of the job."""
     racks = tuple(int(size) for size in environ.get(RACKS, "").split("+") if size.isdecimal())
     return replace(hosts, racks=racks) if sum(racks) == len(hosts.ranks) else hosts
-
-
-def group_hosts(grid: Grid, leaders: Sequence[int]) -> HostGroups:
-    """Return the hosts of the job; `leaders` has for each rank the lowest rank of its host.
-
-    The racks are those of the grid if its dimensions are those of the hosts, else there is one rack.
-    """
-    members: dict[int, list[int]] = {}
-    for rank in sorted(range(len(leaders)), key=grid.host_index_of):
-        members.setdefault(leaders[rank], []).append(rank)
-    ranks = tuple(map(tuple, members.values()))
-    x, y, *others = grid.topology.dims
-    is_grid = len(ranks) == grid.topology.hosts and all(len(of_host) == x for of_host in ranks)
-    return HostGroups(ranks, (y,) * math.prod(others) if is_grid else (len(ranks),))
 
 
 def degraded_hosts(nics: Sequence[float], names: Sequence[str]) -> list[str]:

@@ -11,9 +11,9 @@ import numpy as np
 
 from ddlrun.allreduce_algorithms import MessageClass
 from ddlrun.ddl.group.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
+from ddlrun.ddl.group.dimensions import find_dimensions
 from ddlrun.ddl.group.flat import FlatArray
 from ddlrun.ddl.group.group import Group
-from ddlrun.ddl.group.group_dimensions import find_dimensions
 from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.options import Options
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddlrun.ddl.group.block_chunks import BlockChunk
+    from ddlrun.ddl.group.dimensions import GroupDimensions
     from ddlrun.ddl.group.engine import Engine
-    from ddlrun.ddl.group.group_dimensions import GroupDimensions
     from ddlrun.ddl.group.operation import Operation
     from ddlrun.ddl.group.reduce_ops import ReduceOp as Operator
     from ddlrun.ddl.group.settings import GroupSettings
     from ddlrun.ddl.schedules.schedule import ScheduleStep
+    from ddlrun.ddl.selection.unequal_links import HostGroups
     from ddlrun.ddl.torch.backend.tensor_bytes import TensorBytes
     from ddlrun.ddl.transports.tcp.communicator import TcpCommunicator
     from ddlrun.ddl.transports.tcp.endpoint import Endpoint
@@ -101,7 +102,7 @@ class GroupCollectives:
         size, name = len(elements) // self._size, "reduce_scatter" if kind is ReduceScatterChunk else "allgather"
         schedules, sizes = self.group.schedules, self.group.selection.sizes
         transfer = BlockTransfer(
-            blocks=ArrayBlocks(elements, self._size, self._dimensions.order),
+            blocks=ArrayBlocks(elements, self._size, self._block_order),
             own=elements[self._rank * size :][:size],
             schedule=partial(schedules.steps, Collective(name)),
             own_block=schedules.own_block,
@@ -124,8 +125,8 @@ class GroupCollectives:
     @cached_property
     def group(self) -> Group:
         """The group, which is made in the first collective: before, addresses may be missing."""
-        settings, dimensions = self._settings, self._dimensions
-        hosts, topology, world = dimensions.hosts, dimensions.topology, self._world
+        settings, world, (dimensions, hosts) = self._settings, self._world, self._dimensions
+        topology = dimensions.topology
         inside = topology.ranks_per_host if len(hosts.ranks) > 1 else 1
         sizes = find_sizes(world, settings, hosts=len(hosts.ranks), host_ranks=inside)
         load = partial(load_cache, world, os.environ, topology, RankOrder.HOST, sizes.tuning)
@@ -137,17 +138,22 @@ class GroupCollectives:
             load=load if settings.mode == "p" else None,
             layout=settings.layout(hosts),
         )
-        schedules = ScheduleCache(dimensions.dimensions, self._rank, selection.layout)
+        schedules = ScheduleCache(dimensions.dimensions(settings.mode), self._rank, selection.layout)
         group = Group(world, self._engine, schedules=schedules, selection=selection)
         if not settings.links and not settings.is_part:
-            group.monitors += make_monitors(group, world, hosts, dimensions.host_place)
+            group.monitors += make_monitors(group, world, hosts, dimensions.host_place(hosts))
         return group
 
     @cached_property
-    def _dimensions(self) -> GroupDimensions:
+    def _dimensions(self) -> tuple[GroupDimensions, HostGroups]:
         hosts = [self._endpoint.address_of(rank).host for rank in range(self._size)]
         numbers = [self._endpoint.job.number(rank) for rank in range(self._size)]
-        return find_dimensions(hosts, numbers, rank=self._rank, environ=os.environ, mode=self._settings.mode)
+        return find_dimensions(hosts, numbers, rank=self._rank, environ=os.environ)
+
+    @cached_property
+    def _block_order(self) -> list[int]:
+        """The members, in the order of their blocks in a reduce-scatter over the dimensions."""
+        return sorted(range(self._size), key=self._dimensions[0].index_of)
 
     @cached_property
     def _settings(self) -> GroupSettings:
@@ -156,8 +162,9 @@ class GroupCollectives:
     @cached_property
     def _wire(self) -> str:
         """The wire of float32, with its dimensions."""
-        axes = "".join(self._dimensions.dimensions)
-        return find_wire(self.group.selection.tuning.wire, self._settings.mode, axes, self._dimensions.leaving)
+        dimensions, hosts = self._dimensions
+        wire = self.group.selection.tuning.wire
+        return find_wire(wire, self._settings.mode, dimensions.axes, dimensions.leaving(hosts))
 
 
 class Blocks:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from ddlrun.ddl.group.dimensions import coords_of, rank_at
 from ddlrun.ddl.transports.nccl.pipeline import DimensionGroup
 from ddlrun.ddl.transports.rendezvous import find_rendezvous_address
 from ddlrun.errors import InputError
@@ -93,7 +92,7 @@ class ProcessGroups:
         grid, axes = self._grid, self._grid.axes
         ranks = torch.empty(grid.topology.dims, dtype=torch.int)
         for rank in range(grid.size):
-            ranks[coords_of(grid.topology, grid.order, rank)] = rank
+            ranks[grid.coords_of(rank)] = rank
         groups = [self.group(axis) for axis in axes]
         mesh: DeviceMesh = DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=tuple(axes))
         return mesh
@@ -172,10 +171,9 @@ def _listen(address: str, port: str) -> tuple[Any, int]:
 
 def _members(grid: Grid, axes: str) -> list[int]:
     """Return the ranks that differ from this one in `axes` only, ascending."""
-    positions: list[tuple[int, ...]] = [()]
-    for axis, size, at in zip(grid.axes, grid.topology.dims, grid.coords, strict=True):
-        positions = [(*start, place) for start in positions for place in (range(size) if axis in axes else (at,))]
-    return sorted(rank_at(grid.topology, grid.order, position) for position in positions)
+    fixed = [number for number, axis in enumerate(grid.axes) if axis not in axes]
+    coords = map(grid.coords_of, range(grid.size))
+    return [rank for rank, at in enumerate(coords) if all(at[number] == grid.coords[number] for number in fixed)]
 
 
 def _read_gpu_support() -> GpuSupport:
