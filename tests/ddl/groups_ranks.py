@@ -22,7 +22,6 @@ from ddlrun.ddl import torch as ddl_torch
 from ddlrun.ddl.group.handle import Handle
 from ddlrun.ddl.session import current_learner
 from ddlrun.ddl.transports.nccl import pipeline
-from ddlrun.ddl.transports.nccl.gpu_reduction import DeviceHandle
 from ddlrun.errors import InputError
 from ddlrun.topology import parse_topology
 from tests.ddl.allreduce_ranks import LARGE, Checks, differ, expected, learners, report, values
@@ -81,8 +80,7 @@ def check_wavefront(checks: Checks, shape: str, device: str) -> None:
         checks.check(f"{shape}: {op} of {count} {dtype} by {longest}", bits(row), exact, tolerance, dtype)
         if not reduction.test():
             checks.wrong.append("test() is False after wait()")
-    guard = current_learner().reducer.guard
-    handle = DeviceHandle(Handle(None, guard), guard, lambda: None)
+    handle = Handle(current_learner().group.engine, current_learner().guard)
     several = [torch.full(size, float(ddl.rank())) for size in [(3, 5), (), (0,), (7,), (300, 99)]]
     several += [torch.full((9, 4), ddl.rank(), dtype=torch.float64).T, torch.full((6, 2), float(ddl.rank())).T]
     several = [row.to(device) for row in several]

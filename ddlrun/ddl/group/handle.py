@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.group.engine import Engine
     from ddlrun.ddl.group.operation import Operation
     from ddlrun.ddl.transports.interruption import InterruptionGuard
+    from ddlrun.ddl.transports.nccl.pipeline import PipelinedReduction
 
 
 class Handle:
@@ -21,14 +22,21 @@ class Handle:
     Messages move only during calls of `start`, `test` and `wait`.
     """
 
-    def __init__(self, engine: Engine | None, guard: InterruptionGuard, description: str = "") -> None:
+    def __init__(self, engine: Engine, guard: InterruptionGuard, description: str = "") -> None:
         self._engine, self._guard, self._description = engine, guard, description
         self._is_complete = False
         self._open: list[tuple[Operation, Callable[[], None]]] = []
+        self._on_devices: list[tuple[PipelinedReduction, Callable[[], None]]] = []
+        self.at_end: Callable[[], None] | None = None
+        """Is called once, when all is complete."""
 
     def add(self, operation: Operation, finish: Callable[[], None]) -> None:
         """Add an operation. `finish` is called once, when the operation is complete."""
         self._open.append((operation, finish))
+
+    def add_on_device(self, reduction: PipelinedReduction, finish: Callable[[], None]) -> None:
+        """Add a reduction by NCCL. `finish` is called once, when work issued from then on sees the result."""
+        self._on_devices.append((reduction, finish))
 
     def wait(self) -> None:
         """Return when the results are in the arrays. A second call returns at once.
@@ -45,7 +53,7 @@ class Handle:
 
     def complete(self) -> None:
         """Do what `wait` does, in a call that is guarded already."""
-        while self._open and self._engine is not None:
+        while self._open:
             operation, finish = self._open[0]
             try:
                 self._engine.wait(operation)
@@ -53,6 +61,12 @@ class Handle:
                 raise self.explain(error) from error
             del self._open[0]
             finish()
+        while self._on_devices:
+            reduction, finish = self._on_devices.pop(0)
+            reduction.wait()
+            finish()
+        if self.at_end is not None:
+            self.at_end()
         self._is_complete = True
 
     def test(self) -> bool:
@@ -72,7 +86,7 @@ class Handle:
 
     def advance(self) -> bool:
         """Do what `test` does, in a call that is guarded already."""
-        while self._open and self._engine is not None:
+        while self._open:
             operation, finish = self._open[0]
             try:
                 if not self._engine.test(operation):
@@ -81,7 +95,10 @@ class Handle:
                 raise self.explain(error) from error
             del self._open[0]
             finish()
-        return not self._open
+        if self._open or not all(reduction.test() for reduction, _ in self._on_devices):
+            return False
+        self.complete()
+        return True
 
     def explain(self, error: Exception) -> InputError:
         """Return an error of the transport or MPI with the dtype and shape of the arrays, which it lacks."""

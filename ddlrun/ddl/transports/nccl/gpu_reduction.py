@@ -11,7 +11,6 @@ import torch
 
 from ddlrun.ddl.group.arrays import flatten, on_device
 from ddlrun.ddl.group.flat import FlatArray
-from ddlrun.ddl.group.handle import Handle
 from ddlrun.ddl.group.host_reduction import make_buckets, unpack_bucket
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.transports.nccl import pipeline
@@ -20,11 +19,10 @@ from ddlrun.ddl.transports.nccl.staging import stage
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from ddlrun.ddl.group.handle import Handle
     from ddlrun.ddl.group.host_reduction import HostReducer
-    from ddlrun.ddl.transports.interruption import InterruptionGuard
-    from ddlrun.ddl.transports.nccl.pipeline import PipelinedReduction
 
 NCCL_MODES = "bn"
 # The least bytes of a chunk in mode b. The tuning's chunks are sized for MPI, and each chunk costs NCCL several kernel
@@ -39,39 +37,6 @@ class DeviceBuffer(FlatArray):
 
     def __str__(self) -> str:
         return f"{super().__str__()} on {self.elements.device.type}"
-
-
-class DeviceHandle(Handle):
-    """The handle of reductions by NCCL together with the handle of those over MPI.
-
-    `finish` is called once, when all of them are complete.
-    """
-
-    def __init__(self, host_handle: Handle, guard: InterruptionGuard, finish: Callable[[], None]) -> None:
-        super().__init__(None, guard)
-        self._host_handle, self._finish = host_handle, finish
-        self._reductions: list[tuple[PipelinedReduction, Callable[[], None]]] = []
-
-    def add_reduction(self, reduction: PipelinedReduction, finish: Callable[[], None]) -> None:
-        """Add a reduction. `finish` is called once, when the reduction has been waited for."""
-        self._reductions.append((reduction, finish))
-
-    def complete(self) -> None:
-        """Return when work that is now issued to the current stream will see the results."""
-        self._host_handle.complete()
-        while self._reductions:
-            reduction, finish = self._reductions.pop(0)
-            reduction.wait()
-            finish()
-        self._finish()
-        self._is_complete = True
-
-    def advance(self) -> bool:
-        """Handle MPI's messages that are complete; return whether the results are in the tensors."""
-        if not self._host_handle.advance() or not all(reduction.test() for reduction, _ in self._reductions):
-            return False
-        self.complete()
-        return True
 
 
 class GpuReduction:
@@ -104,16 +69,13 @@ class GpuReduction:
         self._synchronize(devices, 1)
         by_nccl = [x for x in arrays if self._uses_nccl(x)]
         by_mpi = [x for x in arrays if not self._uses_nccl(x)]
-        handle = DeviceHandle(
-            self._reducer.reduce(self._flatten(by_mpi, op), op, axes, wire, blocking=blocking),
-            self._reducer.guard,
-            partial(self._synchronize, devices, 2),
-        )
+        handle = self._reducer.reduce(self._flatten(by_mpi, op), op, axes, wire, blocking=blocking)
+        handle.at_end = partial(self._synchronize, devices, 2)
         if by_nccl:
             self.reduce_over_groups(by_nccl, op, axes, handle)
         return handle
 
-    def reduce_over_groups(self, tensors: Sequence[Any], op: str, axes: str, handle: DeviceHandle) -> None:
+    def reduce_over_groups(self, tensors: Sequence[Any], op: str, axes: str, handle: Handle) -> None:
         """Begin to reduce tensors in place over the process groups, which must have a backend for their device."""
         rows = [_view_as_row(tensor.detach()) for tensor in tensors]
         with self._name_rank():
@@ -130,7 +92,7 @@ class GpuReduction:
                 longest = max(self._tuning.chunk, MIN_CHUNK) // elements.element_size()
             self._reducer.guard.begin_messages()
             reduction = pipeline.start(elements, op, dimensions, longest)
-            handle.add_reduction(reduction, partial(unpack_bucket, bucket, elements))
+            handle.add_on_device(reduction, partial(unpack_bucket, bucket, elements))
 
     def free(self) -> None:
         """End torch.distributed if it was started here."""
