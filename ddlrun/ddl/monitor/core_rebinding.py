@@ -69,8 +69,8 @@ class CoreRebinding:
         since, before = self._last_load
         now, load = time.perf_counter(), read_load()
         self._last_load = now, load
-        clock, maximum = read_clock(os.sched_getaffinity(0))
-        return astuple(replace(stats, **_shares(before, load, now - since), clock=clock / maximum))
+        clock = read_clock(os.sched_getaffinity(0))
+        return astuple(replace(stats, **_shares(before, load, now - since), clock=clock))
 
     def act(self, rows: NDArray[Any]) -> None:
         """Check the figures of all learners; report new findings, and move if one is about this learner."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.group.reduce_ops import ReduceOp
     from ddlrun.ddl.launch_context import HostPosition
     from ddlrun.ddl.monitor.iteration_timer import Iteration
-    from ddlrun.ddl.options import Options
 
 
 class InstrumentedGroup(Group):
@@ -79,12 +77,19 @@ class InstrumentedLearner(Learner):
     def __init__(self, grid: Grid, group: InstrumentedGroup, host: HostPosition, environ: Mapping[str, str]) -> None:
         super().__init__(grid, group, host)
         group.meter = _make_meter(grid, self.options.mode)
-        rounds = _make_rounds(grid, self.options, group.meter, environ)
-        self._dump, self._rebind = rounds.dump, rounds.rebind
+        self._dump: ExchangeRounds | None = None
+        self._rebind: ExchangeRounds | None = None
+        base, hosts = grid.base, grid.base.allgather(os.uname().nodename)
+        log = EventLog(environ.get("DDLRUN_RUN_DIR", "") if grid.rank == 0 else "")
+        if self.options.dump_iter:
+            report = IterationReport(grid, self.options.mode, hosts, group.meter, log)
+            self._dump = ExchangeRounds(base, self.options.dump_iter, report.width, report)
+            atexit.register(self._dump.last)
+        if self.options.rebind_iter and base.size > 1:
+            rebinding = CoreRebinding(base, hosts, environ.get("DDLRUN_SPARE_CPUS", ""), log)
+            self._rebind = ExchangeRounds(base, self.options.rebind_iter, rebinding.width, rebinding)
         self._warm = False
         self._timer = IterationTimer()
-        if self._dump is not None:
-            atexit.register(self._dump.last)
 
     def free(self) -> None:
         """Free the communicators and the process groups."""
@@ -178,29 +183,6 @@ class _TimedHandle(Handle):
         if not self._counted:
             self._counted = True
             self._timer.end_reduction()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rounds:
-    """The rounds of -dump_iter and of -rebind_iter; None without the option."""
-
-    dump: ExchangeRounds | None
-    rebind: ExchangeRounds | None
-
-
-def _make_rounds(grid: Grid, options: Options, meter: TrafficMeter, environ: Mapping[str, str]) -> _Rounds:
-    """Return the rounds that the options request. All ranks call it together."""
-    base = grid.base
-    hosts = base.allgather(os.uname().nodename)
-    log = EventLog(environ.get("DDLRUN_RUN_DIR", "") if grid.rank == 0 else "")
-    dump = rebind = None
-    if options.dump_iter:
-        report = IterationReport(grid, options.mode, hosts, meter, log)
-        dump = ExchangeRounds(base, options.dump_iter, report.width, report)
-    if options.rebind_iter and base.size > 1:
-        rebinding = CoreRebinding(base, hosts, environ.get("DDLRUN_SPARE_CPUS", ""), log)
-        rebind = ExchangeRounds(base, options.rebind_iter, rebinding.width, rebinding)
-    return _Rounds(dump, rebind)
 
 
 def _make_meter(grid: Grid, mode: str) -> TrafficMeter:

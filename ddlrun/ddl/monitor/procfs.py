@@ -64,14 +64,12 @@ def read_load() -> CpuLoad:
     )
 
 
-def read_clock(cpus: Iterable[int]) -> tuple[float, float]:
-    """Return the current and the maximum frequency of CPUs in GHz, on average; nan if the kernel has none."""
+def read_clock(cpus: Iterable[int]) -> float:
+    """Return the frequency of CPUs as a share of the maximum, on average; nan if the kernel has none."""
     names = ("scaling_cur_freq", "cpuinfo_max_freq")
     texts = [[_read(f"{CPUS}/cpu{cpu}/cpufreq/{name}") for name in names] for cpu in cpus]
-    clocks = [(int(current) / 1e6, int(maximum) / 1e6) for current, maximum in texts if current and maximum]
-    if not clocks:
-        return math.nan, math.nan
-    return sum(current for current, _ in clocks) / len(clocks), sum(maximum for _, maximum in clocks) / len(clocks)
+    clocks = [(int(current), int(maximum)) for current, maximum in texts if current and maximum]
+    return sum(current for current, _ in clocks) / sum(maximum for _, maximum in clocks) if clocks else math.nan
 
 
 def core_of(cpu: int) -> CpuCore:

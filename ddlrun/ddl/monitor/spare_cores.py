@@ -19,15 +19,6 @@ class SpareCoreOffer:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Loan:
-    """The CPUs that a learner had before, and the cores that it took from each group."""
-
-    before: frozenset[int]
-    reserved: list[CpuCore]
-    unassigned: list[CpuCore]
-
-
 class SpareCores:
     """The cores of one host that no learner owns.
 
@@ -49,9 +40,11 @@ class SpareCores:
     ) -> None:
         owned = frozenset[int]().union(*masks.values())
         self._masks, self._core_of = dict(masks), core_of
-        self._reserved = _free_cores(reserved, owned, core_of)
-        self._unassigned = _free_cores(unassigned, owned, core_of)
-        self._loans: dict[int, _Loan] = {}
+        self._free = dict.fromkeys(_free_cores(unassigned, owned, core_of), False)
+        """The free cores, and whether the plan reserved them."""
+        self._free |= dict.fromkeys(_free_cores(reserved, owned, core_of), True)
+        self._loans: dict[int, tuple[frozenset[int], dict[CpuCore, bool]]] = {}
+        """The CPUs that a learner had before, and the cores that it took."""
 
     def offer(self, rank: int) -> SpareCoreOffer | None:
         """Take cores for a learner from the nearest group that has one: as many as it has, or what there is.
@@ -60,14 +53,15 @@ class SpareCores:
         """
         cores = {self._core_of(cpu) for cpu in self._masks[rank]}
         nodes, packages = {core.node for core in cores}, {core.package for core in cores}
-        in_package = [core for core in self._reserved if core.package in packages]
+        reserved = [core for core, is_reserved in self._free.items() if is_reserved]
+        in_package = [core for core in reserved if core.package in packages]
         in_node = [core for core in in_package if core.node in nodes]
-        unassigned = [core for core in self._unassigned if core.package in packages]
+        unassigned = [core for core in self._free if core not in reserved and core.package in packages]
         for group, origin in (
             (in_node, "kept by the plan"),
             (in_package, "kept by the plan, on another NUMA node of its package"),
             (sorted(unassigned, key=lambda core: core.node not in nodes), "of its package that no learner owns"),
-            (self._reserved, "kept by the plan, in another package: its memory stays behind"),
+            (reserved, "kept by the plan, in another package: its memory stays behind"),
         ):
             if group:
                 return self._take(rank, group[: len(cores)], origin, enough=len(group) >= len(cores))
@@ -75,23 +69,16 @@ class SpareCores:
 
     def give_back(self, rank: int) -> frozenset[int]:
         """Return the CPUs that a learner had before its last offer; the cores of the offer are free again."""
-        loan = self._loans.pop(rank)
-        self._reserved, self._unassigned = [*self._reserved, *loan.reserved], [*self._unassigned, *loan.unassigned]
-        self._masks[rank] = loan.before
-        return loan.before
+        self._masks[rank], cores = self._loans.pop(rank)
+        self._free |= cores
+        return self._masks[rank]
 
     def _take(self, rank: int, cores: Sequence[CpuCore], origin: str, *, enough: bool) -> SpareCoreOffer:
         """Give cores to a learner: instead of its own if they are enough and reserved, else beside its own."""
-        loan = _Loan(
-            self._masks[rank],
-            [core for core in self._reserved if core in cores],
-            [core for core in self._unassigned if core in cores],
-        )
-        self._loans[rank] = loan
-        self._reserved = [core for core in self._reserved if core not in cores]
-        self._unassigned = [core for core in self._unassigned if core not in cores]
+        before, taken = self._masks[rank], {core: self._free.pop(core) for core in cores}
+        self._loans[rank] = before, taken
         new = frozenset[int]().union(*(core.cpus for core in cores))
-        self._masks[rank] = new if enough and loan.reserved else new | loan.before
+        self._masks[rank] = new if enough and any(taken.values()) else new | before
         return SpareCoreOffer(self._masks[rank], origin)
 
 
