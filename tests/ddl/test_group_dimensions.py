@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddlrun.ddl.group.block_chunks import ArrayBlocks
 from ddlrun.ddl.group.dimensions import GroupDimensions, find_dimensions
 from ddlrun.ddl.schedules.partition import block_bounds, chunk_ranges
-from ddlrun.ddl.selection.unequal_links import HostGroups, make_group_layout
+from ddlrun.ddl.selection.unequal_links import HostGroups, make_layout
 from ddlrun.errors import InputError
 
 
@@ -88,7 +88,7 @@ def test_groups_on_unequal_hosts_or_racks_have_a_layout(
     hosts: tuple[str, ...], environ: dict[str, str], ranks: tuple[tuple[int, ...], ...] | None, racks: int
 ) -> None:
     _, found = find_dimensions(hosts, range(len(hosts)), rank=0, environ=environ)
-    layout = make_group_layout("", found, is_part=False)
+    layout = make_layout("", found, is_part=False)
     assert (layout and layout.hosts) == ranks
     assert layout is None or len(layout.shares.racks) == racks
 
@@ -97,7 +97,7 @@ FAST_AND_SLOW = HostGroups(((0,), (1,), (2,)), (3,))
 
 
 def test_a_group_has_blocks_sized_by_the_links() -> None:
-    layout = make_group_layout("nics=2*100+50", FAST_AND_SLOW, is_part=True)
+    layout = make_layout("nics=2*100+50", FAST_AND_SLOW, is_part=True)
     assert layout is not None
     shares = layout.shares.hosts[0]
     assert shares[2] < shares[0] == shares[1]
@@ -105,8 +105,8 @@ def test_a_group_has_blocks_sized_by_the_links() -> None:
 
 def test_the_links_of_other_hosts_count_only_in_parts_of_the_job() -> None:
     text = "nics=3*100+50"
-    assert make_group_layout(text, FAST_AND_SLOW, is_part=True) is None
+    assert make_layout(text, FAST_AND_SLOW, is_part=True) is None
     with pytest.raises(InputError, match="4 NICs, but the job has 3"):
-        make_group_layout(text, FAST_AND_SLOW, is_part=False)
+        make_layout(text, FAST_AND_SLOW, is_part=False)
     with pytest.raises(InputError, match="'nic=3' is not NAME=NUMBERS"):
-        make_group_layout("nic=3", FAST_AND_SLOW, is_part=True)
+        make_layout("nic=3", FAST_AND_SLOW, is_part=True)

@@ -13,7 +13,7 @@ from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import can_narrow
 from ddlrun.ddl.schedules.cache import Collective
 from ddlrun.ddl.selection.int8_compression import ErrorFeedback
-from ddlrun.ddl.selection.trials import LARGEST_TRIAL, Comparison, Monitor
+from ddlrun.ddl.selection.trials import LARGEST_TRIAL, Monitor, is_faster
 from ddlrun.ddl.selection.wire_compression import WIRES, parse_wire
 
 if TYPE_CHECKING:
@@ -153,12 +153,11 @@ class Group:
         trial = np.ones_like(elements[: LARGEST_TRIAL // elements.itemsize])
         algorithm = self.selection.find(message) or self.selection.default(message)
 
-        def compare(delay: float) -> Comparison:
-            delay *= len(trial) / len(elements)
-            measure = self._make_measure(trial, reduce_op, delay)
-            return Comparison(algorithm, monitor.adapt(message, algorithm), measure)
+        def is_adapted_faster(delay: float) -> bool:
+            measure = self._make_measure(trial, reduce_op, delay * len(trial) / len(elements))
+            return is_faster(monitor.adapt(message, algorithm), algorithm, measure)
 
-        monitor.update(compare)
+        monitor.update(is_adapted_faster)
 
     def _make_measure(self, elements: Any, reduce_op: ReduceOp, delay: float = 0) -> Measure:  # noqa: ANN401
         """Return a function that reduces elements by an algorithm, and returns the slowest rank's seconds.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, MOST_CONNECTIONS, Tuning
-from ddlrun.ddl.selection.unequal_links import LINKS, make_group_layout
+from ddlrun.ddl.selection.unequal_links import LINKS, make_layout
 from ddlrun.ddl.selection.wire_compression import parse_wire
 from ddlrun.errors import InputError
 from ddlrun.units import parse_multiple
@@ -83,7 +83,7 @@ class GroupSettings:
 
     def layout(self, hosts: HostGroups) -> HostLayout | None:
         """Return the layout of unequal hosts or links, None if all are equal. Raises InputError."""
-        return make_group_layout(self.links, hosts, is_part=self.is_part)
+        return make_layout(self.links, hosts, is_part=self.is_part)
 
 
 def publish(store: Any) -> None:  # noqa: ANN401 - a Store of torch.distributed

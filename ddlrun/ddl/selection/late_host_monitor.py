@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 from ddlrun.allreduce_algorithms import WEIGHTED, wait_for_late_host
 from ddlrun.ddl.selection.nic_monitor import LEAST_HOSTS as LEAST_MEASURED
 from ddlrun.ddl.selection.nic_monitor import NicMonitor
-from ddlrun.ddl.selection.trials import LEAST_BYTES, Monitor, is_faster
+from ddlrun.ddl.selection.trials import LEAST_BYTES, Monitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm, MessageClass
     from ddlrun.ddl.group.group import Group
-    from ddlrun.ddl.selection.trials import Comparison
     from ddlrun.ddl.selection.unequal_links import HostGroups
     from ddlrun.ddl.transports.communicators import Communicator
 
@@ -126,7 +125,7 @@ class LateHostMonitor:
         self._begins.append(begin)
         return len(self._begins) == INTERVAL
 
-    def update(self, make_comparison: Callable[[float], Comparison]) -> None:
+    def update(self, is_adapted_faster: Callable[[float], bool]) -> None:
         """Compare the hosts, and let the schedules take the late one last if that is faster. Nothing is in progress."""
         schedules = self._schedules
         late, former = self._compare(), schedules.late_host
@@ -135,8 +134,7 @@ class LateHostMonitor:
             schedules.set_late_host(late.place)
             # With a longer delay the others have finished what they can, and the trials only take longer.
             delay = min(late.delay, late.reduction)
-            comparison = make_comparison(delay if self._host == late.place else 0)
-            if self._world.bcast(is_faster(comparison)):
+            if is_adapted_faster(delay if self._host == late.place else 0):
                 self._faster.add(late.place)
             self._next_trial[late.place] = 2 * self._comparisons
         chosen = late.place if late is not None and late.place in self._faster else None

@@ -16,7 +16,7 @@ from ddlrun.block_sizing import JobLinks
 from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedules.schedule import Message, ScheduleStep
-from ddlrun.ddl.selection.trials import LEAST_BYTES, is_faster
+from ddlrun.ddl.selection.trials import LEAST_BYTES
 from ddlrun.ddl.selection.unequal_links import degraded_hosts, layout_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.group.engine import Engine
     from ddlrun.ddl.group.group import Group
     from ddlrun.ddl.schedules.weighted_schedule import HostLayout
-    from ddlrun.ddl.selection.trials import Comparison
     from ddlrun.ddl.selection.unequal_links import HostGroups
     from ddlrun.ddl.transports.communicators import Communicator
 
@@ -187,14 +186,14 @@ class NicMonitor:
             self._left = self._tuning.measure
         return due
 
-    def update(self, make_comparison: Callable[[float], Comparison]) -> None:
+    def update(self, is_adapted_faster: Callable[[float], bool]) -> None:
         """Measure the NICs, and give the schedules the layout that is faster. Nothing is in progress."""
         former = self._schedules.layout
         measured = measure_nics(self._engine, self._world, self._hosts)
         self._used, layout = self._world.bcast(self._plan(measured))
         if layout is not None:
             self._schedules.set_layout(layout)
-            if not self._world.bcast(is_faster(make_comparison(0))):
+            if not is_adapted_faster(0):
                 self._used, layout = (), None
         self._schedules.set_layout(layout)
         if layout != former:

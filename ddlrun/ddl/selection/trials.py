@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -20,29 +19,17 @@ TURNS, LARGEST_TRIAL = 5, 8 << 20
 GAIN = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The usual algorithm and another one.
-
-    measure: runs an algorithm and returns its seconds, the same on all ranks.
-    """
-
-    usual: AllreduceAlgorithm
-    other: AllreduceAlgorithm
-    measure: Measure
-
-
 class Monitor(Protocol):
     """A change of algorithms by what is measured during a job. All ranks make the same calls."""
 
     def is_due(self, message: MessageClass, algorithm: AllreduceAlgorithm) -> bool:
         """Count a reduction; return True if a measurement is to be made before it."""
 
-    def update(self, make_comparison: Callable[[float], Comparison]) -> None:
+    def update(self, is_adapted_faster: Callable[[float], bool]) -> None:
         """Measure, and choose what is faster. Nothing is in progress.
 
-        `make_comparison` is called with the seconds by which this rank begins late, and compares the usual algorithm
-        with that of `adapt`.
+        `is_adapted_faster` is called with the seconds by which this rank begins late; it compares the usual algorithm
+        with that of `adapt`, with the same result on all ranks.
         """
 
     def adapt(self, message: MessageClass, algorithm: AllreduceAlgorithm) -> AllreduceAlgorithm:
@@ -59,10 +46,10 @@ def is_clearly_faster(other: Sequence[float], usual: Sequence[float]) -> bool:
     return wins and statistics.median(other) <= (1 - GAIN) * statistics.median(usual)
 
 
-def is_faster(comparison: Comparison) -> bool:
+def is_faster(other: AllreduceAlgorithm, usual: AllreduceAlgorithm, measure: Measure) -> bool:
     """Run reductions by both algorithms in turn; return True if the other one is faster."""
-    times: dict[AllreduceAlgorithm, list[float]] = {comparison.usual: [], comparison.other: []}
+    times: dict[AllreduceAlgorithm, list[float]] = {usual: [], other: []}
     for _ in range(1 + TURNS):
         for algorithm, seconds in times.items():
-            seconds.append(comparison.measure(algorithm))
-    return is_clearly_faster(times[comparison.other][1:], times[comparison.usual][1:])
+            seconds.append(measure(algorithm))
+    return is_clearly_faster(times[other][1:], times[usual][1:])

@@ -53,14 +53,15 @@ def parse_links(text: str) -> dict[str, tuple[float, ...]]:
     return lists
 
 
-def make_layout(text: str, hosts: HostGroups) -> HostLayout | None:
+def make_layout(text: str, hosts: HostGroups, *, is_part: bool = False) -> HostLayout | None:
     """Return the layout of unequal hosts or links; None if all are equal.
 
     Args:
         text: The rates, as for `parse_links`; without them all NICs are equal.
-        hosts: The hosts of the job. Racks in the text replace these.
+        hosts: The hosts of the group. Racks in the text replace these.
+        is_part: The group is a part of the job. On other hosts than the text describes it uses no rates.
 
-    Raises InputError if the text describes other hosts.
+    Raises InputError if the text is wrong, or describes other hosts than those of the whole job.
     """
     lists, count = parse_links(text), len(hosts.ranks)
     racks = tuple(int(size) for size in lists.get("racks", hosts.racks))
@@ -74,25 +75,9 @@ def make_layout(text: str, hosts: HostGroups) -> HostLayout | None:
         )
         if there != expected
     ]
-    if problems:
+    if problems and not is_part:
         raise InputError(*problems)
-    return layout_of(links, hosts)
-
-
-def make_group_layout(text: str, hosts: HostGroups, *, is_part: bool) -> HostLayout | None:
-    """Return the layout of a group of the whole job, or of a part of it, which may be on fewer hosts.
-
-    A part on another number of hosts than the text describes uses no rates.
-
-    Raises InputError if the text is wrong, or does not describe the hosts of the whole job.
-    """
-    parse_links(text)
-    try:
-        return make_layout(text, hosts)
-    except InputError:
-        if is_part:
-            return make_layout("", hosts)
-        raise
+    return make_layout("", hosts) if problems else layout_of(links, hosts)
 
 
 def layout_of(links: JobLinks, hosts: HostGroups) -> HostLayout | None:
