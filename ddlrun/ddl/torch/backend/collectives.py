@@ -22,7 +22,7 @@ from ddlrun.ddl.schedules.schedule import broadcast, pairwise
 from ddlrun.ddl.selection.algorithm_selection import Selection, find_sizes, load_cache
 from ddlrun.ddl.selection.late_host_monitor import make_monitors
 from ddlrun.ddl.selection.wire_compression import find_wire
-from ddlrun.ddl.torch.backend.works import Exclusive
+from ddlrun.ddl.torch.backend.works import MeasuringAllreduce
 from ddlrun.topology import RankOrder
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.torch.backend.tensor_bytes import TensorBytes
     from ddlrun.ddl.transports.tcp.communicator import TcpCommunicator
     from ddlrun.ddl.transports.tcp.endpoint import Endpoint
-
-    Start = Callable[[], Operation | None]
 
 BYTES = find_reduce_op("uint8", "sum")
 # Chunks of small collectives that are in progress at the same time, so that their latencies overlap.
@@ -77,7 +75,9 @@ class GroupCollectives:
         def steps(count: int, _division: str) -> tuple[ScheduleStep, ...]:
             return broadcast(self._rank, self._size, root, count)
 
-        return _is_over(self._engine.start(memory.bytes, BYTES, steps, self._limits(memory.bytes)))
+        tuning = self.group.selection.sizes.of(memory.bytes.nbytes)
+        limits = Limits(tuning.chunk, tuning.depth, tuning.connections)
+        return _is_over(self._engine.start(memory.bytes, BYTES, steps, limits))
 
     def reduce_scatter(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce; only the block of this member is then valid."""
@@ -90,12 +90,8 @@ class GroupCollectives:
     def exchange(self, blocks: Blocks) -> Callable[[], bool]:
         """Send a block to each member and receive one from each."""
         steps = pairwise(self._rank, blocks.sends, blocks.receives)
-        return self._start_whole(blocks.buffer, BYTES, lambda _count: steps)
-
-    def _start_whole(self, elements: Any, operator: Operator, steps: Any) -> Callable[[], bool]:  # noqa: ANN401
-        limits = Limits(max(len(elements), 1), IN_FLIGHT)
-        operation = self._engine.start(elements, operator, lambda count, _division: steps(count), limits)
-        return _is_over(operation)
+        limits = Limits(max(len(blocks.buffer), 1), IN_FLIGHT)
+        return _is_over(self._engine.start(blocks.buffer, BYTES, lambda _count, _division: steps, limits))
 
     def _transfer(self, elements: Any, operator: Operator, kind: type[BlockChunk]) -> Callable[[], bool]:  # noqa: ANN401
         """Begin a reduce-scatter or an allgather of equal blocks, in the order of the ranks."""
@@ -116,11 +112,6 @@ class GroupCollectives:
         """Begin an allreduce of a byte."""
         message = MessageClass(1, BYTES.dtype, whole=True, blocking=False)
         return self.group.execute(self.group.selection.default(message), np.zeros(1, np.uint8), BYTES)
-
-    def _limits(self, elements: Any) -> Limits:  # noqa: ANN401 - a numpy array
-        """Return the limits of the chunks of an array."""
-        tuning = self.group.selection.sizes.of(elements.nbytes)
-        return Limits(max(tuning.chunk // elements.itemsize, 1), tuning.depth, tuning.connections)
 
     @cached_property
     def group(self) -> Group:
@@ -188,29 +179,3 @@ class Blocks:
 
 def _is_over(operation: Operation | None) -> Callable[[], bool]:
     return lambda: operation is None or not operation.left
-
-
-class MeasuringAllreduce(Exclusive):
-    """An allreduce before which measurements are made.
-
-    They begin when all members have called it: until then, a member may wait for a message of another one.
-    """
-
-    def __init__(self, measurements: Sequence[Callable[[], None]], barrier: Operation | None, start: Start) -> None:
-        """Take a barrier, which is complete once all members have begun it, and the start of the allreduce."""
-        self._measurements, self._start = measurements, start
-        self._has_begun = False
-        self._operation = barrier
-
-    def __call__(self) -> bool:
-        """Measure, then begin the allreduce; return whether it is complete."""
-        if not self._has_begun and self._is_complete():
-            self._has_begun = True  # and never again if a work runs out of time meanwhile
-            for measure in self._measurements:
-                measure()
-            self._operation = self._start()
-            self.over = True
-        return self.over and self._is_complete()
-
-    def _is_complete(self) -> bool:
-        return self._operation is None or not self._operation.left

@@ -67,10 +67,7 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
         """The name of the group in torch's table of groups, which forgets destroyed ones."""
         return str(distributed.distributed_c10d._world.pg_names.get(self, self._name))  # noqa: SLF001
 
-    @property
-    def pg_name(self) -> str:
-        """The name of the group in torch's table of groups."""
-        return self.group_name
+    pg_name = group_name
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
@@ -99,7 +96,11 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
         self._thread.abort()
 
     def _submit(
-        self, call: Call, start: Starter, done: Callable[[], None], source: Callable[[], int] | None = None
+        self,
+        call: Call,
+        start: Starter,
+        done: Callable[[], None] | None = None,
+        source: Callable[[], int] | None = None,
     ) -> FutureWork:
-        """Hand a work to the thread; return what torch waits for. `source` is as in FutureWork."""
+        """Hand a work to the thread; return what torch waits for. `done` is as in Work, `source` as in FutureWork."""
         return FutureWork(self._thread.submit(call, start, done), call.result, source)

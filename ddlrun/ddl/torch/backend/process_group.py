@@ -36,7 +36,7 @@ class DdlProcessGroup(OtherDevices, CopyingGroup):
         """Send a tensor to a member."""
         memory, number = self._message("send", tensors, peer, tag), self._job.number(peer)
         call = Call(f"send with tag {tag}", tensors, missing=f"rank {number} had not received it", peer=number, tag=tag)
-        return self._submit(call, partial(self._messages.send, memory, peer, tag), _nothing)
+        return self._submit(call, partial(self._messages.send, memory, peer, tag))
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Any:  # noqa: ANN401
         """Receive a tensor from a member."""
@@ -72,7 +72,3 @@ class DdlProcessGroup(OtherDevices, CopyingGroup):
                 f"ddl {call}: rank {self._job.number(self.rank())} is this rank; copy the tensor instead"
             )
         return TensorBytes(as_tensors(tensors)[0])
-
-
-def _nothing() -> None:
-    """Finish a work without a result."""

@@ -15,7 +15,7 @@ import numpy as np
 from ddlrun.ddl.torch.backend.errors import GroupError, as_group_error
 from ddlrun.ddl.torch.backend.late_ranks import Inquiry
 from ddlrun.ddl.torch.backend.operation_records import MOST_RECENT, name_call
-from ddlrun.ddl.torch.backend.works import LONGEST_LEAVE, Exclusive, Work
+from ddlrun.ddl.torch.backend.works import LONGEST_LEAVE, MeasuringAllreduce, Work
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ProgressThread:
         """
         self._endpoint, self._engine, self._transport = endpoint, engine, transport
         self.seconds, self._arrived = seconds, arrived
-        # What is to be started: collectives, and messages, which need not wait for an exclusive collective.
+        # What is to be started: collectives, and messages, which need not wait for measurements.
         self._waiting_collectives: deque[Work] = deque()
         self._waiting_messages: deque[Work] = deque()
         # Collectives complete in the order of their calls, or nearly so; only the oldest one is looked at.
@@ -75,7 +75,7 @@ class ProgressThread:
         self._thread.start()
         atexit.register(self._leave)
 
-    def submit(self, call: Call, start: Starter, done: Callable[[], None]) -> Future[Any]:
+    def submit(self, call: Call, start: Starter, done: Callable[[], None] | None) -> Future[Any]:
         """Hand a work to the thread; return a future, which gets the call's result after `done` was called."""
         work = Work(call, start, done, self.seconds if call.seconds is None else call.seconds)
         with self._lock:
@@ -107,7 +107,7 @@ class ProgressThread:
     def abort(self) -> None:
         """Let all works fail, and close the connections."""
         self._failure = self._failure or GroupError(f"{self._endpoint.job}: the process group was aborted")
-        self._endpoint.until = -math.inf  # ends the wait of an exclusive collective
+        self._endpoint.until = -math.inf  # ends the wait of measurements
         self.end()
 
     def _leave(self) -> None:
@@ -147,7 +147,7 @@ class ProgressThread:
         return bool(self._waiting_collectives or self._waiting_messages)
 
     def _start_all(self) -> None:
-        """Start what is waiting; collectives only while no exclusive one is in progress."""
+        """Start what is waiting; collectives only while none measures."""
         # The start of a work may take long: until then, `list_pending` finds it here.
         while self._waiting_messages:
             self._start(self._waiting_messages[0], self._messages)
@@ -159,12 +159,12 @@ class ProgressThread:
             self._next_limit = min([self._next_limit, *(work.until for work in self._held())])
 
     def _held(self) -> list[Work]:
-        """Return the collectives that wait until an exclusive one is over."""
+        """Return the collectives that wait until measurements are over."""
         return list(self._waiting_collectives) if self._is_held() else []
 
     def _is_held(self) -> bool:
         latest = self._collectives[-1].is_complete if self._collectives else None
-        return isinstance(latest, Exclusive) and not latest.over
+        return isinstance(latest, MeasuringAllreduce) and not latest.over
 
     def _advance(self) -> None:
         """Start works, complete works and move messages, once; after a failure, fail all works."""
@@ -196,7 +196,7 @@ class ProgressThread:
             # The start of a work may have completed another one, by sending the rest of its data.
             while self._transport.complete or self._endpoint.poll(self._longest_wait()):
                 self._engine.settle(self._transport.take_complete())
-                if oldest is None or isinstance(oldest, Exclusive) or oldest():
+                if oldest is None or isinstance(oldest, MeasuringAllreduce) or oldest():
                     return
                 if self._are_waiting or time.monotonic() >= self._next_limit:
                     return
@@ -214,8 +214,8 @@ class ProgressThread:
             work.finish()
 
     def _is_complete(self, work: Work) -> bool:
-        """Advance a collective and return whether it is complete; an exclusive one may wait as long as limits allow."""
-        if not isinstance(work.is_complete, Exclusive) or work.is_complete.over:
+        """Advance a collective, which may wait while it measures; return whether it is complete."""
+        if not isinstance(work.is_complete, MeasuringAllreduce) or work.is_complete.over:
             return work.is_complete()
         # The limits of messages are those of single ranks, and need not end the group.
         self._endpoint.until = min(item.until for item in (work, *self._held()))
@@ -246,7 +246,7 @@ class ProgressThread:
             self._inquiry = None
             self._next_limit = min((work.until for work in works), default=math.inf)
             return
-        work = self._collectives[-1] if late in held else late  # the exclusive collective has used up its time
+        work = self._collectives[-1] if late in held else late  # the measurements have used up its time
         if work.call.missing:
             raise self._timeout(work, late.seconds, work.call.missing)
         if self._inquiry is None:

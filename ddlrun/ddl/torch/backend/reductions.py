@@ -163,7 +163,7 @@ class ReducingGroup(GroupBase):
         """Complete when all members have called it, and all that this one called before is complete."""
         memory = TensorBytes(torch.zeros(1, dtype=torch.uint8))
         start = partial(self._collectives.allreduce, memory, find_operator(ReduceOp.SUM, "uint8"))
-        return self._submit(Call("barrier", [], read_seconds(opts)), start, _nothing)
+        return self._submit(Call("barrier", [], read_seconds(opts)), start)
 
     def _reduce_scatter(self, call: str, output: Any, rows: torch.Tensor, opts: Any) -> Any:  # noqa: ANN401
         """Reduce a row per member; `output` is the tensor, or the tensors, that the row of this member fills."""
@@ -179,7 +179,3 @@ class ReducingGroup(GroupBase):
         total = SparseSum(tensors)
         start = partial(self._blobs.start, total.pack(), total.blobs)
         return self._submit(Call("allreduce", tensors, read_seconds(opts)), start, total.write)
-
-
-def _nothing() -> None:
-    """Finish a work without a result."""

@@ -14,10 +14,12 @@ import torch
 from ddlrun.ddl.torch.backend.errors import GroupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
     from torch.futures import Future
+
+    from ddlrun.ddl.group.operation import Operation
 
     # Starts a collective or message; returns a function that returns whether it is complete.
     Starter = Callable[[], Callable[[], bool]]
@@ -67,11 +69,11 @@ class Work:
     Args:
         call: The call of the script.
         start: Begins it; returns a function that returns whether it is complete.
-        done: Finishes it.
+        done: Finishes it; None: nothing is left to do.
         seconds: Its time limit.
     """
 
-    def __init__(self, call: Call, start: Starter, done: Callable[[], None], seconds: float) -> None:
+    def __init__(self, call: Call, start: Starter, done: Callable[[], None] | None, seconds: float) -> None:
         self.call, self.start, self._done = call, start, done
         self.seconds, self.until = seconds, time.monotonic() + seconds
         self.number = 0
@@ -84,25 +86,50 @@ class Work:
     def finish(self) -> None:
         """Hand the result over, or the error of this work alone: all of its messages are complete."""
         try:
-            self._done()
+            if self._done is not None:
+                self._done()
         except Exception as error:  # noqa: BLE001 - whatever it is: callers wait for the thread alone
             self.future.set_exception(error)
         else:
             self.future.set_result(self.call.result)
 
 
-class Exclusive:
-    """A collective in progress, as Starter returns it, that needs the thread for itself.
+class MeasuringAllreduce:
+    """An allreduce before which measurements are made: a collective in progress, as Starter returns it.
 
-    It is first called when the collectives before it are complete. A call may wait for messages of other ranks.
+    They need the thread for themselves, and begin when all members have called it: until then, a member may wait for a
+    message of another one. It is first called when the collectives before it are complete.
     """
 
     over = False
     """True once the collectives after it may begin."""
 
+    def __init__(
+        self,
+        measurements: Sequence[Callable[[], None]],
+        barrier: Operation | None,
+        start: Callable[[], Operation | None],
+    ) -> None:
+        """Take a barrier, which is complete once all members have begun it, and the start of the allreduce."""
+        self._measurements, self._start = measurements, start
+        self._has_begun = False
+        self._operation = barrier
+
     def __call__(self) -> bool:
-        """Advance; return whether the collective is complete. Raises TimeoutError if a work has run out of time."""
-        raise NotImplementedError
+        """Measure, then begin the allreduce; return whether it is complete.
+
+        It may wait for messages of other ranks. Raises TimeoutError if a work has run out of time.
+        """
+        if not self._has_begun and self._is_complete():
+            self._has_begun = True  # and never again if a work runs out of time meanwhile
+            for measure in self._measurements:
+                measure()
+            self._operation = self._start()
+            self.over = True
+        return self.over and self._is_complete()
+
+    def _is_complete(self) -> bool:
+        return self._operation is None or not self._operation.left
 
 
 class FutureWork(C10D.Work):  # type: ignore[misc]
