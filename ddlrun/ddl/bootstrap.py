@@ -11,13 +11,13 @@ from ddlrun.ddl.group.dimensions import Grid
 from ddlrun.ddl.group.engine import Engine
 from ddlrun.ddl.group.group import Group
 from ddlrun.ddl.group.order_check import describe_mismatch
+from ddlrun.ddl.group.settings import agree_on_settings, read_settings
 from ddlrun.ddl.launch_context import HostPosition, adopt, find_world
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.schedules.cache import ScheduleCache
 from ddlrun.ddl.selection.algorithm_selection import Selection, find_sizes, load_cache
 from ddlrun.ddl.selection.late_host_monitor import make_monitors
 from ddlrun.ddl.selection.unequal_links import RACKS, HostGroups, with_racks
-from ddlrun.ddl.start_settings import agree_on_settings, read_settings
 from ddlrun.ddl.transports.communicators import SingleRank
 from ddlrun.errors import InputError
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.options import Options
+    from ddlrun.ddl.group.settings import StartSettings
+    from ddlrun.ddl.launch_context import Options
     from ddlrun.ddl.schedules.weighted_schedule import HostLayout
-    from ddlrun.ddl.start_settings import StartSettings
     from ddlrun.ddl.transports.communicators import Communicator
 
 AnyGroup = TypeVar("AnyGroup", bound=Group)

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlrun import ddl
+from ddlrun.ddl.monitor.meters import TrafficMeter
 from ddlrun.ddl.monitor.procfs import move_threads, read_load
 from ddlrun.ddl.monitor.straggler_detection import StragglerDetector
-from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
 from ddlrun.ddl.schedules.schedule import Message, ScheduleStep
 from tests.bench.options import bench_parser
 from tests.conftest import MPIRUNS

@@ -22,8 +22,7 @@ from ddlrun.ddl.group.group import Group
 from ddlrun.ddl.group.host_reduction import HostReducer
 from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
-from ddlrun.ddl.launch_context import find_world
-from ddlrun.ddl.options import parse_options
+from ddlrun.ddl.launch_context import find_world, parse_options
 from ddlrun.ddl.schedules.cache import Collective, ScheduleCache
 from ddlrun.ddl.selection.algorithm_selection import GroupSizes, Selection
 from ddlrun.ddl.selection.late_host_monitor import INTERVAL, make_monitors

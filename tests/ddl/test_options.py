@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, MIB, Tuning, grow_chunks, host_part
 from ddlrun.ddl.group.settings import parse_tuning
-from ddlrun.ddl.launch_context import find_context, find_transport
-from ddlrun.ddl.options import MODES, Options, check_size, parse_options
+from ddlrun.ddl.launch_context import MODES, Options, check_size, find_context, find_transport, parse_options
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, Topology
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.group.dimensions import coords_of, peers_of
 from ddlrun.ddl.group.order_check import describe_mismatch
-from ddlrun.ddl.launch_context import LaunchContext
-from ddlrun.ddl.options import Options
+from ddlrun.ddl.launch_context import LaunchContext, Options
 from ddlrun.topology import RankOrder, Topology, parse_topology
 from tests.ddl.test_tcp import endpoints, together
 

@@ -17,7 +17,7 @@ import torch
 from ddlrun.ddl.group.arrays import flatten
 from ddlrun.ddl.transports.nccl.process_groups import GpuSupport, explain_no_nccl
 from ddlrun.ddl.transports.nccl.staging import stage
-from ddlrun.ddl.transports.rendezvous import find_rendezvous_address
+from ddlrun.ddl.transports.tcp.own_host import find_rendezvous_address
 from ddlrun.keeper.program import HOOK
 from tests.ddl.test_mpi import started
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.monitor.event_log import NAME
+from ddlrun.ddl.monitor.core_rebinding import SpareCoreOffer, SpareCores
+from ddlrun.ddl.monitor.iteration_report import NAME
 from ddlrun.ddl.monitor.procfs import CpuCore, core_of, read_load
-from ddlrun.ddl.monitor.spare_cores import SpareCoreOffer, SpareCores
 from ddlrun.ddl.monitor.straggler_detection import (
     CHECKS,
     COOL_DOWN,

@@ -22,8 +22,8 @@ from ddlrun.allreduce_algorithms import (
 from ddlrun.block_sizing import JobLinks, cut, divide_blocks, is_equal
 from ddlrun.ddl.schedules.schedule import ScheduleStep, mirror
 from ddlrun.ddl.schedules.weighted_schedule import HostLayout, reduce_scatter
+from ddlrun.ddl.selection.autotune import is_clearly_faster
 from ddlrun.ddl.selection.nic_monitor import can_size_blocks, choose_rates, pair_hosts, round_rates
-from ddlrun.ddl.selection.trials import is_clearly_faster
 from ddlrun.ddl.selection.unequal_links import HostGroups, degraded_hosts, make_layout, parse_links
 from ddlrun.errors import InputError
 from tests.support.schedules import carry_out, least_seconds

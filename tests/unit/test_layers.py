@@ -116,7 +116,7 @@ ALONE = {
 # Frameworks -> the files below ddl that may import them; flat needs one dtype of a tensor that it received.
 FRAMEWORKS = {
     "torch": {
-        "torch", "transports/nccl", "lms/block.py", "lms/block_table.py", "lms/device.py", "lms/hooks.py",
+        "torch", "transports/nccl", "lms/block.py", "lms/device.py", "lms/hooks.py",
         "lms/swap.py", "transports/tcp/store_exchange.py",
     },
     "keras": {"keras.py"},

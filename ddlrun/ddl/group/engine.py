@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.group.operation import Chunk, HostParts, Limits, Schedule
     from ddlrun.ddl.group.reduce_ops import ReduceOp
-    from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
+    from ddlrun.ddl.monitor.meters import TrafficMeter
     from ddlrun.ddl.schedules.schedule import ScheduleStep
     from ddlrun.ddl.transports.communicators import Transport
 

@@ -12,8 +12,8 @@ from ddlrun.allreduce_algorithms import LATE, WEIGHTED, MessageClass, host_part
 from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import can_narrow
 from ddlrun.ddl.schedules.cache import Collective
+from ddlrun.ddl.selection.autotune import LARGEST_TRIAL, Monitor, is_faster
 from ddlrun.ddl.selection.int8_compression import ErrorFeedback
-from ddlrun.ddl.selection.trials import LARGEST_TRIAL, Monitor, is_faster
 from ddlrun.ddl.selection.wire_compression import WIRES, parse_wire
 
 if TYPE_CHECKING:

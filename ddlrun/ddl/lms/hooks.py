@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ddlrun.ddl.launch_context import parse_options
 from ddlrun.ddl.lms.block import SavedTensor
 from ddlrun.ddl.lms.device import Cuda
 from ddlrun.ddl.lms.policy import Policy, read_policy
 from ddlrun.ddl.lms.stats import Stats, sum_stats
 from ddlrun.ddl.lms.swap import Swap
-from ddlrun.ddl.options import parse_options
 
 if TYPE_CHECKING:
     from types import TracebackType

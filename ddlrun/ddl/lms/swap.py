@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ddlrun.ddl.lms.block import Block, InFlightCopy, SavedTensor
-from ddlrun.ddl.lms.block_table import BlockTable
+from ddlrun.ddl.lms.block import Block, BlockTable, InFlightCopy, SavedTensor
 from ddlrun.ddl.lms.order import MemoryLocation
 from ddlrun.ddl.lms.policy import Demand, MemoryLoad
 from ddlrun.ddl.lms.stats import Stats

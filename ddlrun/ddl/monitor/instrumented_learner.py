@@ -12,11 +12,9 @@ from ddlrun.ddl.group.group import Group
 from ddlrun.ddl.group.handle import Handle
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.monitor.core_rebinding import CoreRebinding
-from ddlrun.ddl.monitor.event_log import EventLog
-from ddlrun.ddl.monitor.iteration_report import IterationReport
-from ddlrun.ddl.monitor.iteration_timer import IterationTimer
+from ddlrun.ddl.monitor.iteration_report import EventLog, IterationReport
+from ddlrun.ddl.monitor.meters import IterationTimer, TimedCommunicator, TrafficMeter
 from ddlrun.ddl.monitor.stats_exchange import ExchangeRounds
-from ddlrun.ddl.monitor.traffic_meter import TimedCommunicator, TrafficMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.group.operation import Operation
     from ddlrun.ddl.group.reduce_ops import ReduceOp
     from ddlrun.ddl.launch_context import HostPosition
-    from ddlrun.ddl.monitor.iteration_timer import Iteration
+    from ddlrun.ddl.monitor.meters import Iteration
 
 
 class InstrumentedGroup(Group):

@@ -1,17 +1,20 @@
-"""-dump_iter: a table of the dimensions, and the learner with the most jitter."""
+"""-dump_iter: a table of the dimensions, and the learner with the most jitter; the event log in the run folder."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import statistics
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.ddl.monitor.traffic_meter import PHASES, DimensionTraffic
+from ddlrun.ddl.monitor.meters import PHASES, DimensionTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,9 +22,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddlrun.ddl.group.dimensions import Grid
-    from ddlrun.ddl.monitor.event_log import EventLog
-    from ddlrun.ddl.monitor.iteration_timer import Iteration
-    from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
+    from ddlrun.ddl.monitor.meters import Iteration, TrafficMeter
+
+# The event log of rank 0 in the run folder: one JSON object per line.
+NAME = "ddl.jsonl"
+
+
+class EventLog:
+    """Appends events to a file in `folder`. Without a folder, or if the file cannot be written, events are dropped."""
+
+    def __init__(self, folder: str = "") -> None:
+        self._path = os.path.join(folder, NAME) if folder and os.path.isdir(folder) else ""
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Append an event, with the time in seconds since 1970."""
+        if self._path:
+            with (
+                suppress(OSError),
+                open(self._path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+            ):
+                file.write(json.dumps({"time": time.time(), **event}) + "\n")
+
 
 # Figures of a row before those of the dimensions: iterations, compute, inside, both, jitter.
 OWN = 5

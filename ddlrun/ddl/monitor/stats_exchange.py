@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.monitor.iteration_timer import Iteration
+    from ddlrun.ddl.monitor.meters import Iteration
     from ddlrun.ddl.transports.communicators import Communicator, Exchange
 
 # Seconds to wait for the last rows: at the end of a job other ranks may be busy, or gone.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ddlrun.allreduce_algorithms import Tuning
     from ddlrun.ddl.group.settings import GroupSettings
-    from ddlrun.ddl.options import Options
+    from ddlrun.ddl.launch_context import Options
     from ddlrun.ddl.schedules.weighted_schedule import HostLayout
     from ddlrun.ddl.transports.communicators import Communicator
     from ddlrun.topology import RankOrder, Topology

@@ -13,9 +13,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import WEIGHTED, wait_for_late_host
+from ddlrun.ddl.selection.autotune import LEAST_BYTES, Monitor
 from ddlrun.ddl.selection.nic_monitor import LEAST_HOSTS as LEAST_MEASURED
 from ddlrun.ddl.selection.nic_monitor import NicMonitor
-from ddlrun.ddl.selection.trials import LEAST_BYTES, Monitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from ddlrun.block_sizing import JobLinks
 from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedules.schedule import Message, ScheduleStep
-from ddlrun.ddl.selection.trials import LEAST_BYTES
+from ddlrun.ddl.selection.autotune import LEAST_BYTES
 from ddlrun.ddl.selection.unequal_links import degraded_hosts, layout_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from torch import distributed as torch_distributed
 from ddlrun.ddl.group.settings import publish, read_published
 from ddlrun.ddl.torch.backend.group_base import NAME
 from ddlrun.ddl.torch.backend.process_group import DdlProcessGroup
-from ddlrun.ddl.transports.rendezvous import find_rendezvous_address
 from ddlrun.ddl.transports.tcp.address_exchange import Membership
+from ddlrun.ddl.transports.tcp.own_host import find_rendezvous_address
 from ddlrun.ddl.transports.tcp.store_exchange import address_key, join_by_store
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ddlrun.ddl.group.flat import FlatArray
 from ddlrun.ddl.group.group import Group
 from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
-from ddlrun.ddl.options import Options
+from ddlrun.ddl.launch_context import Options
 from ddlrun.ddl.schedules.cache import Collective, ScheduleCache
 from ddlrun.ddl.schedules.schedule import broadcast, pairwise
 from ddlrun.ddl.selection.algorithm_selection import Selection, find_sizes, load_cache

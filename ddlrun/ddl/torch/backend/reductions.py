@@ -15,8 +15,7 @@ from ddlrun.ddl.torch.backend import arguments
 from ddlrun.ddl.torch.backend.arguments import as_tensors, read_seconds
 from ddlrun.ddl.torch.backend.errors import ArgumentError
 from ddlrun.ddl.torch.backend.group_base import GroupBase
-from ddlrun.ddl.torch.backend.sparse_tensors import SparseSum
-from ddlrun.ddl.torch.backend.tensor_bytes import TensorBytes, join, split_into
+from ddlrun.ddl.torch.backend.tensor_bytes import SparseSum, TensorBytes, join, split_into
 from ddlrun.ddl.torch.backend.works import Call
 from ddlrun.errors import InputError
 

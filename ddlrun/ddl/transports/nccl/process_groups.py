@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from ddlrun.ddl.transports.nccl.pipeline import DimensionGroup
-from ddlrun.ddl.transports.rendezvous import find_rendezvous_address
+from ddlrun.ddl.transports.tcp.own_host import find_rendezvous_address
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ddlrun.ddl.transports.rendezvous import find_rendezvous_address
 from ddlrun.ddl.transports.tcp.address_exchange import AddressExchange, Membership, connect_to_rank_0, exchange
 from ddlrun.ddl.transports.tcp.communicator import TcpCommunicator
 from ddlrun.ddl.transports.tcp.connections import RankAddress
 from ddlrun.ddl.transports.tcp.endpoint import Endpoint
-from ddlrun.ddl.transports.tcp.own_host import listen, name_host
+from ddlrun.ddl.transports.tcp.own_host import find_rendezvous_address, listen, name_host
 from ddlrun.ddl.transports.tcp.protocol import make_secret
 from ddlrun.errors import InputError
 
