@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ddlrun.ddl.group.dimensions import Grid
 from ddlrun.ddl.group.engine import Engine
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.launch_context import Options
     from ddlrun.ddl.schedules.weighted_schedule import HostLayout
     from ddlrun.ddl.transports.communicators import Communicator
-
-AnyGroup = TypeVar("AnyGroup", bound=Group)
 
 
 def start_learner(
@@ -75,19 +73,20 @@ def make_selection(
     return Selection(options, sizes, learners=topology.dims, comm=comm, load=load, layout=layout)
 
 
-def make_group(kind: type[AnyGroup], grid: Grid, selection: Selection) -> AnyGroup:
-    """Return the group of a grid, of a class. All ranks call it together."""
+def make_group(grid: Grid, selection: Selection) -> Group:
+    """Return the group of a grid. All ranks call it together."""
     engine = Engine(grid.base.make_transport(), grid.rank)
     schedules = ScheduleCache(grid.dimensions(selection.options.mode), grid.rank, selection.layout)
-    return kind(grid.members(grid.axes), engine, schedules=schedules, selection=selection, grid=grid)
+    return Group(grid.members(grid.axes), engine, schedules=schedules, selection=selection, grid=grid)
 
 
 def _make_learner(grid: Grid, selection: Selection, host: HostPosition, environ: Mapping[str, str]) -> Learner:
+    group = make_group(grid, selection)
     if not _is_instrumented(selection.options):
-        return Learner(grid, make_group(Group, grid, selection), host)
-    from ddlrun.ddl.monitor.instrumented_learner import InstrumentedGroup, InstrumentedLearner  # noqa: PLC0415 - 20 ms, for -dump_iter and -rebind_iter alone
+        return Learner(grid, group, host)
+    from ddlrun.ddl.monitor.instrumented_learner import InstrumentedLearner  # noqa: PLC0415 - 20 ms, for -dump_iter and -rebind_iter alone
 
-    return InstrumentedLearner(grid, make_group(InstrumentedGroup, grid, selection), host, environ)
+    return InstrumentedLearner(grid, group, host, environ)
 
 
 def _is_instrumented(options: Options) -> bool:

@@ -18,7 +18,6 @@ from ddlrun.ddl.bootstrap import make_group
 from ddlrun.ddl.group.dimensions import Grid
 from ddlrun.ddl.group.engine import Engine
 from ddlrun.ddl.group.flat import FlatArray
-from ddlrun.ddl.group.group import Group
 from ddlrun.ddl.group.host_reduction import HostReducer
 from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
@@ -86,7 +85,7 @@ def reduce_with_a_late_host(world: Communicator, order: RankOrder, checks: Check
     tuning = BETWEEN_HOSTS._replace(explore=0)
     comm = grid.members(grid.axes)
     selection = Selection(parse_options("-mode p"), GroupSizes(tuning), learners=SHAPE.dims, comm=comm)
-    group = make_group(Group, grid, selection)
+    group = make_group(grid, selection)
     group.monitors += make_monitors(group, world, hosts, grid.host_place(hosts))
     reducer = HostReducer(grid, group, "")
     reducer.schedules.set_late_host(LATE_HOST)

@@ -117,6 +117,8 @@ class Group:
         if algorithm.method != "chunks":
             self.reduce_by_library(algorithm, elements, reduce_op, axes)
             return None
+        if self.engine.meter is not None:
+            self.engine.meter.names[: len(algorithm.algorithms)] = algorithm.algorithms
         itemsize, wire = elements.itemsize, parse_wire(algorithm.wire)
         longest = max(algorithm.chunk // WIRES.get(wire.dtype, itemsize), 1)
         collective = Collective("all_reduce", axes, algorithm.algorithms, algorithm.wire)
@@ -131,13 +133,16 @@ class Group:
 
     def reduce_by_library(self, algorithm: AllreduceAlgorithm, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401
         """Reduce elements in place by the library's own collectives."""
-        collectives = self.communicator.collectives
+        collectives, meter = self.communicator.collectives, self.engine.meter
         if collectives is None:
             return
         if algorithm.method == "flat":
+            start = time.perf_counter()
             collectives.flat_allreduce(self.communicator, elements, reduce_op)
+            if meter is not None:
+                meter.add(-1, elements.nbytes, start, "MPI_Allreduce")
         elif self.grid is not None:
-            collectives.allreduce_by_dimension(list(self.grid.along(axes).values()), elements, reduce_op)
+            collectives.allreduce_by_dimension(self.grid.along(axes), elements, reduce_op, meter)
 
     def free(self) -> None:
         """Complete what is in progress and free the engine's communicator. All ranks call it together."""

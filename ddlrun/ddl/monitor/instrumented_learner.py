@@ -4,83 +4,37 @@ from __future__ import annotations
 
 import atexit
 import os
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ddlrun.allreduce_algorithms import dimension_algorithm
-from ddlrun.ddl.group.group import Group
 from ddlrun.ddl.group.handle import Handle
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.monitor.core_rebinding import CoreRebinding
 from ddlrun.ddl.monitor.iteration_report import EventLog, IterationReport
-from ddlrun.ddl.monitor.meters import IterationTimer, TimedCommunicator, TrafficMeter
+from ddlrun.ddl.monitor.meters import IterationTimer, TrafficMeter
 from ddlrun.ddl.monitor.stats_exchange import ExchangeRounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mpi4py.MPI import Intracomm
-
-    from ddlrun.allreduce_algorithms import AllreduceAlgorithm
     from ddlrun.ddl.group.dimensions import Grid
-    from ddlrun.ddl.group.operation import Operation
-    from ddlrun.ddl.group.reduce_ops import ReduceOp
+    from ddlrun.ddl.group.group import Group
     from ddlrun.ddl.launch_context import HostPosition
     from ddlrun.ddl.monitor.meters import Iteration
-
-
-class InstrumentedGroup(Group):
-    """A group that meters the traffic of the iterations that are sampled."""
-
-    meter: TrafficMeter
-    sampled = False
-
-    def sample(self, *, on: bool) -> None:
-        """Meter the next iteration, or not. Call it only while nothing is in progress."""
-        self.sampled = on
-        if on:
-            self.meter.reset()
-        self.engine.meter = self.meter if on else None
-
-    def execute(  # noqa: D102
-        self,
-        algorithm: AllreduceAlgorithm,
-        elements: Any,  # noqa: ANN401
-        reduce_op: ReduceOp,
-        axes: str = "",
-        losses: Any = None,  # noqa: ANN401
-    ) -> Operation | None:
-        if self.sampled and algorithm.algorithms:
-            self.meter.names[: len(algorithm.algorithms)] = algorithm.algorithms
-        return super().execute(algorithm, elements, reduce_op, axes, losses)
-
-    def reduce_by_library(self, algorithm: AllreduceAlgorithm, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401, D102
-        collectives = self.communicator.collectives
-        if self.sampled and collectives is not None and algorithm.method == "native" and self.grid is not None:
-            comms = self.grid.along(axes).items()
-            timed = [TimedCommunicator(cast("Intracomm", comm), self.meter, axis) for axis, comm in comms]
-            collectives.allreduce_by_dimension(timed, elements, reduce_op)
-            return
-        start = perf_counter()
-        super().reduce_by_library(algorithm, elements, reduce_op, axes)
-        if self.sampled and algorithm.method == "flat":
-            self.meter.add(-1, elements.nbytes, start, "MPI_Allreduce")
 
 
 class InstrumentedLearner(Learner):
     """A learner whose calls are timed; `environ` has the run folder and the host's spare CPUs."""
 
-    group: InstrumentedGroup
-
-    def __init__(self, grid: Grid, group: InstrumentedGroup, host: HostPosition, environ: Mapping[str, str]) -> None:
+    def __init__(self, grid: Grid, group: Group, host: HostPosition, environ: Mapping[str, str]) -> None:
         super().__init__(grid, group, host)
-        group.meter = _make_meter(grid, self.options.mode)
+        self._meter = _make_meter(grid, self.options.mode)
         self._dump: ExchangeRounds | None = None
         self._rebind: ExchangeRounds | None = None
         base, hosts = grid.base, grid.base.allgather(os.uname().nodename)
         log = EventLog(environ.get("DDLRUN_RUN_DIR", "") if grid.rank == 0 else "")
         if self.options.dump_iter:
-            report = IterationReport(grid, self.options.mode, hosts, group.meter, log)
+            report = IterationReport(grid, self.options.mode, hosts, self._meter, log)
             self._dump = ExchangeRounds(base, self.options.dump_iter, report.width, report)
             atexit.register(self._dump.last)
         if self.options.rebind_iter and base.size > 1:
@@ -149,7 +103,9 @@ class InstrumentedLearner(Learner):
                     rounds.add(iteration)
         self._warm = True  # the first iteration included the start of the script
         sampled = self._dump is not None and self._dump.last_of_round
-        self.group.sample(on=sampled)
+        if sampled:
+            self._meter.reset()
+        self.group.engine.meter = self._meter if sampled else None
         # A sampled iteration takes no short path past the reducer.
         self._small_messages = None if sampled else self.reducer.small_messages
         self._timer.skip()

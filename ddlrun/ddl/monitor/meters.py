@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddlrun.ddl.selection.wire_compression import WIRES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
-
-    from mpi4py.MPI import Intracomm
 
     from ddlrun.ddl.schedules.schedule import ScheduleStep
 
@@ -163,25 +161,3 @@ class TrafficMeter:
         self.ends[phase] = now
         if math.isnan(self.begins[phase]):
             self.begins[phase] = since
-
-
-class TimedCommunicator:
-    """A communicator of one dimension whose collectives of mode m are metered."""
-
-    def __init__(self, comm: Intracomm, meter: TrafficMeter, axis: int) -> None:
-        self._comm, self._meter, self._axis = comm, meter, axis
-        self.size, self.rank = comm.size, comm.rank
-
-    def Reduce_scatter(self, whole: Any, own: Any, counts: list[int], operation: Any) -> None:  # noqa: ANN401, N802 - mpi4py's name
-        """Call and meter Reduce_scatter."""
-        start = perf_counter()
-        self._comm.Reduce_scatter(whole, own, counts, operation)
-        self._meter.add(self._axis, whole.nbytes - own.nbytes, start, "MPI")
-
-    def Allgatherv(self, in_place: Any, pieces: list[Any]) -> None:  # noqa: ANN401, N802
-        """Call and meter Allgatherv."""
-        start = perf_counter()
-        self._comm.Allgatherv(in_place, pieces)
-        piece, counts = pieces[:2]
-        sent = (sum(counts) - counts[self.rank]) * piece.itemsize
-        self._meter.add(self._axis, sent, start, "MPI", gathers=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from ddlrun.ddl.group.reduce_ops import HALF, OPERATIONS, WIDE, store, widen
 from ddlrun.ddl.schedules.partition import block_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from ddlrun.ddl.group.reduce_ops import ReduceOp
+    from ddlrun.ddl.monitor.meters import TrafficMeter
 
     Array = NDArray[Any]
 
@@ -65,24 +67,38 @@ def flat_allreduce(comm: MPI.Intracomm, array: Array, reduce_op: ReduceOp) -> No
 
 
 @np.errstate(all="ignore")
-def allreduce_by_dimension(comms: Sequence[MPI.Intracomm], array: Array, reduce_op: ReduceOp) -> None:
-    """Reduce in place: MPI_Reduce_scatter along each communicator, then MPI_Allgatherv in mirrored order."""
+def allreduce_by_dimension(
+    comms: Mapping[int, MPI.Intracomm], array: Array, reduce_op: ReduceOp, meter: TrafficMeter | None = None
+) -> None:
+    """Reduce in place: MPI_Reduce_scatter along each communicator, then MPI_Allgatherv in mirrored order.
+
+    Args:
+        comms: The number of each dimension and its communicator.
+        array: The elements.
+        reduce_op: The operator.
+        meter: Counts the traffic, if there is one.
+    """
     wide = widen(array, reduce_op.dtype) if reduce_op.dtype in HALF else array
     operation = getattr(MPI, OPERATIONS[reduce_op.op][1])
     pieces, divisor = [wide], 1
-    for comm in comms:
+    for axis, comm in comms.items():
         bounds = block_bounds(len(pieces[-1]), comm.size)
         own = pieces[-1][bounds[comm.rank] : bounds[comm.rank + 1]]
         sums = np.empty_like(own)
+        start = perf_counter()
         comm.Reduce_scatter(pieces[-1], sums, _counts(bounds), operation)
+        if meter is not None:
+            meter.add(axis, pieces[-1].nbytes - own.nbytes, start, "MPI")
         own[:] = sums
         pieces.append(own)
         divisor *= comm.size
     if reduce_op.op == "avg":
         pieces[-1] /= divisor
-    for comm, piece in reversed(list(zip(comms, pieces[:-1], strict=True))):
-        bounds = block_bounds(len(piece), comm.size)
+    for (axis, comm), piece, own in reversed(list(zip(comms.items(), pieces, pieces[1:], strict=False))):
+        bounds, start = block_bounds(len(piece), comm.size), perf_counter()
         comm.Allgatherv(MPI.IN_PLACE, [piece, _counts(bounds), bounds[:-1], _datatype(piece)])
+        if meter is not None:
+            meter.add(axis, piece.nbytes - own.nbytes, start, "MPI", gathers=True)
     if wide is not array:
         store(wide, array, reduce_op.dtype)
 
