@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddlrun.ddl.group.operation import Chunk, Limits, Operation
+from ddlrun.ddl.schedules.cache import Collective
 from ddlrun.ddl.schedules.partition import chunk_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.group.engine import Engine
     from ddlrun.ddl.group.operation import ScratchPool
     from ddlrun.ddl.group.reduce_ops import ReduceOp
+    from ddlrun.ddl.schedules.cache import ScheduleCache
     from ddlrun.ddl.schedules.schedule import ScheduleStep
 
     Array = NDArray[Any]
@@ -68,14 +70,12 @@ class ArrayBlocks:
 class BlockTransfer(NamedTuple):
     """A reduce-scatter of `blocks` to `own`, or an allgather of `own` to `blocks`.
 
-    own: the block of this learner. schedule: schedule(count, division) returns the steps for a chunk. own_block:
-    own_block(count) returns the range of a chunk that belongs to this learner.
+    own: the block of this learner. schedules: those of this learner.
     """
 
     blocks: ArrayBlocks
     own: Array
-    schedule: Callable[[int, str], tuple[ScheduleStep, ...]]
-    own_block: Callable[[int], tuple[int, int]]
+    schedules: ScheduleCache
 
     def start(self, engine: Engine, kind: type[BlockChunk], reduce_op: ReduceOp, tuning: Tuning) -> Operation:
         """Begin the transfer, in chunks of the tuning's size and number."""
@@ -87,7 +87,7 @@ class BlockTransfer(NamedTuple):
         return operation
 
     def _make_chunk(self, kind: type[BlockChunk], operation: Operation, places: tuple[int, int]) -> BlockChunk:
-        steps = self.schedule(self.blocks.count(*places), operation.division)
+        steps = self.schedules.steps(kind.collective, self.blocks.count(*places), operation.division)
         return kind(operation, steps, places, self)
 
     def _ranges(self, longest: int) -> Iterator[tuple[int, int]]:
@@ -98,9 +98,10 @@ class BlockTransfer(NamedTuple):
 
 
 class BlockChunk(Chunk):
-    """The places low to high of all blocks."""
+    """The places low to high of all blocks, on their way through the steps of a collective."""
 
     __slots__ = ("_high", "_low", "_transfer")
+    collective: Collective
 
     def __init__(
         self, operation: Operation, steps: tuple[ScheduleStep, ...], places: tuple[int, int], transfer: BlockTransfer
@@ -123,7 +124,7 @@ class BlockChunk(Chunk):
 
     def _own(self) -> tuple[Array, Array]:
         """Return this learner's part of the chunk, and its place in the learner's block."""
-        low, high = self._transfer.own_block(len(self.array))
+        low, high = self._transfer.schedules.own_block(len(self.array))
         return self.array[low:high], self._transfer.own[self._low : self._low + high - low]
 
 
@@ -131,6 +132,7 @@ class ReduceScatterChunk(BlockChunk):
     """A chunk whose sum is stored in the block of this learner."""
 
     __slots__ = ()
+    collective = Collective("reduce_scatter")
 
     def begin(self, pool: ScratchPool) -> None:
         """Copy a part of all blocks."""
@@ -148,6 +150,7 @@ class AllgatherChunk(BlockChunk):
     """A chunk with the blocks of all learners, which are stored in the array."""
 
     __slots__ = ()
+    collective = Collective("allgather")
 
     def begin(self, pool: ScratchPool) -> None:
         """Copy a part of this learner's block."""

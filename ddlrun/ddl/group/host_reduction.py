@@ -12,7 +12,6 @@ from ddlrun.ddl.group.block_chunks import AllgatherChunk, ArrayBlocks, BlockTran
 from ddlrun.ddl.group.flat import FlatArray
 from ddlrun.ddl.group.handle import Handle
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
-from ddlrun.ddl.schedules.cache import Collective
 from ddlrun.ddl.transports.communicators import message_errors
 from ddlrun.ddl.transports.interruption import InterruptionGuard
 from ddlrun.errors import InputError
@@ -80,22 +79,17 @@ class HostReducer:
 
     def reduce_scatter(self, array: FlatArray, reduce_op: ReduceOp) -> None:
         """Reduce an array; the block of this learner gets the result."""
-        self._transfer(array, reduce_op, "reduce_scatter", ReduceScatterChunk)
+        self._transfer(array, reduce_op, ReduceScatterChunk)
 
     def allgather(self, array: FlatArray) -> None:
         """Fill an array from the blocks of all learners, each of which has its own."""
-        self._transfer(array, find_reduce_op(array.dtype, "sum"), "allgather", AllgatherChunk)
+        self._transfer(array, find_reduce_op(array.dtype, "sum"), AllgatherChunk)
 
-    def _transfer(self, array: FlatArray, reduce_op: ReduceOp, name: str, kind: type[BlockChunk]) -> None:
-        elements = array.elements
-        transfer = BlockTransfer(
-            blocks=ArrayBlocks(elements, self.grid.size),
-            own=elements[slice(*self.schedules.own_block(len(elements)))],
-            schedule=partial(self.schedules.steps, Collective(name)),
-            own_block=self.schedules.own_block,
-        )
+    def _transfer(self, array: FlatArray, reduce_op: ReduceOp, kind: type[BlockChunk]) -> None:
+        elements, engine = array.elements, self.group.engine
+        own = elements[slice(*self.schedules.own_block(len(elements)))]
+        transfer = BlockTransfer(ArrayBlocks(elements, self.grid.size), own, self.schedules)
         self.guard.begin_messages()
-        engine = self.group.engine
         engine.wait(transfer.start(engine, kind, reduce_op, self.tuning))
         array.write_back()
 

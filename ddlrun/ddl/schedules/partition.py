@@ -1,10 +1,26 @@
-"""Partitions of elements: into blocks per learner, as the counts of MPI_Reduce_scatter, and into chunks."""
+"""Partitions of elements into blocks per learner, as the counts of MPI_Reduce_scatter, and into chunks; and a tree."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 # The first and last chunks of a ramp, as shares 1/n of the longest.
 RAMP = (4, 2)
+
+
+def binomial_tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
+    """Return the parent (None at the root) and the children of a rank in a binomial tree, the largest first.
+
+    >>> binomial_tree(0, 4, 0), binomial_tree(3, 4, 0)
+    ((None, [2, 1]), (2, []))
+    """
+    place, step = (rank - root) % size, 1
+    while step < size and not place & step:
+        step *= 2
+    parent, children = (place - step + root) % size if place else None, []
+    while step := step // 2:
+        if place + step < size:
+            children.append((place + step + root) % size)
+    return parent, children
 
 
 def block_bounds(count: int, parts: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ddlrun.ddl.schedules.partition import block_bounds
+from ddlrun.ddl.schedules.partition import binomial_tree, block_bounds
 from ddlrun.ddl.selection.wire_compression import GROUP
 
 
@@ -210,16 +210,10 @@ def broadcast(rank: int, size: int, root: int, count: int) -> tuple[ScheduleStep
     >>> [step.sends for step in broadcast(0, 4, 0, 9)]
     [(Message(peer=2, low=0, high=9), Message(peer=1, low=0, high=9))]
     """
-    place, step = (rank - root) % size, 1
-    while step < size and not place & step:
-        step *= 2
-    receives = (Message((place - step + root) % size, 0, count),) if place else ()
-    sends = []
-    while step := step // 2:
-        if place + step < size:
-            sends.append(Message((place + step + root) % size, 0, count))
-    arrive, pass_on = (ScheduleStep((), receives, combine=False), ScheduleStep(tuple(sends), (), combine=False))
-    return (*([arrive] if receives else []), *([pass_on] if sends else []))
+    parent, children = binomial_tree(rank, size, root)
+    arrive = ScheduleStep((), tuple(Message(peer, 0, count) for peer in [parent] if peer is not None), combine=False)
+    pass_on = ScheduleStep(tuple(Message(child, 0, count) for child in children), (), combine=False)
+    return tuple(step for step in (arrive, pass_on) if step.receives or step.sends)
 
 
 def pairwise(rank: int, sends: Sequence[int], receives: Sequence[int]) -> tuple[ScheduleStep, ...]:

@@ -17,7 +17,7 @@ from ddlrun.ddl.group.group import Group
 from ddlrun.ddl.group.operation import Limits
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.launch_context import Options
-from ddlrun.ddl.schedules.cache import Collective, ScheduleCache
+from ddlrun.ddl.schedules.cache import ScheduleCache
 from ddlrun.ddl.schedules.schedule import broadcast, pairwise
 from ddlrun.ddl.selection.algorithm_selection import Selection, find_sizes, load_cache
 from ddlrun.ddl.selection.late_host_monitor import make_monitors
@@ -95,14 +95,9 @@ class GroupCollectives:
 
     def _transfer(self, elements: Any, operator: Operator, kind: type[BlockChunk]) -> Callable[[], bool]:  # noqa: ANN401
         """Begin a reduce-scatter or an allgather of equal blocks, in the order of the ranks."""
-        size, name = len(elements) // self._size, "reduce_scatter" if kind is ReduceScatterChunk else "allgather"
-        schedules, sizes = self.group.schedules, self.group.selection.sizes
-        transfer = BlockTransfer(
-            blocks=ArrayBlocks(elements, self._size, self._block_order),
-            own=elements[self._rank * size :][:size],
-            schedule=partial(schedules.steps, Collective(name)),
-            own_block=schedules.own_block,
-        )
+        size, sizes = len(elements) // self._size, self.group.selection.sizes
+        own = elements[self._rank * size :][:size]
+        transfer = BlockTransfer(ArrayBlocks(elements, self._size, self._block_order), own, self.group.schedules)
         tuning = sizes.of(elements.nbytes)
         if not sizes.local_ranks:  # the first and last chunks are not shorter here, so that links wait for them
             tuning = tuning._replace(chunk=max(tuning.chunk // 2, 1))

@@ -8,6 +8,7 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, Generic
 
+from ddlrun.ddl.schedules.partition import binomial_tree
 from ddlrun.ddl.transports.communicators import LANE, Owner
 from ddlrun.ddl.transports.tcp.message import Completion
 from ddlrun.ddl.transports.tcp.protocol import seal, unseal
@@ -125,7 +126,7 @@ class TcpCommunicator:
     def gather(self, item: Any, root: int = 0) -> list[Any] | None:  # noqa: ANN401
         """Return the items of all ranks on the rank `root`, None elsewhere: by a binomial tree."""
         tag, items = self._next_tag(), {self.rank: item}
-        parent, children = self._tree(root)
+        parent, children = binomial_tree(self.rank, self.size, root)
         for child in reversed(children):
             items |= pickle.loads(self._receive(child, tag))  # noqa: S301 - the sender is authenticated
         if parent is not None:
@@ -136,7 +137,7 @@ class TcpCommunicator:
     def bcast(self, item: Any, root: int = 0) -> Any:  # noqa: ANN401
         """Return the item of the rank `root`: by a binomial tree."""
         tag = self._next_tag()
-        parent, children = self._tree(root)
+        parent, children = binomial_tree(self.rank, self.size, root)
         data = pickle.dumps(item) if parent is None else self._receive(parent, tag)
         self._send(data, children, tag)
         return item if parent is None else pickle.loads(data)  # noqa: S301 - the sender is authenticated
@@ -153,7 +154,7 @@ class TcpCommunicator:
     def Bcast(self, buffer: Any, root: int = 0) -> None:  # noqa: ANN401, N802
         """Fill a buffer, which has the same length on all ranks, with that of the rank `root`."""
         tag, view = self._next_tag(), memoryview(buffer).cast("B")
-        parent, children = self._tree(root)
+        parent, children = binomial_tree(self.rank, self.size, root)
         parts = [view[at : at + PART] for at in range(0, len(view), PART)]
         arrivals, departures = [Messages(self) for _ in parts], Messages(self)
         for part, arrival in zip(parts, arrivals, strict=True):
@@ -185,18 +186,6 @@ class TcpCommunicator:
             )
             while not self.endpoint.poll(PATIENCE):
                 pass
-
-    def _tree(self, root: int) -> tuple[int | None, list[int]]:
-        """Return the parent (None at the root) and the children of this rank in a binomial tree, the largest first."""
-        place, step = (self.rank - root) % self.size, 1
-        while step < self.size and not place & step:
-            step *= 2
-        parent = (place - step + root) % self.size if place else None
-        children = []
-        while step := step // 2:
-            if place + step < self.size:
-                children.append((place + step + root) % self.size)
-        return parent, children
 
     def _send(self, data: bytes | memoryview, peers: Sequence[int], tag: int) -> None:
         messages = Messages(self)
