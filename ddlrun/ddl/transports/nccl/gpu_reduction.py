@@ -51,7 +51,7 @@ class GpuReduction:
     def groups(self) -> ProcessGroups:
         """The process groups, which all learners create together at the first use."""
         if self._groups is None:
-            self._groups = ProcessGroups(self._grid, self._reducer.group.communicator, one_host=self._one_host)
+            self._groups = ProcessGroups(self._grid, one_host=self._one_host)
             if self._grid.rank == 0 and self._groups.why_no_nccl and torch.cuda.is_available():
                 sys.stderr.write(
                     f"ddlrun.ddl: no NCCL: {self._groups.why_no_nccl}; tensors on GPUs go through the host's memory "

@@ -8,6 +8,7 @@ alone.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,20 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 # torch 2.13 renamed these functions, and warns of the old names.
 NEW, OLD = ("reduce_scatter_single", "all_gather_single"), ("reduce_scatter_tensor", "all_gather_into_tensor")
 OPERATIONS = {"sum": "SUM", "avg": "AVG", "max": "MAX", "min": "MIN", "prod": "PRODUCT"}
 # The dtypes that NCCL reduces. Others are reduced in host memory.
 TYPES = frozenset("float16 bfloat16 float32 float64 int8 uint8 int32 int64".split())
-
-
-class DimensionGroup(NamedTuple):
-    """A dimension: its process group, the number of learners in it, and the index of this one among them."""
-
-    group: Any
-    size: int
-    me: int
 
 
 class _Calls(NamedTuple):
@@ -66,7 +60,7 @@ class PipelinedReduction:
         return all(event.query() for event in self._events)
 
 
-def start(row: Tensor, op: str, dimensions: Sequence[DimensionGroup], longest: int) -> PipelinedReduction:
+def start(row: Tensor, op: str, dimensions: Sequence[ProcessGroup], longest: int) -> PipelinedReduction:
     """Begin to reduce a flat, contiguous tensor in place over all learners of the dimensions.
 
     All learners call it with equal sizes, in the same order. For a tensor on a GPU everything is issued on return, on
@@ -75,10 +69,10 @@ def start(row: Tensor, op: str, dimensions: Sequence[DimensionGroup], longest: i
     Args:
         row: The tensor.
         op: "sum", "avg", "max", "min" or "prod".
-        dimensions: In the order in which they are reduced.
+        dimensions: Their process groups, in the order in which they are reduced.
         longest: Elements of a chunk, at most.
     """
-    dimensions = [dimension for dimension in dimensions if dimension.size > 1]
+    dimensions = [dimension for dimension in dimensions if dimension.size() > 1]
     if not dimensions or not len(row):
         return PipelinedReduction(row, ())
     chunks = list(_chunks(row, dimensions, longest, _find_calls(op, gpu=row.is_cuda)))
@@ -119,7 +113,7 @@ def _use_stream(streams: Sequence[Any], number: int) -> AbstractContextManager[A
     return torch.cuda.stream(streams[number % len(streams)]) if streams else nullcontext()
 
 
-def _chunks(row: Tensor, dimensions: Sequence[DimensionGroup], longest: int, calls: _Calls) -> Iterator[Iterator[Any]]:
+def _chunks(row: Tensor, dimensions: Sequence[ProcessGroup], longest: int, calls: _Calls) -> Iterator[Iterator[Any]]:
     """Yield an iterator over the steps of each chunk.
 
     Chunks divide evenly among the learners. The remainder is the last chunk, which is padded.
@@ -127,9 +121,7 @@ def _chunks(row: Tensor, dimensions: Sequence[DimensionGroup], longest: int, cal
     if len(dimensions) == 1:
         yield _reduce_at_once(row, dimensions[0], calls)
         return
-    size = 1
-    for dimension in dimensions:
-        size *= dimension.size
+    size = math.prod(dimension.size() for dimension in dimensions)
     whole = len(row) // size
     for low, high in chunk_ranges(whole, max(longest // size, 1)) if whole else ():
         yield _reduce_chunk(row[low * size : high * size], dimensions, calls)
@@ -137,28 +129,28 @@ def _chunks(row: Tensor, dimensions: Sequence[DimensionGroup], longest: int, cal
         yield _reduce_padded(row[whole * size :], size, dimensions, calls)
 
 
-def _reduce_at_once(row: Tensor, dimension: DimensionGroup, calls: _Calls) -> Iterator[Any]:
+def _reduce_at_once(row: Tensor, dimension: ProcessGroup, calls: _Calls) -> Iterator[Any]:
     """Yield the backend's own allreduce: with one dimension there is nothing to overlap."""
-    yield distributed.all_reduce(row, calls.op, dimension.group, async_op=True)
+    yield distributed.all_reduce(row, calls.op, dimension, async_op=True)
     if calls.divide:
-        row /= dimension.size
+        row /= dimension.size()
 
 
-def _reduce_chunk(chunk: Tensor, dimensions: Sequence[DimensionGroup], calls: _Calls) -> Iterator[Any]:
+def _reduce_chunk(chunk: Tensor, dimensions: Sequence[ProcessGroup], calls: _Calls) -> Iterator[Any]:
     """Yield the steps of a chunk, each issued when the one before has been waited for, in the chunk's own memory."""
     pieces = [chunk]
     for dimension in dimensions:
-        whole, each = pieces[-1], len(pieces[-1]) // dimension.size
-        own = whole[dimension.me * each : (dimension.me + 1) * each]
-        yield calls.reduce_scatter(own, whole, calls.op, dimension.group, async_op=True)
+        whole, each = pieces[-1], len(pieces[-1]) // dimension.size()
+        own = whole[dimension.rank() * each : (dimension.rank() + 1) * each]
+        yield calls.reduce_scatter(own, whole, calls.op, dimension, async_op=True)
         if calls.divide:
-            own /= dimension.size
+            own /= dimension.size()
         pieces.append(own)
     for dimension, whole, own in reversed(list(zip(dimensions, pieces, pieces[1:], strict=False))):
-        yield calls.all_gather(whole, own, dimension.group, async_op=True)
+        yield calls.all_gather(whole, own, dimension, async_op=True)
 
 
-def _reduce_padded(rest: Tensor, size: int, dimensions: Sequence[DimensionGroup], calls: _Calls) -> Iterator[Any]:
+def _reduce_padded(rest: Tensor, size: int, dimensions: Sequence[ProcessGroup], calls: _Calls) -> Iterator[Any]:
     padded = rest.new_zeros(size)
     padded[: len(rest)] = rest
     yield from _reduce_chunk(padded, dimensions, calls)

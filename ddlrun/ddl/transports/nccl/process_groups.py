@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from ddlrun.ddl.transports.nccl.pipeline import DimensionGroup
 from ddlrun.ddl.transports.tcp.own_host import find_rendezvous_address
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from ddlrun.ddl.group.dimensions import Grid
-    from ddlrun.ddl.transports.communicators import Communicator
 
 GLOO, GLOO_AND_NCCL = "gloo", "cpu:gloo,cuda:nccl"
 REMEDY = "begin it with rank=ddl.rank(), world_size=ddl.size(), or leave it to ddlrun.ddl.torch.init_process_group()"
@@ -61,11 +60,11 @@ class ProcessGroups:
     or "". Raises InputError on every learner if the default group's ranks are not the grid's.
     """
 
-    def __init__(self, grid: Grid, comm: Communicator, *, one_host: bool) -> None:
+    def __init__(self, grid: Grid, *, one_host: bool) -> None:
         if not distributed.is_available():
             raise InputError("this torch was built without torch.distributed; install another build of it")
-        self._grid, self._comm, self._one_host = grid, comm, one_host
-        self.why_no_nccl = explain_no_nccl(self._gather(_read_gpu_support()))
+        self._grid, self._comm, self._one_host = grid, grid.base, one_host
+        self.why_no_nccl = explain_no_nccl(self._comm.allgather(_read_gpu_support()))
         self._backend = GLOO if self.why_no_nccl else GLOO_AND_NCCL
         self._groups: dict[str, Any] = {}
         self._store = None if self._has_default_group() else self._start_default_group()
@@ -97,11 +96,10 @@ class ProcessGroups:
         mesh: DeviceMesh = DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=tuple(axes))
         return mesh
 
-    def along(self, axes: str) -> list[DimensionGroup]:
-        """Return the dimensions in `axes` ("": all) that have more than one learner, with their groups."""
+    def along(self, axes: str) -> list[ProcessGroup]:
+        """Return the groups of the dimensions in `axes` ("": all) that have more than one learner."""
         grid = self._grid
-        places = [i for i in grid.places(axes or grid.axes) if grid.topology.dims[i] > 1]
-        return [DimensionGroup(self.group(grid.axes[i]), grid.topology.dims[i], grid.coords[i]) for i in places]
+        return [self.group(grid.axes[i]) for i in grid.places(axes or grid.axes) if grid.topology.dims[i] > 1]
 
     def free(self) -> None:
         """Destroy the groups that were created here. All learners call it together."""
@@ -118,7 +116,7 @@ class ProcessGroups:
         """Return True if the script started a default group. Raises InputError if its ranks are not the grid's."""
         initialized = distributed.is_initialized()
         mine = (distributed.get_rank(), distributed.get_world_size()) if initialized else None
-        replies = self._gather(mine)
+        replies = self._comm.allgather(mine)
         if replies == [None] * len(replies):
             return False
         for rank, reply in enumerate(replies):
@@ -145,17 +143,12 @@ class ProcessGroups:
                 store, port = _listen(address, os.environ.get("MASTER_PORT", "0"))
             except InputError as error:
                 problem = str(error)
-        address, port, problem = comm.bcast((address, port, problem))  # rank 0 is 0 in host order too
+        address, port, problem = comm.bcast((address, port, problem))
         if problem:
             raise InputError(f"rank {grid.rank} of {grid.size}: torch.distributed: {problem}")
         store = store or distributed.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
         distributed.init_process_group(self._backend, store=store, rank=grid.rank, world_size=grid.size)
         return store
-
-    def _gather(self, mine: Any) -> list[Any]:  # noqa: ANN401
-        """Return the value of each rank, in rank order."""
-        pairs = self._comm.allgather((self._grid.rank, mine))
-        return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def _listen(address: str, port: str) -> tuple[Any, int]:
