@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def describe_rank() -> str:
     """Return "rank R of N" for this learner: the beginning of an error message."""
-    return f"rank {session.rank()} of {session.size()}"
+    return str(session.grid())
 
 
 def check_agreement(caller: str, lines: Sequence[str], remedy: str) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.ddl.group.arrays import copy_of, flatten, on_device, restore_type
-from ddlrun.ddl.group.flat import FlatArray
+from ddlrun.ddl.group.flat import FlatArray, copy_of, flatten, on_device, restore_type
 from ddlrun.ddl.group.host_reduction import HostReducer
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.selection.wire_compression import find_wire
@@ -115,7 +114,7 @@ class Learner:
     def bcast(self, x: Any, root: int, *, in_place: bool) -> Any:  # noqa: ANN401
         """Return rank root's x."""
         if not 0 <= root < self.grid.size:
-            raise InputError(f"{self}: bcast from root {root}: there are ranks 0 to {self.grid.size - 1}")
+            raise InputError(f"{self.grid}: bcast from root {root}: there are ranks 0 to {self.grid.size - 1}")
         result = x if in_place else copy_of(x)
         if self.grid.size > 1:
             array = self._flatten(result, "bcast")
@@ -138,9 +137,6 @@ class Learner:
         """Return (low, high): the block of a flat array of `count` elements that reduce_scatter leaves here."""
         return self.reducer.schedules.own_block(count)
 
-    def __str__(self) -> str:
-        return f"rank {self.grid.rank} of {self.grid.size}"
-
     def _start(self, arrays: Sequence[Any], op: str, axes: str, wire: str | None, *, blocking: bool = True) -> Handle:
         complete_wire = self._find_wire(wire)
         if any(map(on_device, arrays)):
@@ -154,7 +150,7 @@ class Learner:
             if op:
                 find_reduce_op(array.dtype, op)
         except InputError as error:
-            raise InputError(f"{self}: {caller}: {error}") from error
+            raise InputError(f"{self.grid}: {caller}: {error}") from error
         return array
 
     def _make_wire(self, text: str | None) -> str:
@@ -164,4 +160,4 @@ class Learner:
                 self.tuning.wire if text is None else text, self.options.mode, self.grid.axes, self.host.leaving
             )
         except InputError as error:
-            raise InputError(f"{self}: {error}") from error
+            raise InputError(f"{self.grid}: {error}") from error

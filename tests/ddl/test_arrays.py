@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ddlrun import ddl
 from ddlrun.allreduce_algorithms import Tuning
-from ddlrun.ddl.group.arrays import copy_of, flatten
-from ddlrun.ddl.group.flat import FlatArray
+from ddlrun.ddl.group.flat import FlatArray, copy_of, flatten
 from ddlrun.ddl.group.host_reduction import make_buckets
 from ddlrun.ddl.group.reduce_ops import OPERATIONS, WIDE, find_reduce_op, store, widen
 from ddlrun.errors import InputError

@@ -14,9 +14,8 @@ needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 
-from ddlrun.ddl.group.arrays import flatten
+from ddlrun.ddl.group.flat import flatten, stage
 from ddlrun.ddl.transports.nccl.process_groups import GpuSupport, explain_no_nccl
-from ddlrun.ddl.transports.nccl.staging import stage
 from ddlrun.ddl.transports.tcp.own_host import find_rendezvous_address
 from ddlrun.keeper.program import HOOK
 from tests.ddl.test_mpi import started

@@ -50,7 +50,7 @@ NAMED_TUPLES = (
     "schedulers/__init__.py",
     "ship/request.py", "supervise/", "topology.py",
     "ddl/group/block_chunks.py", "ddl/group/flat.py", "ddl/group/operation.py", "ddl/group/reduce_ops.py", "ddl/lms/",
-    "ddl/schedules/", "ddl/torch/backend/works.py", "ddl/torch/hook.py", "ddl/transports/nccl/pipeline.py",
+    "ddl/schedules/", "ddl/torch/backend/works.py", "ddl/transports/nccl/pipeline.py",
 )  # fmt: skip
 
 each_module = pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -168,6 +168,9 @@ class Grid(GroupDimensions):
         for axis in self.axes:
             self.members(axis)
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
     def communicator(self, axes: str) -> Intracomm:
         """Return the communicator of the learners that differ from this one in `axes` only, such as "X" or "YZ".
 

@@ -1,7 +1,12 @@
-"""Flat arrays: the caller's memory as one-dimensional numpy views."""
+"""Flat arrays: the caller's memory as one-dimensional numpy views.
+
+The arguments of the collectives are arrays of numpy, torch, DLPack and `__array_interface__`, and numbers. Tensors on
+devices are copied to host memory: MPI libraries are rarely built to read a GPU's memory.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -9,7 +14,11 @@ import numpy as np
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    Tensor = Any  # torch.Tensor
 
 
 class FlatArray(NamedTuple):
@@ -103,3 +112,72 @@ def _view_ndarray(x: NDArray[Any]) -> tuple[NDArray[Any], str]:
     x = x.view(np.ndarray)  # np.matrix would stay two-dimensional
     name = x.dtype.name  # numpy computes it in 1 us
     return (x.view(np.uint16) if name == "bfloat16" else x), name
+
+
+def flatten(x: Any) -> FlatArray:  # noqa: ANN401
+    """Return x as a flat array: a view of its memory, or a copy if it is on a device or not contiguous.
+
+    Raises InputError if x is not an array, or is read-only.
+    """
+    if on_device(x):
+        return stage([x])[0]
+    view, dtype = as_numpy(x)
+    if not view.flags.writeable:
+        raise InputError(f"{type(x).__name__} of {dtype} is read-only; pass a copy")
+    if view.flags.c_contiguous:
+        return FlatArray(view.reshape(-1), dtype, view.shape)
+    return FlatArray(np.ascontiguousarray(view).reshape(-1), dtype, view.shape, view)
+
+
+def on_device(x: Any) -> bool:  # noqa: ANN401
+    """Return True if x is a torch tensor outside the host's memory."""
+    return hasattr(x, "detach") and hasattr(x, "device") and bool(x.device.type != "cpu")
+
+
+def copy_of(x: Any) -> Any:  # noqa: ANN401 - an array of the kind of x
+    """Return a copy of x that can be modified in place; a numpy array for a number or a list."""
+    if isinstance(x, np.generic):
+        return np.array(x)
+    for name in ("clone", "copy"):  # torch's name, numpy's
+        if hasattr(x, name) and not isinstance(x, list | dict):
+            return getattr(x.detach() if hasattr(x, "detach") else x, name)()
+    return np.array(x, dtype=np.float64 if isinstance(x, float) else None)
+
+
+def restore_type(x: object, result: Any) -> Any:  # noqa: ANN401
+    """Return a result in the type of the argument x: a number for a number, a numpy scalar for a numpy scalar."""
+    return result.item() if isinstance(x, int | float) else result[()] if isinstance(x, np.generic) else result
+
+
+class StagedTensor(FlatArray):
+    """A device tensor; `elements` are its copy in host memory, `whole` is the pair (tensor, copy)."""
+
+    __slots__ = ()
+
+    def write_back(self) -> None:
+        """Copy the elements to the device, in the order of its current stream."""
+        tensor, host = self.whole
+        tensor.copy_(host, non_blocking=tensor.is_cuda)
+
+
+def stage(tensors: Sequence[Tensor]) -> list[StagedTensor]:
+    """Copy tensors to pinned host memory, and wait for the copies: MPI does not know the device's streams.
+
+    Raises InputError if numpy has no dtype for a tensor.
+    """
+    copies = [_copy(tensor.detach()) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        _torch().cuda.current_stream(device).synchronize()
+    return copies
+
+
+def _torch() -> Any:  # noqa: ANN401 - a module
+    """Return torch, which is loaded, as there is a tensor."""
+    return sys.modules["torch"]
+
+
+def _copy(tensor: Tensor) -> StagedTensor:
+    host = _torch().empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    host.copy_(tensor, non_blocking=tensor.is_cuda)
+    view, dtype = as_numpy(host)
+    return StagedTensor(view.reshape(-1), dtype, view.shape, (tensor, host))

@@ -39,7 +39,7 @@ class HostReducer:
         self.options, self.tuning = group.selection.options, group.selection.tuning
         self._usual_wire = usual_wire
         self._is_alone = lru_cache(maxsize=16)(self._has_no_peers)
-        self.guard = InterruptionGuard(str(self), self._abandon if grid.size > 1 else None)
+        self.guard = InterruptionGuard(str(grid), self._abandon if grid.size > 1 else None)
         self.small_messages = self._make_small_message_path()
 
     def free(self) -> None:
@@ -55,7 +55,7 @@ class HostReducer:
         """
         self.compare(arrays, op, axes, wire)
         group, whole = self.group, not axes or set(axes) == set(self.grid.axes)
-        handle = Handle(group.engine, self.guard, f"{self}: all_reduce: {op} of {', '.join(map(str, arrays))}")
+        handle = Handle(group.engine, self.guard, f"{self.grid}: all_reduce: {op} of {', '.join(map(str, arrays))}")
         for bucket in () if self._is_alone(axes) else make_buckets(arrays, self.tuning):
             elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([array.elements for array in bucket])
             reduce_op = find_reduce_op(bucket[0].dtype, op)
@@ -106,15 +106,14 @@ class HostReducer:
         descriptions = sorted(self.grid.members(over).allgather((self.grid.rank, mine)))
         others = [f"rank {rank} {theirs}" for rank, theirs in descriptions if theirs != mine]
         if others:
-            raise InputError(f"{self}: all_reduce: {mine} here, but {others[0]}; all reduce the same, in one order")
+            raise InputError(
+                f"{self.grid}: all_reduce: {mine} here, but {others[0]}; all reduce the same, in one order"
+            )
 
     def _abandon(self, error: LostRankError) -> None:
         """Give up what is in progress; over TCP, let the other ranks see that."""
         self.group.engine.is_interrupted = True
         self.grid.base.abandon(error)
-
-    def __str__(self) -> str:
-        return f"rank {self.grid.rank} of {self.grid.size}"
 
     def _has_no_peers(self, axes: str) -> bool:
         """Return True if no other rank takes part. Raises InputError if the grid has no dimension of a letter."""

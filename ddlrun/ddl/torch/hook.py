@@ -1,20 +1,16 @@
 """The communication hook of DistributedDataParallel."""
 
 # No `from __future__ import annotations`: DistributedDataParallel compares a hook's annotations with classes.
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from ddlrun.ddl import session
-from ddlrun.ddl.group.handle import Handle
 
-
-class _PendingAverage(NamedTuple):
-    handle: Handle
-    buffer: Tensor
-    future: Future[Tensor]
+if TYPE_CHECKING:
+    from ddlrun.ddl.group.handle import Handle
 
 
 class Averaging:
@@ -27,20 +23,20 @@ class Averaging:
 
     def __init__(self, axes: str = "", wire: str | None = None) -> None:
         self.axes, self.wire = axes, wire
-        self._pending: list[_PendingAverage] = []
+        self._pending: list[tuple[Handle, Tensor, Future[Tensor]]] = []
 
     def add(self, buffer: Tensor) -> Future[Tensor]:
         """Begin to average a buffer in place."""
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         handle = session.start([buffer.detach()], axes=self.axes, wire=self.wire)
-        self._pending.append(_PendingAverage(handle, buffer, future))
+        self._pending.append((handle, buffer, future))
         return future
 
     def finish(self) -> None:
         """Wait for all buffers: after the backward pass nothing else moves their messages."""
-        for pending in self._pending:
-            pending.handle.wait()
-            pending.future.set_result(pending.buffer)
+        for handle, buffer, future in self._pending:
+            handle.wait()
+            future.set_result(buffer)
         self._pending.clear()
 
 

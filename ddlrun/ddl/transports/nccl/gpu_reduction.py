@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddlrun.ddl.group.arrays import flatten, on_device
-from ddlrun.ddl.group.flat import FlatArray
+from ddlrun.ddl.group.flat import FlatArray, flatten, on_device, stage
 from ddlrun.ddl.group.host_reduction import make_buckets, unpack_bucket
 from ddlrun.ddl.group.reduce_ops import find_reduce_op
 from ddlrun.ddl.transports.nccl import pipeline
 from ddlrun.ddl.transports.nccl.process_groups import ProcessGroups
-from ddlrun.ddl.transports.nccl.staging import stage
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,7 +128,7 @@ class GpuReduction:
         try:
             yield
         except InputError as error:
-            raise InputError(f"{self._reducer}: all_reduce: {error}") from error
+            raise InputError(f"{self._grid}: all_reduce: {error}") from error
 
 
 def _view_as_row(tensor: Any) -> DeviceBuffer:  # noqa: ANN401 - a tensor

@@ -123,8 +123,7 @@ class ProcessGroups:
             if reply != (rank, self._grid.size):
                 state = f"rank {reply[0]} of {reply[1]}" if reply else "not begun"
                 raise InputError(
-                    f"rank {self._grid.rank} of {self._grid.size}: torch.distributed is {state} on rank {rank} of "
-                    f"{self._grid.size}; {REMEDY}"
+                    f"{self._grid}: torch.distributed is {state} on rank {rank} of {self._grid.size}; {REMEDY}"
                 )
         return True
 
@@ -145,7 +144,7 @@ class ProcessGroups:
                 problem = str(error)
         address, port, problem = comm.bcast((address, port, problem))
         if problem:
-            raise InputError(f"rank {grid.rank} of {grid.size}: torch.distributed: {problem}")
+            raise InputError(f"{grid}: torch.distributed: {problem}")
         store = store or distributed.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
         distributed.init_process_group(self._backend, store=store, rank=grid.rank, world_size=grid.size)
         return store
