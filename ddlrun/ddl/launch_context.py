@@ -168,7 +168,7 @@ def _find_mpi_world(environ: Mapping[str, str]) -> Communicator:
     from mpi4py import MPI  # noqa: PLC0415 - 1 s, and it need not be installed
 
     world = _mpi_communicator(MPI.COMM_WORLD)
-    launched = read_world_size(environ, str(world.size))
+    launched = next((environ[name] for name in WORLD_SIZES if name in environ), str(world.size))
     if launched != str(world.size):
         raise InputError(
             f"started as {launched} ranks, but MPI sees {world.size}: mpi4py loaded {world.library}, which is not the "
@@ -181,11 +181,6 @@ def _mpi_communicator(comm: Intracomm) -> Communicator:
     from ddlrun.ddl.transports.mpi.communicator import MpiCommunicator  # noqa: PLC0415 - 1 s: MPI, which need not be installed
 
     return MpiCommunicator(comm)
-
-
-def read_world_size(environ: Mapping[str, str], default: str) -> str:
-    """Return the number of ranks that the launcher started, or the default if it does not say."""
-    return next((environ[name] for name in WORLD_SIZES if name in environ), default)
 
 
 @dataclass(frozen=True, slots=True)

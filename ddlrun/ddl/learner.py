@@ -45,7 +45,7 @@ class Learner:
             self.guard.begin_messages()
             if self._devices is not None:
                 self._devices.free()
-            self.reducer.free()
+            self.group.free()
             self.grid.free()
 
     @property

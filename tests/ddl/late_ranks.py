@@ -113,7 +113,7 @@ def reduce_with_a_late_host(world: Communicator, order: RankOrder, checks: Check
     reducer.reduce([FlatArray(nan.view(np.float32), "float32", nan.shape)], "sum").wait()
     checks.check("NaN", nan & np.uint32(0x7F800000), 0x7F800000, 0)
     checks.check("the same NaN", nan, np.array(world.allgather(nan)[0]), 0)
-    reducer.free()
+    reducer.group.free()
     grid.free()
 
 

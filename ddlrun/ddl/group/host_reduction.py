@@ -42,10 +42,6 @@ class HostReducer:
         self.guard = InterruptionGuard(str(grid), self._abandon if grid.size > 1 else None)
         self.small_messages = self._make_small_message_path()
 
-    def free(self) -> None:
-        """Complete what is in progress and free the engine's communicator."""
-        self.group.free()
-
     def reduce(
         self, arrays: Sequence[FlatArray], op: str, axes: str = "", wire: str = "", *, blocking: bool = True
     ) -> Handle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING
 
 from ddlrun.topology import AXES, RankOrder, Topology
@@ -77,7 +77,7 @@ def _find_remedy(context: LaunchContext, hosts: Hosts) -> str:
     for topology, order in product(topologies, orders):
         if not _find_problem(topology, order, hosts):
             return f"set {' and '.join(_settings(context, topology, order))} on all ranks"
-    one_after_another = list(_make_hosts(sizes))
+    one_after_another = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     topology = next(shape for shape in topologies if not _find_problem(shape, RankOrder.HOST, one_after_another))
     words = list(_settings(context, topology, context.order))
     mode = f"set {words[0]}, and " if words else ""
@@ -93,11 +93,3 @@ def _settings(context: LaunchContext, topology: Topology, order: RankOrder) -> I
         yield f"-mode {context.options.mode}:{topology}"
     if order is not context.order:
         yield f"DDLRUN_RANK_ORDER={order.value}"
-
-
-def _make_hosts(sizes: Sequence[int]) -> Iterator[range]:
-    """Yield the ranks of hosts of some sizes, one host after another."""
-    first = 0
-    for size in sizes:
-        yield range(first, first + size)
-        first += size

@@ -129,7 +129,9 @@ class CoreRebinding:
         self._last_load: tuple[float, CpuLoad] | None = None
         """The load at the last check, and when; None while this learner is not suspected."""
         reserved, _, unassigned = spares.partition(";")
-        masks = _gather_masks(comm)
+        host = comm.split_hosts()
+        masks = dict(host.allgather((comm.rank, frozenset(os.sched_getaffinity(0)))))
+        host.Free()
         self._on_my_host = frozenset(masks)
         self._spare_cores = SpareCores(masks, parse_ranges(reserved), parse_ranges(unassigned), core_of)
 
@@ -246,11 +248,3 @@ def _delay(stats: IterationStats) -> str:
     if math.isnan(stats.delayed):
         return ""
     return f" (its threads wait {min(stats.delayed, 1):.0%} of the time for one)"
-
-
-def _gather_masks(comm: Communicator) -> dict[int, frozenset[int]]:
-    """Return the CPUs of each rank of this host."""
-    host = comm.split_hosts()
-    masks = dict(host.allgather((comm.rank, frozenset(os.sched_getaffinity(0)))))
-    host.Free()
-    return masks

@@ -196,19 +196,14 @@ def _parse_algorithm(values: Sequence[Any], axes: int) -> AllreduceAlgorithm:
     """Return an algorithm from the values of its fields. Raises ValueError if they make none for `axes` dimensions."""
     read = AllreduceAlgorithm(*values)
     numbers = {"chunk": int(read.chunk), "depth": int(read.depth), "connections": int(read.connections)}
-    valid = read.method in {"flat", "native"} or (
-        read.method == "chunks" and min(numbers.values()) > 0 and _are_known(read.algorithms, axes)
-    )
+    known = len(read.algorithms) == axes and REDUCE_SCATTERS.keys() >= set(read.algorithms)  # one per dimension
+    known = known or tuple(read.algorithms) == WEIGHTED
+    valid = read.method in {"flat", "native"} or (read.method == "chunks" and min(numbers.values()) > 0 and known)
     valid = valid and numbers["connections"] <= MOST_CONNECTIONS
     valid = valid and read.wire.partition(":")[0] in {*WIRES, ""}
     if not valid:
         raise ValueError(read.method)
     return AllreduceAlgorithm(method=read.method, algorithms=tuple(read.algorithms), wire=read.wire, **numbers)
-
-
-def _are_known(algorithms: Sequence[str], axes: int) -> bool:
-    """Return True for WEIGHTED, and for an algorithm per dimension."""
-    return tuple(algorithms) == WEIGHTED or (len(algorithms) == axes and REDUCE_SCATTERS.keys() >= set(algorithms))
 
 
 # Bytes of the smallest reduction that a monitor may change: below, the number of messages matters more.

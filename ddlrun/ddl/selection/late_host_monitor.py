@@ -130,14 +130,15 @@ class LateHostMonitor:
         schedules = self._schedules
         late, former = self._compare(), schedules.late_host
         self._comparisons += 1
-        if late is not None and self._is_to_be_tried(late.place):
+        place = None if late is None else late.place
+        if late is not None and place not in self._faster and self._comparisons >= self._next_trial.get(late.place, 0):
             schedules.set_late_host(late.place)
             # With a longer delay the others have finished what they can, and the trials only take longer.
             delay = min(late.delay, late.reduction)
             if is_adapted_faster(delay if self._host == late.place else 0):
                 self._faster.add(late.place)
             self._next_trial[late.place] = 2 * self._comparisons
-        chosen = late.place if late is not None and late.place in self._faster else None
+        chosen = place if place in self._faster else None
         schedules.set_late_host(chosen)
         if chosen != former:
             self._report(late if chosen is not None else None)
@@ -147,9 +148,6 @@ class LateHostMonitor:
         """Return the algorithm, or the one that takes the late host last while there is one."""
         waits = self._schedules.late_host is not None and can_wait(message, algorithm)
         return wait_for_late_host(message.size) if waits else algorithm
-
-    def _is_to_be_tried(self, host: int) -> bool:
-        return host not in self._faster and self._comparisons >= self._next_trial.get(host, 0)
 
     def _compare(self) -> LateHost | None:
         """Return the late host. A host begins with its last rank."""

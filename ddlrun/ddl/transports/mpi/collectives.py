@@ -96,7 +96,7 @@ def allreduce_by_dimension(
         pieces[-1] /= divisor
     for (axis, comm), piece, own in reversed(list(zip(comms.items(), pieces, pieces[1:], strict=False))):
         bounds, start = block_bounds(len(piece), comm.size), perf_counter()
-        comm.Allgatherv(MPI.IN_PLACE, [piece, _counts(bounds), bounds[:-1], _datatype(piece)])
+        comm.Allgatherv(MPI.IN_PLACE, [piece, _counts(bounds), bounds[:-1], MPI.Datatype.fromcode(piece.dtype.char)])
         if meter is not None:
             meter.add(axis, piece.nbytes - own.nbytes, start, "MPI", gathers=True)
     if wide is not array:
@@ -105,7 +105,3 @@ def allreduce_by_dimension(
 
 def _counts(bounds: Sequence[int]) -> list[int]:
     return [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
-
-
-def _datatype(array: Array) -> MPI.Datatype:
-    return MPI.Datatype.fromcode(array.dtype.char)

@@ -9,7 +9,7 @@ alone.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,16 +101,12 @@ def _issue(chunks: Sequence[Iterator[Any]], steps: int, streams: Sequence[Any]) 
     in_flight: dict[int, Any] = {}
     for turn in range(len(chunks) + steps):
         for number in range(max(turn - steps, 0), min(turn + 1, len(chunks))):
-            with _use_stream(streams, number):
+            with torch.cuda.stream(streams[number % len(streams)]) if streams else nullcontext():
                 if number in in_flight:
                     in_flight.pop(number).wait()
                 work = next(chunks[number], None)
                 if work is not None:
                     in_flight[number] = work
-
-
-def _use_stream(streams: Sequence[Any], number: int) -> AbstractContextManager[Any]:
-    return torch.cuda.stream(streams[number % len(streams)]) if streams else nullcontext()
 
 
 def _chunks(row: Tensor, dimensions: Sequence[ProcessGroup], longest: int, calls: _Calls) -> Iterator[Iterator[Any]]:

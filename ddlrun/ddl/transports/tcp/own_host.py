@@ -36,7 +36,7 @@ def find_rendezvous_address(environ: Mapping[str, str], *, one_host: bool) -> st
     if one_host:
         return of_host_name[0] if of_host_name else "127.0.0.1"
     all_addresses = [address for addresses in by_interface.values() for address in addresses]
-    reachable = [address for address in (*of_host_name, *all_addresses) if not _is_loopback(address)]
+    reachable = [text for text in (*of_host_name, *all_addresses) if not ipaddress.ip_address(text).is_loopback]
     if not reachable:
         raise InputError(
             f"host {socket.gethostname()!r} has no address that other hosts reach; set MASTER_ADDR to rank 0's, or "
@@ -74,10 +74,6 @@ def _resolve_host_name() -> list[str]:
     except OSError:
         return []
     return [str(address[0]) for *_, address in entries if "%" not in str(address[0])]
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
 
 
 BACKLOG = 4096
