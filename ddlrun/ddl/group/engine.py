@@ -22,7 +22,7 @@ from ddlrun.ddl.group.operation import QUEUES, ChunkQueue, Operation, ScratchPoo
 from ddlrun.ddl.schedules.partition import ramped_ranges
 from ddlrun.ddl.selection.int8_compression import Int8Converter, add_loss
 from ddlrun.ddl.selection.wire_compression import FORMATS, WIRES, Converter
-from ddlrun.ddl.transports.communicators import LANE
+from ddlrun.ddl.transports.communicators import LANE, PATIENCE, report_wait
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# Seconds without a message after which a learner reports the ranks that it waits for.
-PATIENCE = 60.0
 TAGS = 32767  # every MPI has this many, and far fewer chunks are in flight
 
 
@@ -167,7 +165,7 @@ class Engine:
         """Wait until the messages of a chunk's step are complete; return these chunks."""
         complete = self._wait_some(PATIENCE)
         if not complete:
-            self._report_wait()
+            report_wait(self._rank, {item.peer for chunk in self._in_flight for item in chunk.steps[chunk.at].receives})
             while not (complete := self._wait_some(PATIENCE)):
                 pass
         return complete
@@ -179,18 +177,6 @@ class Engine:
         except LostRankError:
             self.give_up()
             raise
-
-    def _report_wait(self) -> None:
-        """Report the ranks whose messages are missing.
-
-        One of them may have made a call less than this learner, and wait in MPI's finalization.
-        """
-        peers = {message.peer for chunk in self._in_flight for message in chunk.steps[chunk.at].receives}
-        ranks = ", ".join(map(str, sorted(peers))) or "others"
-        sys.stderr.write(
-            f"ddlrun.ddl: rank {self._rank} has waited {PATIENCE:.0f} s for a message of rank {ranks}; do all "
-            "ranks make the same calls?\n"
-        )
 
     def _fill(self) -> None:
         """Begin the chunks of each queue that can begin."""

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
 # A lane is one of the connections to a peer. Tags from n * LANE on belong to lane n. MPI has lane 0 only: its tags may
 # end here.
 LANE = 1 << 15
+
+
+# Seconds without a message after which a rank reports the ranks that it waits for.
+PATIENCE = 60.0
+
+
+def report_wait(rank: int, peers: Iterable[int]) -> None:
+    """Report the ranks whose messages a rank has waited for.
+
+    One of them may have made a call less than this one, and wait in MPI's finalization.
+    """
+    ranks = ", ".join(map(str, sorted(peers))) or "others"
+    text = f"rank {rank} has waited {PATIENCE:.0f} s for a message of rank {ranks}"
+    sys.stderr.write(f"ddlrun.ddl: {text}; do all ranks make the same calls?\n")
 
 
 class WrongLengthError(RuntimeError):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-import sys
 from typing import TYPE_CHECKING, Any, Generic
 
 from ddlrun.ddl.schedules.partition import binomial_tree
-from ddlrun.ddl.transports.communicators import LANE, Owner
+from ddlrun.ddl.transports.communicators import LANE, PATIENCE, Owner, report_wait
 from ddlrun.ddl.transports.tcp.message import Completion
 from ddlrun.ddl.transports.tcp.protocol import seal, unseal
 from ddlrun.errors import LostRankError
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.group.operation import Chunk
     from ddlrun.ddl.transports.tcp.endpoint import Endpoint
 
-# Seconds without a message after which a rank reports whom it waits for.
-PATIENCE = 60.0
 # Bytes of the parts in which a broadcast travels: a rank passes one on while it receives the next.
 PART = 1 << 20
 TAGS = 1 << 31
@@ -179,11 +176,7 @@ class TcpCommunicator:
     def wait(self) -> None:
         """Move messages until something has happened. Reports a wait of a minute."""
         if not self.endpoint.poll(PATIENCE):
-            ranks = ", ".join(map(str, self.endpoint.awaited())) or "others"
-            sys.stderr.write(
-                f"ddlrun.ddl: rank {self.endpoint.rank} has waited {PATIENCE:.0f} s for a message of rank {ranks}; do "
-                "all ranks make the same calls?\n"
-            )
+            report_wait(self.endpoint.rank, self.endpoint.awaited())
             while not self.endpoint.poll(PATIENCE):
                 pass
 
