@@ -70,14 +70,14 @@ class Learner:
             if is_reduced:
                 return result if in_place else restore_type(x, result)
         with self.guard:
-            self._start([result], op, axes, wire).complete()
+            self._start([result], op, axes, wire).advance(blocking=True)
         return restore_type(x, result)
 
     def all_reduce_n(self, arrays: Sequence[Any], op: str, *, axes: str, in_place: bool, wire: str | None) -> list[Any]:
         """Reduce several arrays, small ones fused."""
         results = list(arrays) if in_place else [copy_of(x) for x in arrays]
         with self.guard:
-            self._start(results, op, axes, wire).complete()
+            self._start(results, op, axes, wire).advance(blocking=True)
         return [restore_type(x, result) for x, result in zip(arrays, results, strict=True)]
 
     def start(self, arrays: Sequence[Any], op: str, *, axes: str, wire: str | None) -> Handle:

@@ -27,8 +27,8 @@ class Handle:
         self._is_complete = False
         self._open: list[tuple[Operation, Callable[[], None]]] = []
         self._on_devices: list[tuple[PipelinedReduction, Callable[[], None]]] = []
-        self.at_end: Callable[[], None] | None = None
-        """Is called once, when all is complete."""
+        self.at_end: list[Callable[[], None]] = []
+        """Are called once, when all is complete."""
 
     def add(self, operation: Operation, finish: Callable[[], None]) -> None:
         """Add an operation. `finish` is called once, when the operation is complete."""
@@ -49,25 +49,7 @@ class Handle:
         if not self._is_complete:
             with self._guard:
                 self._guard.begin_messages()
-                self.complete()
-
-    def complete(self) -> None:
-        """Do what `wait` does, in a call that is guarded already."""
-        while self._open:
-            operation, finish = self._open[0]
-            try:
-                self._engine.wait(operation)
-            except message_errors() as error:
-                raise self.explain(error) from error
-            del self._open[0]
-            finish()
-        while self._on_devices:
-            reduction, finish = self._on_devices.pop(0)
-            reduction.wait()
-            finish()
-        if self.at_end is not None:
-            self.at_end()
-        self._is_complete = True
+                self.advance(blocking=True)
 
     def test(self) -> bool:
         """Handle the messages that are complete, without blocking.
@@ -81,23 +63,31 @@ class Handle:
         if not self._is_complete:
             with self._guard:
                 self._guard.begin_messages()
-                self._is_complete = self.advance()
+                self.advance()
         return self._is_complete
 
-    def advance(self) -> bool:
-        """Do what `test` does, in a call that is guarded already."""
+    def advance(self, *, blocking: bool = False) -> bool:
+        """Do what `test` does, or `wait` if `blocking`, in a call that is guarded already."""
         while self._open:
             operation, finish = self._open[0]
             try:
-                if not self._engine.test(operation):
-                    break
+                if blocking:
+                    self._engine.wait(operation)
+                elif not self._engine.test(operation):
+                    return False
             except message_errors() as error:
                 raise self.explain(error) from error
             del self._open[0]
             finish()
-        if self._open or not all(reduction.test() for reduction, _ in self._on_devices):
+        if not blocking and not all(reduction.test() for reduction, _ in self._on_devices):
             return False
-        self.complete()
+        while self._on_devices:
+            reduction, finish = self._on_devices.pop(0)
+            reduction.wait()
+            finish()
+        for call in self.at_end:
+            call()
+        self._is_complete = True
         return True
 
     def explain(self, error: Exception) -> InputError:

@@ -69,6 +69,7 @@ class InstrumentedLearner(Learner):
         with self._timer:
             handle = super().start(arrays, op, axes=axes, wire=wire)
         self._timer.begin_reduction(_nbytes(arrays))
+        handle.at_end.append(self._timer.end_reduction)
         return _TimedHandle(handle, self._timer, self._end_iteration)
 
     def reduce_scatter(self, x: Any, op: str) -> Any:  # noqa: ANN401, D102
@@ -118,25 +119,15 @@ class _TimedHandle(Handle):
         self, handle: Handle, timer: IterationTimer, end_iteration: Callable[[Iteration | None], None]
     ) -> None:
         self._handle, self._timer, self._end_iteration = handle, timer, end_iteration
-        self._counted = False
 
     def wait(self) -> None:
         with self._timer:
             self._handle.wait()
-        self._count()
         self._end_iteration(self._timer.end_wait())
 
     def test(self) -> bool:
         with self._timer:
-            complete = self._handle.test()
-        if complete:
-            self._count()
-        return complete
-
-    def _count(self) -> None:
-        if not self._counted:
-            self._counted = True
-            self._timer.end_reduction()
+            return self._handle.test()
 
 
 def _make_meter(grid: Grid, mode: str) -> TrafficMeter:

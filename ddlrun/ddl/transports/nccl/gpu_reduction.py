@@ -68,7 +68,7 @@ class GpuReduction:
         by_nccl = [x for x in arrays if self._uses_nccl(x)]
         by_mpi = [x for x in arrays if not self._uses_nccl(x)]
         handle = self._reducer.reduce(self._flatten(by_mpi, op), op, axes, wire, blocking=blocking)
-        handle.at_end = partial(self._synchronize, devices, 2)
+        handle.at_end.append(partial(self._synchronize, devices, 2))
         if by_nccl:
             self.reduce_over_groups(by_nccl, op, axes, handle)
         return handle
