@@ -52,7 +52,7 @@ EXCHANGE = """
 import time, numpy as np
 from dataclasses import astuple
 from mpi4py import MPI
-from ddlrun.ddl.monitor.stats_exchange import StatsExchange
+from ddlrun.ddl.monitor.instrumented_learner import StatsExchange
 from ddlrun.ddl.monitor.straggler_detection import IterationStats, StragglerDetector
 exchange, detector, took = StatsExchange(MPI.COMM_WORLD, 9), StragglerDetector(), []
 for _ in range(200):
