@@ -6,8 +6,9 @@ import os
 import statistics
 import sys
 import time
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -93,11 +94,12 @@ def measure_nics(engine: Engine, comm: Communicator, hosts: HostGroups) -> tuple
     best = [0.0] * len(hosts.ranks)
     size, most = FIRST, MOST // max(map(len, hosts.ranks))
     for pairs in pair_hosts(hosts.racks):
-        exchange = _Exchange(engine, comm, hosts, pairs)
-        while min(exchange.run(size)) < LONG and size < most:
+        partners = [list(zip(hosts.ranks[first], hosts.ranks[second], strict=False)) for first, second in pairs]
+        exchange = partial(_exchange, engine, comm, partners)
+        while min(exchange(size)) < LONG and size < most:
             size *= 2
         # The exchange before has used up what shapers let pass at once.
-        fastest = map(min, exchange.run(size), exchange.run(size))
+        fastest = map(min, exchange(size), exchange(size))
         for pair, seconds in zip(pairs, fastest, strict=True):
             flows = min(len(hosts.ranks[host]) for host in pair)
             for host in pair:
@@ -105,32 +107,21 @@ def measure_nics(engine: Engine, comm: Communicator, hosts: HostGroups) -> tuple
     return round_rates(best)
 
 
-class _Exchange:
-    """An exchange between the ranks of pairs of hosts, in both directions at once."""
+def _exchange(engine: Engine, comm: Communicator, partners: Sequence[Pairs], size: int) -> list[float]:
+    """Exchange `size` bytes between partners, in both directions at once; return the seconds of each pair of hosts.
 
-    def __init__(self, engine: Engine, comm: Communicator, hosts: HostGroups, pairs: Pairs) -> None:
-        self._engine, self._comm = engine, comm
-        self._partners = [list(zip(hosts.ranks[first], hosts.ranks[second], strict=False)) for first, second in pairs]
-
-    def run(self, size: int) -> list[float]:
-        """Exchange `size` bytes per rank; return the seconds of each pair of hosts."""
-        rank = self._comm.rank
-        peer = next((sum(pair) - rank for pairs in self._partners for pair in pairs if rank in pair), None)
-        memory = np.ones(2 * size, np.uint8)
-        self._comm.Barrier()
-        start = time.perf_counter()
-        if peer is not None:
-            self._exchange(peer, memory)
-        seconds = self._comm.allgather(time.perf_counter() - start)
-        return [max(seconds[rank] for pair in pairs for rank in pair) for pairs in self._partners]
-
-    def _exchange(self, peer: int, memory: Any) -> None:  # noqa: ANN401 - a numpy array
-        half = len(memory) // 2
-        step = ScheduleStep((Message(peer, 0, half),), (Message(peer, half, 2 * half),), combine=False)
-        operation = self._engine.start(
-            memory, find_reduce_op("uint8", "sum"), lambda _, __: (step,), Limits(len(memory))
-        )
-        self._engine.wait(operation)
+    `partners` has the pairs of ranks of each pair of hosts.
+    """
+    rank, memory = comm.rank, np.ones(2 * size, np.uint8)
+    peer = next((sum(pair) - rank for pairs in partners for pair in pairs if rank in pair), None)
+    comm.Barrier()
+    start = time.perf_counter()
+    if peer is not None:
+        step = ScheduleStep((Message(peer, 0, size),), (Message(peer, size, 2 * size),), combine=False)
+        operator = find_reduce_op("uint8", "sum")
+        engine.wait(engine.start(memory, operator, lambda _, __: (step,), Limits(len(memory))))
+    seconds = comm.allgather(time.perf_counter() - start)
+    return [max(seconds[rank] for pair in pairs for rank in pair) for pairs in partners]
 
 
 # Two hosts send each other the same in any case.
