@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd import graph as saved_tensors
 from torch.utils.checkpoint import checkpoint
 
-from ddlrun.ddl.lms import LMS
-from ddlrun.ddl.lms.device import PendingCopy
+from ddlrun.ddl.lms import LMS, Stats
+from ddlrun.ddl.lms.device import MemoryUse, PendingCopy
 from ddlrun.ddl.lms.policy import PASSES
 from ddlrun.units import render_memory
 from tests.bench.options import bench_parser
@@ -50,11 +50,11 @@ class Nowhere:
     def __init__(self, full: float) -> None:
         self._used = int(full * self.capacity)
 
-    def used(self) -> int:
-        return self._used
+    def usage(self) -> MemoryUse:
+        return MemoryUse(self._used, None)
 
-    def take_peak(self) -> None:
-        return None
+    def reset_peak(self) -> None:
+        pass
 
     def stream(self) -> int:
         return 0
@@ -178,7 +178,7 @@ def step(net: Network, size: int, saving: AbstractContextManager[Any]) -> None:
 
 def fits(net: Network, size: int, saving: AbstractContextManager[Any]) -> bool:
     try:
-        for _ in range(PASSES + 1):  # LMS lets more stay after those that it learns from
+        for _ in range(PASSES + 1 if isinstance(saving, LMS) else 2):
             step(net, size, saving)
         torch.cuda.synchronize()
     except torch.cuda.OutOfMemoryError:
@@ -253,7 +253,12 @@ def device_side(sizes: Sizes, networks: Collection[str]) -> None:
 def measure(net: Network, size: int, make: Callable[[], Any], rounds: int, rates: tuple[float, float]) -> None:
     """Print the seconds per step and, for LMS, the bytes copied."""
     saving = make()
+    before = Stats()
     try:
+        if isinstance(saving, LMS):
+            for _ in range(PASSES):  # it learns
+                step(net, size, saving)
+            before = saving.stats()
         each = seconds(lambda: step(net, size, saving), rounds)
     except torch.cuda.OutOfMemoryError:
         print(f"    {size}: out of memory")
@@ -265,11 +270,11 @@ def measure(net: Network, size: int, make: Callable[[], Any], rounds: int, rates
         print(f"    {size}: {each:.3f} s")
         return
     stats, steps = saving.stats(), rounds + 1
-    shares = [
-        nbytes / steps / each / rate for nbytes, rate in zip((stats.bytes_out, stats.bytes_in), rates, strict=True)
-    ]
+    out, back = stats.bytes_out - before.bytes_out, stats.bytes_in - before.bytes_in
+    shares = [nbytes / steps / each / rate for nbytes, rate in zip((out, back), rates, strict=True)]
     print(f"    {size}: {each:.3f} s; out {shares[0]:.0%}, back {shares[1]:.0%} of the link over the whole step")
-    print(f"      {stats}", flush=True)
+    print(f"      per step {(stats.out - before.out) / steps:g} out, {render_memory(out // steps)}")
+    print(f"      {PASSES + steps} steps: {stats}", flush=True)
 
 
 def main() -> None:

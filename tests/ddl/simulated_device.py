@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
-from ddlrun.ddl.lms.device import PendingCopy
+from ddlrun.ddl.lms.device import MemoryUse, PendingCopy
 
 UNWRITTEN = 0xFF  # each byte of memory before its copy has ended: NaN in every floating-point type
 
@@ -22,7 +22,8 @@ class ByteCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = [StorageWeakRef(tensor.untyped_storage()) for tensor in before]
         self._alive = {ref.cdata: (ref, 0) for ref in self._before}
-        self.peak = self._recent = 0
+        self.peak = self.recent = 0
+        """The most bytes in use; the same since the last call of `reset_peak`."""
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -31,13 +32,11 @@ class ByteCounter(TorchDispatchMode):
                 ref = StorageWeakRef(tensor.untyped_storage())
                 self._alive.setdefault(ref.cdata, (ref, tensor.untyped_storage().nbytes()))
         live = self.live()
-        self.peak, self._recent = max(self.peak, live), max(self._recent, live)
+        self.peak, self.recent = max(self.peak, live), max(self.recent, live)
         return result
 
-    def take_peak(self) -> int:
-        """Return the most bytes in use since the last call."""
-        peak, self._recent = self._recent, self.live()
-        return peak
+    def reset_peak(self) -> None:
+        self.recent = self.live()
 
     def live(self) -> int:
         """Return the bytes in use now."""
@@ -94,7 +93,7 @@ class SimulatedDevice:
     """A device of `capacity` bytes, of which used() are in use.
 
     A copy ends after `polls` calls of `done`. The host has room for `room` bytes. `out` and `back` have the bytes of
-    each copy. take_peak() is a function that returns the most bytes in use since it was last called.
+    each copy. The peaks are those of a counter; without one they are not known.
     """
 
     def __init__(
@@ -102,11 +101,11 @@ class SimulatedDevice:
         capacity: int,
         used: Callable[[], int],
         *,
-        take_peak: Callable[[], int | None] = lambda: None,
+        counter: ByteCounter | None = None,
         polls: int = 3,
         room: float = float("inf"),
     ) -> None:
-        self.capacity, self.used, self.take_peak = capacity, used, take_peak
+        self.capacity, self.used, self._counter = capacity, used, counter
         self.polls, self._room = polls, room
         self.faults: list[str] = []
         self._copies: list[LateCopy] = []
@@ -115,6 +114,13 @@ class SimulatedDevice:
         self.lent = self.out_of_memory = 0
         self._hosts: list[StorageWeakRef] = []
         self._on_host: list[int] = []
+
+    def usage(self) -> MemoryUse:
+        return MemoryUse(self.used(), None if self._counter is None else self._counter.recent)
+
+    def reset_peak(self) -> None:
+        assert self._counter is not None
+        self._counter.reset_peak()
 
     def stream(self) -> int:
         return threading.get_ident()

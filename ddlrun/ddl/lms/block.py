@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ddlrun.ddl.lms.order import SaveOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from torch.multiprocessing.reductions import StorageWeakRef
 
     from ddlrun.ddl.lms.device import PendingCopy
     from ddlrun.ddl.lms.order import MemoryLocation
@@ -25,8 +24,7 @@ class Block:
     """The memory of one storage, whatever tensors lie in it. It lives as long as one of them is saved."""
 
     __slots__ = (
-        "__weakref__", "arrival", "departure", "host", "layout", "left", "memory", "nbytes", "number", "streams",
-        "version",
+        "__weakref__", "arrival", "departure", "host", "layout", "memory", "nbytes", "number", "streams", "version",
     )  # fmt: skip
 
     def __init__(self, number: int, memory: Tensor, nbytes: int) -> None:
@@ -45,8 +43,6 @@ class Block:
         """The streams that have written or read the memory on the device."""
         self.version: int | None = None
         """The version of memory with other owners when its copy to the host began."""
-        self.left: StorageWeakRef | None = None
-        """The storage that it has left to other owners; this keeps its key from being used again."""
 
 
 class SavedTensor(NamedTuple):
@@ -123,12 +119,18 @@ class BlockTable:
         """Number -> key of its storage, while it is on the device."""
         self._number_of: dict[int, int] = {}
         """The inverse."""
+        self._left: dict[int, tuple[StorageWeakRef, int]] = {}
+        """Number -> storage that it has left to other owners, and its bytes; this keeps a key from being used again."""
         self._dead: deque[int] = deque()
         self._sole_owner = count_owners(torch.empty(1, device="cpu"))
         """The reference count of memory without another owner."""
 
     def __len__(self) -> int:
         return len(self.order)
+
+    def oldest(self) -> int:
+        """Return the number of the block that was added first; that of the next one if there is none."""
+        return next(iter(self._blocks), self.next)
 
     def find(self, tensor: Tensor) -> Block | None:
         """Return the block of the tensor's storage, if there is one, and its copy has not been outdated by a write."""
@@ -157,10 +159,22 @@ class BlockTable:
 
     def detach(self, number: int) -> None:
         """Note that a block has no storage on the device."""
+        self._left.pop(number, None)
         key = self._storage_of.pop(number, None)
         # The key of a dead block's storage may belong to another block by now.
         if key is not None and self._number_of.get(key) == number:
             del self._number_of[key]
+
+    def leave(self, number: int, memory: Tensor) -> None:
+        """Note that a block has left the storage of `memory` to other owners."""
+        storage = memory.untyped_storage()
+        self._left[number] = StorageWeakRef(storage), storage.nbytes()
+
+    def nbytes_left(self) -> int:
+        """Return the bytes of storages that blocks have left and that other owners still use."""
+        for number in [number for number, (storage, _) in self._left.items() if storage.expired()]:
+            self.detach(number)
+        return sum(nbytes for _, nbytes in self._left.values())
 
     def at(self, location: MemoryLocation) -> Iterator[Block]:
         """Yield the blocks in a location, the one saved first in front."""

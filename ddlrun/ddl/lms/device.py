@@ -22,17 +22,24 @@ class PendingCopy(Protocol):
         """Make these streams and the current one run later work after the copy."""
 
 
+class MemoryUse(NamedTuple):
+    """Bytes in use, including those of other programs: now, and at most; None if that is not known."""
+
+    now: int
+    peak: int | None
+
+
 class SwapDevice(Protocol):
     """Memory with a capacity, and copies from it to the host and back. Blocks are flat tensors of uint8."""
 
     capacity: int
     """Bytes of memory."""
 
-    def used(self) -> int:
-        """Return the bytes in use, including those of other programs."""
+    def usage(self) -> MemoryUse:
+        """Return the bytes in use now, and at most since the peak was reset."""
 
-    def take_peak(self) -> int | None:
-        """Return the most bytes in use since the last call; None if that is not known."""
+    def reset_peak(self) -> None:
+        """Begin a new peak."""
 
     def stream(self) -> Any:  # noqa: ANN401 - hashable, of a type of the device
         """Return the current stream."""
@@ -84,19 +91,14 @@ class Cuda:
         self.capacity = int(total * share)
         self._others = max(0, total - free - torch.cuda.memory_reserved(index)) if share >= 1 else 0
 
-    def used(self) -> int:
+    def usage(self) -> MemoryUse:
         """Return the bytes of all tensors on the device, and those that others used when this object was created."""
-        return self._others + self._allocated("current")
+        allocated = torch.cuda.memory_stats_as_nested_dict(self._index)["allocated_bytes"]["all"]
+        return MemoryUse(self._others + allocated["current"], self._others + allocated["peak"])
 
-    def take_peak(self) -> int:
-        """Return the most bytes since the last call, by torch's statistics of the peak, which this resets."""
-        peak = self._others + self._allocated("peak")
+    def reset_peak(self) -> None:
+        """Reset all of torch's statistics of peaks: it has no other way."""
         torch.cuda.reset_peak_memory_stats(self._index)
-        return peak
-
-    def _allocated(self, which: str) -> int:
-        allocated = torch.cuda.memory_stats_as_nested_dict(self._index).get("allocated_bytes")
-        return allocated["all"][which] if allocated else 0  # type: ignore[no-any-return]
 
     def stream(self) -> Any:  # noqa: ANN401 - a stream of torch
         """Return the current stream."""

@@ -45,7 +45,8 @@ class ResidentTensor(NamedTuple):
 class LMS:
     """Large-model support for code inside `with`, or for the forward of modules (`around`).
 
-    It learns in the first two passes, in which all memory leaves: use one object for all passes.
+    It learns in the first five passes, which reset torch's peak statistics: use one object for all passes. In the first
+    two, all memory leaves.
 
     Args:
         size_kb: The least size of memory that may leave the device, in units of 1024 bytes; 0: none leaves. Default:

@@ -71,15 +71,11 @@ class SaveOrder:
 
     def on_host(self) -> int:
         """Return the bytes that are on the host or on their way to it or from it."""
-        return sum(nbytes for place, nbytes in self.nbytes.items() if place is not MemoryLocation.ON_DEVICE)
+        return sum(self.nbytes.values()) - self.nbytes[MemoryLocation.ON_DEVICE]
 
     def on_device(self) -> int:
         """Return the bytes on the device, including those on their way to it or from it."""
-        return sum(nbytes for place, nbytes in self.nbytes.items() if place is not MemoryLocation.ON_HOST)
-
-    def oldest(self, following: int) -> int:
-        """Return the number that was added first; `following` if there is none."""
-        return min((numbers[0] for numbers in self._numbers.values() if numbers), default=following)
+        return sum(self.nbytes.values()) - self.nbytes[MemoryLocation.ON_HOST]
 
     def next_needed(self, number: int, location: MemoryLocation) -> Iterator[int]:
         """Yield the numbers in a location that a backward pass at `number` needs next, in that order."""

@@ -10,8 +10,11 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The first pass also allocates gradients and the optimizer's state, and may try algorithms; only the second one counts.
-PASSES = 2
+# Passes in which no block may stay. The first one also allocates gradients and the optimizer's state, and may try
+# algorithms; only the last one counts.
+BARE_PASSES = 2
+# Passes that learn. The later ones show how much of what an operation holds is a block that may stay.
+PASSES = BARE_PASSES + 3
 # A limit that never matters.
 NO_LIMIT = 1 << 62
 
@@ -19,8 +22,8 @@ NO_LIMIT = 1 << 62
 class Demand:
     """The bytes of saved blocks that may stay on a device, so that the rest of a pass has room.
 
-    While it learns, none may stay. It learns again once a block is larger than all before. A pass ends with the first
-    save after all blocks are gone that had been saved when backward began.
+    It learns again once a block is larger than all before. After that, a peak above the capacity lowers the limit. A
+    pass ends with the first save after all blocks are gone that had been saved when backward began.
 
     Args:
         capacity: The bytes that may be in use.
@@ -28,14 +31,18 @@ class Demand:
     """
 
     def __init__(self, capacity: int, *, learns: bool) -> None:
-        self._capacity, self._learns = capacity, learns
+        self._capacity = self._highest = capacity
+        self._learns = learns
         self._passes_left = PASSES + 1 if learns else 0
-        self._base = self._most = self._need = 0
+        self._base = self._room = self._excess = 0
+        self._moments: list[tuple[int, int]] = []
+        """Between each two saves or fetches: the most bytes if all blocks stay, and those beside the ones that do."""
+        self._learned: list[tuple[int, int]] = []
+        """The moments of earlier passes."""
         self._largest = self._largest_of_pass = 0
         self._saved: int | None = 0
         """The number of blocks that had been saved when backward began; None in forward."""
-        self.held = 0
-        """The bytes of the blocks on the device since the last save or fetch."""
+        self._alive = self._held = 0
 
     @property
     def learning(self) -> bool:
@@ -47,17 +54,29 @@ class Demand:
         """The bytes of saved blocks that may stay on the device."""
         if not self._learns:
             return NO_LIMIT
-        return 0 if self.learning else max(0, self._capacity - self._base - self._need)
+        return 0 if self._passes_left > PASSES - BARE_PASSES else max(0, self._room - self._excess)
 
-    def note_peak(self, peak: int) -> None:
-        """Take the most bytes that were in use since the last save or fetch into account."""
-        self._most = max(self._most, peak - self.held - self._base)
+    def note_peak(self, peak: int, left: int = 0) -> None:
+        """Take the most bytes in use since the last save or fetch into account; unless it learns, since any time.
+
+        Of blocks that do not stay, `left` bytes are still in use by other owners.
+        """
+        if self.learning:
+            need = peak - self._base - self._held
+            self._moments.append((self._alive - left + need, need))
+        else:
+            self._excess += max(0, peak - self._highest)
+        self._highest = max(self._capacity, peak)
+
+    def note_blocks(self, alive: int, held: int) -> None:
+        """Take the bytes of all blocks, and of those on the device, after a save or fetch into account."""
+        self._alive, self._held = alive, held
 
     def note_block(self, nbytes: int) -> None:
         """Take the size of a new block into account."""
         self._largest_of_pass = max(self._largest_of_pass, nbytes)
         if self._learns and nbytes > self._largest:
-            self._largest, self._passes_left = nbytes, max(self._passes_left, PASSES)
+            self._largest, self._passes_left, self._excess = nbytes, max(self._passes_left, PASSES), 0
 
     def note_backward(self, saved: int) -> None:
         """Note that backward goes on, after `saved` blocks in all."""
@@ -68,13 +87,24 @@ class Demand:
         """Return True if a pass is over; `oldest` is the number of the oldest block that is alive."""
         return self._saved is not None and oldest >= self._saved
 
-    def begin(self, base: int) -> None:
-        """Begin a pass, when `base` bytes are in use beside the blocks."""
+    def begin(self, base: int, peak: int) -> None:
+        """Begin a pass, when `base` bytes are in use beside the blocks, after a peak that is of no pass."""
         if self.learning:
             self._passes_left -= 1
             # A pass over smaller tensors than others had needs less.
-            self._need = self._most * self._largest // max(self._largest_of_pass, 1)
-        self._base, self._most, self._largest_of_pass, self._saved = base, 0, 0, None
+            up, down = self._largest, max(self._largest_of_pass, 1)
+            scaled = [(total * up // down, need * up // down) for total, need in self._moments]
+            self._learned = scaled if self._passes_left else [*self._learned, *scaled]
+        self._room = self._find_room(self._capacity - base)
+        self._highest = max(self._capacity, peak)
+        self._base, self._largest_of_pass, self._saved = base, 0, None
+        self._moments.clear()
+
+    def _find_room(self, free: int) -> int:
+        """Return the bytes of blocks that may stay: all, unless that is too much at some moment."""
+        tight = [need for total, need in self._learned if total > free]
+        totals, needs = zip(*self._learned, strict=True) if self._learned else ((0,), (0,))
+        return free - max(tight) if tight else max(*totals, free - max(needs))
 
 
 SIZE_KB = 1024  # the default of IBM's PyTorch too

@@ -13,7 +13,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ddlrun.ddl.lms.block import Block, BlockTable, InFlightCopy, SavedTensor
 from ddlrun.ddl.lms.order import MemoryLocation
@@ -41,7 +40,7 @@ class Swap:
         """The bytes on the host when it had no room for more, until it has fewer."""
         self._empty: Tensor | None = None
         self._counts = Counter[str](capacity=device.capacity)
-        self._demand = Demand(int(policy.full * device.capacity), learns=device.take_peak() is not None)
+        self._demand = Demand(int(policy.full * device.capacity), learns=device.usage().peak is not None)
 
     @property
     def stats(self) -> Stats:
@@ -64,12 +63,10 @@ class Swap:
         counter.data = self._empty
         with self._lock:
             self._remove_dead()
-            self._note_demand()
-            if self._demand.is_over(self._order.oldest(self._table.next)):
-                self._demand.begin(self._device.used() - self._order.on_device())
+            used = self._measure(begins=self._demand.is_over(self._table.oldest()))
             block = self._find_block(tensor)
-            self._make_room()
-            self._demand.held = self._order.on_device()
+            self._make_room(used)
+            self._note_blocks()
         return SavedTensor(
             counter=counter,
             version=tensor._version,  # noqa: SLF001 - torch has no other name for it
@@ -85,9 +82,10 @@ class Swap:
         """Return a tensor that was packed, and begin to bring back those that are needed next."""
         with self._lock:
             self._remove_dead()
-            self._note_demand()
-            self._demand.note_backward(self._table.next)
             block = saved.block
+            if self._demand.learning or block.number == self._table.oldest():
+                self._measure()
+            self._demand.note_backward(self._table.next)
             self._make_room_in_backward(block)
             memory = self._make_resident(block)
             self._device.lend(memory, block.streams)
@@ -95,7 +93,7 @@ class Swap:
             if block.host is not None and self._excess_of_blocks() > 0:
                 self._release(block)  # it is the backward's alone, which frees it before others need it again
             self._prefetch(block.number)
-            self._demand.held = self._order.on_device()
+            self._note_blocks()
         return tensor
 
     def _find_block(self, tensor: Tensor) -> Block:
@@ -107,13 +105,13 @@ class Swap:
         block.streams.add(self._device.stream())
         return block
 
-    def _make_room(self) -> None:
+    def _make_room(self, used: int) -> None:
         """Let blocks leave until the policy is satisfied, and wait for those that it requires to be waited for."""
+        excess = self._policy.excess(self._load(used))
         for block in self._table.at(MemoryLocation.LEAVING):
             if block.departure is not None and not block.departure.done():
                 break
             self._release(block)
-        excess = self._policy.excess(self._load())
         if excess and not self._host_is_full():
             self._send_out_some(excess)
         for block in self._table.at(MemoryLocation.LEAVING):
@@ -168,7 +166,7 @@ class Swap:
                 copy.wait(block.streams)
         self._in_flight.pop(block.number, None)
         if block.version is not None and block.memory is not None:
-            block.left = StorageWeakRef(block.memory.untyped_storage())
+            self._table.leave(block.number, block.memory)
         else:
             self._table.detach(block.number)
         block.memory = block.arrival = None
@@ -244,7 +242,7 @@ class Swap:
         block.memory, block.arrival = self._device.bring_back(block.host, block.departure)
         block.streams = {self._device.stream()}
         self._table.detach(block.number)
-        block.version = block.left = None
+        block.version = None
         self._table.attach(block.number, block.memory)
         self._in_flight[block.number] = InFlightCopy(block.arrival, block.memory, block.streams)
         self._order.move(block.number, MemoryLocation.RETURNING)
@@ -258,8 +256,8 @@ class Swap:
             if flight is not None and not flight.copy.done():
                 flight.copy.wait(flight.streams)
 
-    def _load(self) -> MemoryLoad:
-        used, nbytes = self._device.used(), self._order.nbytes
+    def _load(self, used: int | None = None) -> MemoryLoad:
+        used, nbytes = self._device.usage().now if used is None else used, self._order.nbytes
         self._note_peak("device_peak", used)
         return MemoryLoad(
             used,
@@ -269,10 +267,21 @@ class Swap:
             -self._excess_of_blocks(),
         )
 
-    def _note_demand(self) -> None:
-        peak = self._device.take_peak() if self._demand.learning else None
-        if peak is not None:
-            self._demand.note_peak(peak)
+    def _measure(self, *, begins: bool = False) -> int:
+        """Return the bytes in use; take them and their peak into account, in a new pass if one begins."""
+        (used, peak), left = self._device.usage(), 0
+        if self._demand.learning:
+            left = self._table.nbytes_left()
+            self._device.reset_peak()
+        if begins:
+            self._demand.begin(used - self._order.on_device(), peak or 0)
+        else:
+            self._demand.note_peak(peak or 0, left)
+        return used
+
+    def _note_blocks(self) -> None:
+        if self._demand.learning:
+            self._demand.note_blocks(sum(self._order.nbytes.values()), self._order.on_device())
 
     def _host_is_full(self) -> bool:
         """Return True if the host last had no room, and holds no less now: then nothing leaves."""
