@@ -136,7 +136,7 @@ def main(
     except KeyboardInterrupt:  # just before the command, or after it, as while its error is printed
         os._exit(EXIT_INTERRUPTED)
     except EndedError as error:  # the same
-        os._exit(error.exit_code)
+        os._exit(error.report())
 
 
 def run_command(
@@ -155,7 +155,7 @@ def run_command(
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except EndedError as error:
-        return error.exit_code
+        return error.report()
     except OSError as error:
         problem = _system_failure(error)
     fail(problem)

@@ -1,7 +1,10 @@
 """Signals to ddlrun: each ends it as an exception, so that whatever it has started is ended."""
 
+import os
+import select
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from ddlrun.errors import EXIT_SIGNAL
@@ -31,7 +34,15 @@ class EndedError(BaseException):
     """A signal that ends ddlrun; whatever it has started is ended as the exception passes."""
 
     def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
         self.exit_code = EXIT_SIGNAL + number
+
+    def report(self) -> int:
+        """Print what has ended ddlrun, unless standard error is closed or full, and return the exit code."""
+        with suppress(OSError):
+            if select.select([], [2], [], 0)[1]:
+                os.write(2, f"ddlrun: {self}\n".encode())
+        return self.exit_code
 
 
 def _end(number: int, _frame: "FrameType | None") -> NoReturn:

@@ -90,6 +90,11 @@ def test_ctrl_c_during_imports_is_quiet(module: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
+def test_another_signal_outside_a_job_is_named(tmp_path: Path) -> None:
+    done = signal_at_import("ddlrun.cli.launch", signal.SIGHUP, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (129, "", "ddlrun: ended by SIGHUP\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_warning_before_the_ranks_run_does_not_end_ddlrun(number: int, tmp_path: Path) -> None:
     assert signal_at_import("ddlrun.cli.launch", number, tmp_path).returncode == 0
