@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket  # socket itself takes 6 ms to import
+import errno
 import os
 import sys
 import time
@@ -23,6 +24,9 @@ CHUNK = 1 << 16
 ANOTHER = "another program answers, or what was sent was altered on the way"
 # Seconds for which unsent output may delay the reason for closing the connection.
 FAREWELL_SECONDS = 1.0
+# A link that is down for a moment fails at once with these, while lost packets are sent again.
+DOWN = {errno.EHOSTUNREACH, errno.ENETUNREACH}
+RETRY_SECONDS = 0.2
 
 
 class LauncherConnection(Connection):
@@ -116,6 +120,7 @@ class LauncherConnection(Connection):
 def connect(channel: str, seconds: float, rank: int, heartbeat: float = 0.0) -> LauncherConnection:
     """Connect to the ddlrun that knows the secret, within some seconds per address of `protocol.ADDRESSES`.
 
+    All are tried again as long as the network of one is down, and nothing answers.
     Raises OSError where no address was reached, with the reason of each, or where the other end is another ddlrun.
     """
     channel, _, version = channel.rpartition("@")
@@ -127,16 +132,21 @@ def connect(channel: str, seconds: float, rank: int, heartbeat: float = 0.0) -> 
     candidates = addresses.split(",")
     if host == os.uname().nodename:
         candidates.insert(0, "127.0.0.1:" + candidates[0].rpartition(":")[2])
-    failures = []
-    for address in dict.fromkeys(candidates):
-        try:
-            link, agreement = _connect_to(address, secret, seconds, rank)
-        except OSError as error:
-            failures.append(f"{address} ({error.strerror or error})")
-            continue
-        program_secret = secret.derive(b"programs").text
-        return LauncherConnection(link, agreement, heartbeat=heartbeat, program_secret=program_secret)
-    raise OSError(f"tried {', '.join(failures)}; open these ports, or name the network: --network")
+    program_secret = secret.derive(b"programs").text
+    end = time.monotonic() + seconds
+    while True:
+        errors = dict[str, OSError]()
+        for address in dict.fromkeys(candidates):
+            try:
+                link, agreement = _connect_to(address, secret, seconds, rank)
+                return LauncherConnection(link, agreement, heartbeat=heartbeat, program_secret=program_secret)
+            except OSError as error:
+                errors[address] = error
+        numbers = {error.errno for error in errors.values()}
+        if time.monotonic() >= end or not numbers & DOWN or numbers - DOWN - {errno.ECONNREFUSED}:
+            tried = ", ".join(f"{address} ({error.strerror or error})" for address, error in errors.items())
+            raise OSError(f"tried {tried}; open these ports, or name the network: --network")
+        time.sleep(RETRY_SECONDS)
 
 
 def _load_secret(text: str, folder: str) -> Secret:

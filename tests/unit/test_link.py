@@ -28,6 +28,7 @@ from ddlrun.wire.frames import HEAD_BYTES, Agreement, Decoder, Encoder, FrameErr
 from ddlrun.wire.listening import MOST_UNAUTHENTICATED
 from tests.support.handshakes import agree, shake_hands, welcome_all
 from tests.support.keepers import PATIENCE, Served, SimulatedKeeper, is_readable, serving
+from tests.support.waiting import wait_until
 
 HELLO = protocol.HELLO, b"0\tn0\t0\t1"
 OUTPUT = protocol.OUT, b"output\n"
@@ -307,6 +308,30 @@ def test_another_program_on_the_port_is_not_ddlrun(answer: Callable[[socket.sock
     seconds = 1.0 if reason == "timed out" else PATIENCE
     with answering(answer) as port, pytest.raises(OSError, match=reason):
         connect(f"{Secret.draw().text}@elsewhere@127.0.0.1:{port}@@{protocol.VERSION}", seconds, 0)
+
+
+def test_a_network_that_is_down_for_a_moment_is_waited_for() -> None:
+    """Linux refuses TCP to a broadcast address as it does where a link is down; the other port opens after that."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        channel = f"{Secret.draw().text}@elsewhere@127.255.255.255:1,127.0.0.1:{server.getsockname()[1]}@"
+        reasons: list[str] = []
+
+        def reach() -> None:
+            try:
+                connect(f"{channel}@{protocol.VERSION}", PATIENCE, 0)
+            except OSError as error:
+                reasons.append(str(error))
+
+        thread = threading.Thread(target=reach)
+        thread.start()
+        wchan = Path(f"/proc/self/task/{thread.native_id}/wchan")
+        wait_until(lambda: not thread.is_alive() or "nanosleep" in wchan.read_text())
+        assert reasons == []
+        server.listen()
+        server.accept()[0].close()
+        server.close()
+        thread.join()
 
 
 def test_a_welcome_of_an_earlier_connection_is_not_accepted(stack: contextlib.ExitStack) -> None:
