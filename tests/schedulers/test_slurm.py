@@ -95,7 +95,7 @@ def test_hosts_with_different_numbers_of_tasks(
 ) -> None:
     """Ranks are where srun would put its tasks."""
     srun = "srun sh -c 'echo task $SLURM_PROCID $SLURMD_NODENAME $SLURM_LOCALID' | sort"
-    state, lines = run(slurm, tmp_path, f"{srun}; {launch(RANK_REPORT, '--launcher', launcher)}", "-N2", "-n3")
+    state, lines = run(slurm, tmp_path, f"{srun}; {launch(RANK_REPORT, '--launcher', launcher)}", "-wh[1-2]", "-n3")
     tasks = [line.removeprefix("task ") for line in lines if line.startswith("task ")]
     assert (state, tasks) == ("COMPLETED", ["0 h1 0", "1 h1 1", "2 h2 0"]), lines
     assert any(line.startswith("2+1: 3 ranks on h[1-2] (the slots of Slurm job ") for line in lines)
@@ -118,7 +118,7 @@ def test_each_task_of_an_array_is_a_job(slurm: SlurmCluster, launch: Launch, tmp
 @pytest.mark.parametrize(
     ("options", "topology", "problem"),
     [
-        (("-N2", "-n3"), "2x2", "topology 2x2x1 puts 2 ranks on each host, but h2 offers 1 slot"),
+        (("-wh[1-2]", "-n3"), "2x2", "topology 2x2x1 puts 2 ranks on each host, but h2 offers 1 slot"),
         (("-N4",), "1x3x2", "needs 6 hosts (3 hosts per rack x 2 racks), but the job has 4"),
     ],
 )
