@@ -56,7 +56,7 @@ def find_missing(ranks: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
 
 
 def find_unbalanced(ring: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
-    """Return the rank of a ring that alone has begun other numbers of sends and receives than all the others."""
+    """Return the rank of a ring whose numbers of sends and receives differ from those of all the others."""
     snapshots = located.job.snapshots
     alike: dict[tuple[int, ...], list[int]] = {}
     for rank, snapshot in snapshots.items():

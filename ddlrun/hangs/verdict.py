@@ -249,7 +249,7 @@ def _compare_records(
         verb = "calls" if len(odd) == 1 else "call"
         return odd, (f"{name_ranks(odd)} {verb} them in another order",)
     if unbalanced := find_unbalanced(ring, located):
-        return unbalanced, (f"{name_ranks(unbalanced)} alone has begun other numbers of messages",)
+        return unbalanced, (f"{name_ranks(unbalanced)} alone has begun a different number of messages",)
     misdirected = find_misdirected(ring, located)
     missing = find_missing(ring, located) if odd is None and not misdirected else ()
     if missing:
