@@ -196,8 +196,8 @@ VERDICTS = [
         [exchanged("send 1", "recv 2"), exchanged("send 2", then=2), exchanged("send 0", "recv 1", then=2)],
         HangFinding.DIFFERENT_CALLS, (1,),
         ("ranks 1 and 2 wait in barrier, collective 2: barrier; rank 0 waits in batch_isend_irecv (train.py:7), send "
-         "to rank 1; rank 0 waits for rank 1 in send, rank 1 for rank 0 in barrier; rank 1 alone has begun other "
-         "numbers of messages"),
+         "to rank 1; rank 0 waits for rank 1 in send, rank 1 for rank 0 in barrier; rank 1 alone has begun a "
+         "different number of messages"),
     ),
     (  # rank 0 has begun the third collective of one group after the first of another: what came before is not known
         [
