@@ -90,6 +90,16 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(f"{stem}{_fold_numbers(numbers)}" for stem, numbers in stems)
 
 
+def by_number(name: str) -> tuple[str, int, str]:
+    """Return a key that sorts host names by their last number.
+
+    >>> sorted(["n10", "n2", "a"], key=by_number)
+    ['a', 'n2', 'n10']
+    """
+    stem, number = _split_number(name)
+    return stem, int(number or 0), number
+
+
 def _split_number(name: str) -> tuple[str, str]:
     """Split a name before its last digits; names with other characters are not split."""
     digits = re.search(r"[0-9]{1,18}$", name) if re.fullmatch(NAME, name) else None

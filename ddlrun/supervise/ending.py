@@ -30,6 +30,7 @@ import os
 import time
 from collections.abc import Callable
 
+from ddlrun.hosts import by_number
 from ddlrun.keeper import protocol
 from ddlrun.keeper.protocol import RankEnd
 from ddlrun.plan.outcome import Outcome
@@ -39,6 +40,7 @@ from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.manager_process import ManagerProcess
 from ddlrun.supervise.ranks import Ranks, root_of
+from ddlrun.wire.listening import HANDSHAKE_SECONDS
 from ddlrun.wire.loop import NEVER
 
 # A stopped process manager is resumed when all ranks have been ended for so long.
@@ -208,7 +210,7 @@ class Ending:
             mpirun_output=self._manager.output if reason.exit_code else "",
             until_end=min(now, self.since) - self._limits.started_at,
             requested=reason.requested,
-            lost_hosts=tuple(sorted(self._ranks.lost_hosts)),
+            lost_hosts=tuple(sorted(self._ranks.lost_hosts, key=by_number)),
         )
 
     # -- the end --------------------------------------------------------------------------------------
@@ -237,13 +239,13 @@ class Ending:
         """
         if self._manager.running:
             return False
-        if self._keepers.remaining:
-            if self.reason is None and self._manager.seconds_since_end(now) > REPORT_SECONDS:
+        if self._keepers.remaining or self._keepers.arriving:
+            limit = HANDSHAKE_SECONDS if self._keepers.arriving else REPORT_SECONDS
+            if self.reason is None and self._manager.seconds_since_end(now) > limit:
                 self.begin(self._explain(running=True))
             if self.reason is None or now <= self._ranks_kill_at + SLACK_SECONDS:
                 return False
-            stuck = {peer.host for peer in self._keepers.remaining if peer.rank is not None and peer.acknowledged}
-            self._leave_behind(stuck)
+            self._leave_behind({it.host for it in self._keepers.remaining if it.rank is not None and it.acknowledged})
             return True
         self._announce_end(now)
         watched = {peer.host for peer in self._keepers.watchers} - self._ranks.lost_hosts

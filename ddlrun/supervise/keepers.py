@@ -58,6 +58,11 @@ class Keepers(AcceptorEvents):
         """The keepers that have not left."""
         return [peer for peer in self.peers.values() if not peer.watching]
 
+    @property
+    def arriving(self) -> bool:
+        """Whether a keeper has begun to connect, of whose messages none was read: many may arrive at once."""
+        return self._acceptor.greeted or any(peer.rank is None for peer in self.peers.values())
+
     def send_signal(self, number: int, reached: Container[int] = frozenset()) -> None:
         """Send a signal to the programs of all ranks that it has not reached."""
         for peer in self.peers.values():

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 
 from ddlrun.hangs.stall import StallDetector
-from ddlrun.hosts import fold
+from ddlrun.hosts import by_number, fold
 from ddlrun.keeper import protocol
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.supervise.cause import EndCause, EndReason
@@ -23,7 +23,7 @@ STARVED = "the network loses packets"
 def explain_silence(silent: Mapping[KeeperConnection, bool], seconds: float) -> EndReason:
     """Return the reason to end a job: the hosts of silent keepers, of those out of reach if there are any."""
     unreachable = {peer.host for peer, is_reachable in silent.items() if not is_reachable}
-    hosts = ", ".join(sorted(unreachable or {peer.host for peer in silent}))
+    hosts = ", ".join(sorted(unreachable or {peer.host for peer in silent}, key=by_number))
     return (EndCause.SILENT_HOST if unreachable else EndCause.SILENT_KEEPER).reason(hosts=hosts, seconds=seconds)
 
 

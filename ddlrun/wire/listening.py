@@ -46,7 +46,7 @@ class Acceptor:
     """Accepts connections, and returns those whose other ends prove to know the secret.
 
     The number of unauthenticated connections is limited: a new one displaces the oldest. One that has sent a greeting
-    of its own is none of them, but has no more time than they.
+    of its own is none of them, but has no more time from then on than they have.
     """
 
     def __init__(
@@ -89,7 +89,13 @@ class Acceptor:
             self._loop.forget(listener.fileno())
             listener.close()
         self._listeners = ()
-        self._drop_overdue(NEVER)
+        for new in [*self._unauthenticated.values(), *self._greeted.values()]:
+            self._drop(new)
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the handshake of a connection with a greeting of its own is in progress."""
+        return bool(self._greeted)
 
     def _accept(self, listener: _socket.socket) -> None:
         while self._listeners:
@@ -134,6 +140,7 @@ class Acceptor:
                 self._events.on_failure(new.claim, error)
             return
         if new.claim is not None and fd in self._unauthenticated:
+            new.since = time.monotonic()
             self._greeted[fd] = self._unauthenticated.pop(fd)
         if agreement is not None:
             self._forget(new)
@@ -144,26 +151,30 @@ class Acceptor:
 
         Many clients may connect at once: those whose greeting has arrived are authenticated first.
         """
-        oldest = list(islice(self._unauthenticated.values(), max(0, len(self._unauthenticated) - most)))
-        for new in oldest:
-            if self._is_unauthenticated(new):  # an event may have ended the listening
+        count = max(0, len(self._unauthenticated) - most)
+        return self._drop_unless_advanced(self._unauthenticated, list(islice(self._unauthenticated.values(), count)))
+
+    def _drop_unless_advanced(self, group: dict[int, NewConnection], connections: Sequence[NewConnection]) -> bool:
+        """Drop connections of a group that stay in it when what has arrived was read; return True if any was dropped.
+
+        An event may end the listening.
+        """
+        for new in connections:
+            if group.get(new.link.fileno()) is new:
                 self.advance(new)
-        remaining = [new for new in oldest if self._is_unauthenticated(new)]
+        remaining = [new for new in connections if group.get(new.link.fileno()) is new]
         for new in remaining:
             self._drop(new)
         return bool(remaining)
-
-    def _is_unauthenticated(self, new: NewConnection) -> bool:
-        return self._unauthenticated.get(new.link.fileno()) is new
 
     def _deadline(self) -> float:
         oldest = [next(iter(group.values())).since for group in (self._unauthenticated, self._greeted) if group]
         return min(oldest, default=NEVER) + self._seconds
 
     def _drop_overdue(self, now: float) -> None:
+        """Drop connections that have taken too long, but not while this process did not read what they had sent."""
         for group in (self._unauthenticated, self._greeted):
-            for new in [new for new in group.values() if new.since + self._seconds <= now]:
-                self._drop(new)
+            self._drop_unless_advanced(group, [new for new in group.values() if new.since + self._seconds <= now])
 
     def _drop(self, new: NewConnection) -> None:
         self._forget(new)

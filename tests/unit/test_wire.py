@@ -22,7 +22,7 @@ from ddlrun.wire.authentication import (
     accept_at,
     connect_as,
 )
-from ddlrun.wire.connection import ClosedError, Connection, run_handshake
+from ddlrun.wire.connection import ClosedError, Connection, HandshakeProgress, run_handshake
 from ddlrun.wire.frames import Agreement, Checksums, Decoder, Encoder, Fixed, FrameError
 from ddlrun.wire.listening import Acceptor, AcceptorEvents
 from ddlrun.wire.loop import NEVER, READ, WRITE, Loop
@@ -401,6 +401,27 @@ def receive_end(loop: Loop, link: socket.socket) -> bytes:
             loop.wait()
         except ConnectionResetError:
             return b""
+
+
+def test_time_in_which_a_process_does_not_read_is_not_that_of_its_clients(
+    loop: Loop, connect: Connect, secret: Secret, recorder: Recorder
+) -> None:
+    """A busy machine may delay the process for as long between a client's greeting and its proof."""
+    client, (here, there) = connect(), socket.socketpair()
+    progress = HandshakeProgress(client, connect_as(secret, CLAIM))
+
+    def prove_and_block(_events: int) -> None:
+        loop.forget(here.fileno())
+        client.settimeout(30)
+        assert progress.advance()
+        time.sleep(0.3)  # longer than a handshake may take
+
+    with here, there:
+        loop.watch(here.fileno(), READ, prove_and_block)
+        there.send(b"x")
+        while not recorder.links:
+            assert loop.wait(SECOND)
+    assert recorder.failed == []
 
 
 def test_a_copy_of_a_greeting_gets_nothing_but_the_first_one_a_limit_of_time(
