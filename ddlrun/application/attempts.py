@@ -41,7 +41,7 @@ def run_until_done(attempt: Attempt) -> Outcome:
             finished = running.fetch_files(finished)
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):
-                leftovers.leave_hosts(attempt, at_once=signals.urgent)
+                leftovers.leave_hosts(attempt, finished.unchecked, at_once=signals.urgent)
                 return finished.outcome
 
 

@@ -1,13 +1,13 @@
 """Processes that an attempt has left on its hosts: they are searched for and ended."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from ddlrun.application.attempt import Attempt
 from ddlrun.application.inputs import reach
 from ddlrun.application.planning import Planned
 from ddlrun.errors import EXIT_INTERRUPTED
-from ddlrun.hosts import fold
+from ddlrun.hosts import by_number, fold
 from ddlrun.remote.links import HostLinks
 from ddlrun.remote.probe import describe_failure
 from ddlrun.remote.processes import FinishedProcess
@@ -53,8 +53,8 @@ def _search(hosts: Iterable[str], run: str, links: HostLinks) -> Mapping[str, Fi
     return {**answered, **end_runs(silent, 0, target)[1]}
 
 
-def leave_hosts(attempt: Attempt, *, at_once: bool) -> None:
-    """Close the links after a job, and end agents that were stopped meanwhile.
+def leave_hosts(attempt: Attempt, unchecked: Collection[str], *, at_once: bool) -> None:
+    """Close the links after a job, and end agents that were stopped meanwhile, but not on hosts that did not answer.
 
     A signal shortens the wait for that, but no longer changes the outcome.
     """
@@ -62,7 +62,7 @@ def leave_hosts(attempt: Attempt, *, at_once: bool) -> None:
     with Signals() as signals, suppress(KeyboardInterrupt):
         signals.queue()
         with signals.interruptible():
-            left = {host: [links.run_id] for host in links.close(at_once=at_once)}
+            left = {host: [links.run_id] for host in links.close(at_once=at_once) if host not in unchecked}
             attempt.reporter.text(describe_unchecked(end_runs(left, 0, reach(links, SEARCH_SECONDS))[1]))
 
 
@@ -70,7 +70,7 @@ def describe_unchecked(failed: Mapping[str, FinishedProcess]) -> str:
     """Return a line with the hosts that could not be searched for processes of the run, the reason, and the remedy."""
     if not failed:
         return ""
-    hosts, (name, reply) = fold(failed), next(iter(failed.items()))
+    hosts, (name, reply) = fold(sorted(failed, key=by_number)), next(iter(failed.items()))
     return (
         f"ddlrun: note: processes of this run may be left on {hosts}, which could not be searched "
         f"({name}: {describe_failure(reply)}); once reachable: ddlrun clean {hosts}\n"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import PreflightError, spell_options
-from ddlrun.hosts import fold
+from ddlrun.hosts import by_number, fold
 from ddlrun.network.addresses import Address, Subnet, parse_cidr
 from ddlrun.units import render_rate
 
@@ -223,7 +223,7 @@ def _duplicate(every: Sequence[tuple[str, Address]]) -> str | None:
     for ip, hosts in owners.items():
         if len(hosts) > 1:
             kind = f"{first.interface} is a bridge, and " if first.kind == "bridge" else ""
-            return f"{kind}{ip} is the address of {fold(sorted(hosts))} alike"
+            return f"{kind}{ip} is the address of {fold(sorted(hosts, key=by_number))} alike"
     return None
 
 
