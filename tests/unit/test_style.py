@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options.argv import options_by_name
 
@@ -53,20 +51,16 @@ NAMED_TUPLES = (
     "ddl/schedules/", "ddl/torch/backend/works.py", "ddl/transports/nccl/pipeline.py",
 )  # fmt: skip
 
-each_module = pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))
+
+def test_docstrings_name_their_object() -> None:
+    trees = [(path, tree) for path, tree in TREES.items() if QUESTION.match(ast.get_docstring(tree) or "")]
+    nodes = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    vague = [(path, node) for path, node in nodes if VAGUE.match(ast.get_docstring(node) or "")]
+    assert [(path, ast.get_docstring(node)) for path, node in [*trees, *vague]] == []
 
 
-@each_module
-def test_docstrings_name_their_object(path: Path) -> None:
-    tree = TREES[path]
-    assert not QUESTION.match(ast.get_docstring(tree) or "")
-    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
-    assert [docstring for docstring in docstrings if VAGUE.match(docstring)] == []
-
-
-@each_module
-def test_names_are_nouns(path: Path) -> None:
-    assert set(bound_names(TREES[path])) & NO_NAMES == set()
+def test_names_are_nouns() -> None:
+    assert [(path, name) for path, tree in TREES.items() for name in bound_names(tree) if name in NO_NAMES] == []
 
 
 def bound_names(tree: ast.Module) -> Iterator[str]:
@@ -90,9 +84,8 @@ def test_a_class_name_occurs_once() -> None:
     assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
-@pytest.mark.parametrize("path", ABOVE_HOSTS, ids=str)
-def test_type_checking_comes_from_typing_above_hosts(path: str) -> None:
-    assert "TYPE_CHECKING" not in bound_names(TREES[PACKAGE / path])
+def test_type_checking_comes_from_typing_above_hosts() -> None:
+    assert [path for path in ABOVE_HOSTS if "TYPE_CHECKING" in bound_names(TREES[PACKAGE / path])] == []
 
 
 def test_late_imports_above_hosts_are_few_and_give_their_cost() -> None:
@@ -117,10 +110,11 @@ def raises(path: Path, tree: ast.Module) -> list[ast.Raise]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.Raise)] if in_launch else []
 
 
-@pytest.mark.parametrize("path", ABOVE_HOSTS, ids=str)
-def test_records_above_hosts_are_frozen(path: str) -> None:
-    classes = [node for node in ast.walk(TREES[PACKAGE / path]) if isinstance(node, ast.ClassDef)]
-    named = [node.name for node in classes if "NamedTuple" in map(ast.unparse, node.bases)]
-    assert named == [] or path.startswith(NAMED_TUPLES)
-    decorators = {ast.unparse(part) for node in classes for part in node.decorator_list}
-    assert {text for text in decorators if text.startswith("dataclass")} <= {"dataclass(frozen=True, slots=True)"}
+def test_records_above_hosts_are_frozen() -> None:
+    nodes = [(path, node) for path in ABOVE_HOSTS for node in ast.walk(TREES[PACKAGE / path])]
+    classes = [(path, node) for path, node in nodes if isinstance(node, ast.ClassDef)]
+    named = [(path, node.name) for path, node in classes if "NamedTuple" in map(ast.unparse, node.bases)]
+    assert [(path, name) for path, name in named if not path.startswith(NAMED_TUPLES)] == []
+    decorators = [(path, ast.unparse(part)) for path, node in classes for part in node.decorator_list]
+    dataclasses = [(path, text) for path, text in decorators if text.startswith("dataclass")]
+    assert [(path, text) for path, text in dataclasses if text != "dataclass(frozen=True, slots=True)"] == []
