@@ -59,7 +59,7 @@ class LauncherConnection(Connection):
         """Send as much as the connection takes now."""
         super().flush()
         if self._error is not None and self.open:
-            self._lose(f"the connection to ddlrun was lost: {self._error.strerror}")
+            self._lose(self._describe(self._error))
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
         """Read once; yield the messages that are complete, as (kind, text)."""
@@ -72,10 +72,8 @@ class LauncherConnection(Connection):
                 yield message
         except FrameError as error:
             self._say_farewell(protocol.ALTERED, str(error))
-        except ClosedError:
-            self._lose("ddlrun is gone")
         except OSError as error:
-            self._lose(f"the connection to ddlrun was lost: {error.strerror}")
+            self._lose(self._describe(error))
 
     def keep_alive(self, now: float) -> None:
         """Send a heartbeat if one is due; close the connection if ddlrun has been silent for too long.
@@ -109,6 +107,11 @@ class LauncherConnection(Connection):
         except OSError:  # it does not take everything in time
             pass
         self._lose(reason)
+
+    @staticmethod
+    def _describe(error: OSError) -> str:
+        closed = isinstance(error, ClosedError)
+        return "ddlrun is gone" if closed else f"the connection to ddlrun was lost: {error.strerror}"
 
     def _lose(self, reason: str) -> None:
         if self.open:

@@ -1,7 +1,6 @@
 """The connections of all keepers: accepting them, authenticating them, receiving and sending messages."""
 
 import _socket  # socket itself takes 6 ms to import
-import errno
 import time
 from collections.abc import Callable, Container
 from functools import partial
@@ -116,9 +115,7 @@ class Keepers(AcceptorEvents):
         try:
             data = peer.read(CHUNK)
         except OSError as error:
-            # EPIPE: the other end was closed before the last message was sent to it.
-            is_closed = isinstance(error, ClosedError) or error.errno == errno.EPIPE
-            peer.error = None if is_closed else error.errno
+            peer.error = None if isinstance(error, ClosedError) else error.errno
             self._drop(peer)
             self._events.hang_up(peer)
             return

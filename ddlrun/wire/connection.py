@@ -2,7 +2,8 @@
 
 What the kernel does not take at once waits in an outbox. A connection in a loop sends the rest as soon as there is
 room, and watches for that only while something waits. `unsent` is the number of bytes in the outbox: whoever produces
-data pauses while they are too many. Errors of sending are reported by the next `read`, once, like the end.
+data pauses while they are too many. The next `read` reports an error of sending, once, like the end. A broken pipe is
+the end: the other end was closed before the last bytes were sent.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Connection:
         except OSError as error:
             if error.errno is None:  # it is of a signal handler
                 raise
-            self._error = error
+            self._error = ClosedError() if isinstance(error, BrokenPipeError) else error
             self._discard()
             return 0
 
@@ -170,6 +171,8 @@ class Connection:
         except BlockingIOError:
             self.is_drained = True
             return b""
+        except BrokenPipeError:
+            raise ClosedError from None
         self.is_drained = len(data) < most
         if not data:
             raise self._error or ClosedError
@@ -185,6 +188,8 @@ class Connection:
         except BlockingIOError:
             self.is_drained = True
             return 0
+        except BrokenPipeError:
+            raise ClosedError from None
         more = size - len(buffer)
         self.is_drained = more < len(following)
         if more > 0:
@@ -212,11 +217,10 @@ class Connection:
         if self.open:
             self.open = False
             self._discard()
-            if not self.is_connected:
-                return
-            if self._loop is not None:
+            if self.is_connected and self._loop is not None:
                 self._forget(self._loop)
-            self.link.close()
+            if self.is_connected:
+                self.link.close()
 
     def _discard(self) -> None:
         self._outbox.clear()
@@ -257,8 +261,7 @@ class HandshakeProgress:
 
     def __init__(self, link: _socket.socket, steps: Handshake) -> None:
         """Send the first bytes. The socket is connected. Raises OSError."""
-        self._link, self._steps = link, steps
-        self._received = b""
+        self._link, self._steps, self._received = link, steps, b""
         self._send(*next(steps))
 
     def advance(self) -> Agreement | None:
@@ -292,8 +295,6 @@ def run_handshake(link: _socket.socket, steps: Handshake, until: float) -> Agree
     """Run a handshake over a socket, but no longer than until a time. Raises OSError or HandshakeError."""
     link.settimeout(max(MOMENT, until - time.monotonic()))
     progress = HandshakeProgress(link, steps)
-    while True:
-        agreement = progress.advance()
-        if agreement is not None:
-            return agreement
+    while (agreement := progress.advance()) is None:
         link.settimeout(max(MOMENT, until - time.monotonic()))
+    return agreement
