@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ddlrun.errors import InputError, UnreachableError
@@ -22,17 +23,24 @@ POLL_SECONDS = 0.05
 REMEDY = "ddlrun launch --stall-timeout TIME examines a job that hangs"
 
 
-def request_examination(folder: str, interval: float, *, required: bool = True) -> dict[str, Any]:
+def request_examination(
+    folder: str, interval: float, note: Callable[[str], None], *, required: bool = True
+) -> dict[str, Any]:
     """Return a new examination of a run; of one that has ended, the last. Raises InputError and UnreachableError.
 
     Args:
         folder: The run folder.
         interval: The seconds between two snapshots.
+        note: The function that prints that the run has ended.
         required: Raise InputError also if the run has ended, and was not examined.
     """
     files = RunDir(folder)
     past = read_past_run(folder)
-    record = _request(files, interval) if past is not None and past.state.may_run else _read(files)
+    runs = past is not None and past.state.may_run
+    record = _request(files, interval) if runs else _read(files)
+    if record is not None and not runs:
+        at = time.strftime("%m-%d %H:%M", time.localtime(record["time"]))
+        note(f"run {os.path.basename(folder)} has ended; this is its examination of {at}")
     if record is None and not required:
         return record_examination(examine_dumps({}), "", time.time())
     if record is None:
@@ -61,13 +69,13 @@ def examine_folder(folder: str, *, required: bool = True) -> dict[str, Any]:
             problems.append(f"{path}: {error}")
             continue
         if rank is not None and dump is not None:
-            problems += [f"{path}: {seen[name]} is of the same rank"] if name in seen else []
+            problems += [f"{path}: {seen[name]} has the same rank"] if name in seen else []
             seen[name] = path
             dumps.setdefault(rank, []).append(dump)
     if problems:
         raise InputError("\n".join(problems))
     if not dumps and required:
-        raise InputError(f"{folder}: no file of it is a dump of a flight recorder or by py-spy with a rank in its name")
+        raise InputError(f"{folder}: no file is a dump of a flight recorder or py-spy with a rank in its name")
     try:
         return record_examination(examine_dumps(dumps), "", time.time())
     except ValueError as error:

@@ -6,6 +6,7 @@ import click
 
 from ddlrun.application.examination import examine_folder, request_examination
 from ddlrun.application.nccl_networks import examine_networks, record_networks, render_networks
+from ddlrun.cli.console import print_note
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.options.types import SECONDS
 from ddlrun.cli.result import print_result
@@ -47,7 +48,7 @@ def command(run: str | None, interval: float, dumps: str | None, expected: str |
     folder = dumps or find_run_folder(run, state_folder(os.environ))
     networks = examine_networks(folder, expected, of_run=dumps is None)
     required = not networks.hosts
-    examined = request_examination(folder, interval, required=required) if dumps is None else None
+    examined = request_examination(folder, interval, print_note, required=required) if dumps is None else None
     record = examined or examine_folder(folder, required=required)
     parts = [render_record(record)] if record["ranks"] else []
     text = "\n".join([*parts, *([render_networks(networks)] if networks.hosts else [])])

@@ -8,11 +8,11 @@ from ddlrun.hangs.position import Activity, Position
 WORDS = {
     Activity.COMMUNICATES: "waits in {call}",
     Activity.GPU: "waits for its GPU",
-    Activity.RUNS: "is",
+    Activity.RUNS: "runs",
     Activity.IMPORTS: "imports modules",
     Activity.LOADS: "waits for its data loader",
     Activity.LOCKED: "waits for {call}",
-    Activity.JOINS: "has left the program, and waits for {worker}",
+    Activity.JOINS: "has finished the program, and waits for {worker}",
     Activity.READS: "reads {call}",
     Activity.WRITES: "writes to {call}",
     Activity.OPENS: "opens a file",
@@ -20,11 +20,11 @@ WORDS = {
     Activity.SLEEPS: "sleeps",
     Activity.WAITS: "waits in {call}",
     Activity.STOPPED: "is stopped by a signal",
-    Activity.FINALIZES: "has left the program and is ending",
-    Activity.UNKNOWN: "is in an unknown place",
+    Activity.FINALIZES: "has finished the program and is exiting",
+    Activity.UNKNOWN: "could not be located",
 }
 PLURALS = (("waits", "wait"), ("is", "are"), ("reads", "read"), ("writes", "write"), ("opens", "open"),
-           ("sleeps", "sleep"), ("has", "have"), ("imports", "import"), ("its", "their"),
+           ("sleeps", "sleep"), ("runs", "run"), ("has", "have"), ("imports", "import"), ("its", "their"),
            ("connects", "connect"))  # fmt: skip
 FILES = ((r"pipe:\[\d+\]", "a pipe"), (r"socket:\[\d+\]", "a socket"), (r"$^|^$", "a file"))
 
@@ -38,7 +38,8 @@ def describe(position: Position, *, plural: bool = False) -> str:
         words = dict(PLURALS)
         text = " ".join(words.get(word, word) for word in text.split(" "))
     if position.collective is not None:
-        return f"{text}{_describe_place(position)}, {position.collective.text}"
+        operation = position.collective.text.removesuffix(f": {position.call}")
+        return f"{text}{_describe_place(position)}, {operation}"
     if worker is not None and position.activity is Activity.JOINS:
         return f"{text}, which {describe(worker.position)}"
     more = "" if worker is None else f", whose worker {describe(worker.position)} in {worker.name}"
@@ -63,6 +64,5 @@ def _describe_place(position: Position) -> str:
     communicates = position.activity is Activity.COMMUNICATES
     source = "" if communicates or not frame.source else f": {frame.source}"
     if position.activity is Activity.RUNS:
-        inside = f" in {frame.function} ({frame.place})" if function else f" in {frame.place}"
-        return inside + source
+        return f" {frame.function} ({frame.place}{source})" if function else f" {frame.place}{source}"
     return f" ({frame.place})" if communicates else f" ({function}{frame.place}{source})"

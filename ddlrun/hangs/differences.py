@@ -81,7 +81,8 @@ def find_misdirected(ring: Sequence[int], located: LocatedJob) -> dict[int, str]
         for message in find_unmatched(rank, located.job.snapshots):
             other = waits.get(-1 if message.peer is None else message.peer)
             if message.name == PARTNERS.get(wanted.name) and other is not None and other.call == own.call:
-                notes[rank] = f"rank {rank} has begun {message.short_text}, which has not begun the other half"
+                lacks = f"which has not started a matching {wanted.name}"
+                notes[rank] = f"rank {rank} has started {message.short_text}, {lacks}"
     return notes
 
 
@@ -97,7 +98,7 @@ def find_left_out(ring: Sequence[int], located: LocatedJob) -> dict[int, str]:
         if own is None or wanted is None or rank not in located.lacking[other]:
             continue
         if _has_left_out(own, wanted, located.job.snapshots[rank].recent):
-            notes[rank] = f"rank {rank} has left out {wanted.short_text}, which came before {own.short_text} until now"
+            notes[rank] = f"rank {rank} has skipped {wanted.short_text}, which so far came before each {own.short_text}"
     return notes if len(notes) < len(ring) else {}
 
 

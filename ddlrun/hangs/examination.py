@@ -19,7 +19,7 @@ from ddlrun.wording import kernel_wait
 HANGS = frozenset(HangFinding) - {HangFinding.RUNNING, HangFinding.UNKNOWN}
 SAME_CALL_HINT = "their arguments, such as sizes, may differ"
 # What comes before the sentence.
-HANG, PROGRESS, MOMENT, END = "hang", "no hang: the job moves on", "at this moment", "at the end of the job"
+HANG, PROGRESS, MOMENT, END = "hang", "no hang: the job makes progress", "at this moment", "when the job ended"
 COMPUTES = "no hang: ranks compute, and none waits for another"
 WORKS = "no hang so far"
 
@@ -110,9 +110,9 @@ def _list_late(job: JobSnapshot) -> set[tuple[str, int, LateRank]]:
 
 def _describe_late(rank: int, late: LateRank, size: int) -> str:
     if not late.operation:
-        return f"NCCL has no reply from rank {rank}"
+        return f"NCCL gets no reply from rank {rank}"
     place = f" in a communicator of {size} ranks" if size else ""
-    return f"NCCL: rank {rank} has begun {late.begun} of {late.most} {late.operation}{place}"
+    return f"NCCL: rank {rank} has started {late.begun} {late.operation} operations, others {late.most}{place}"
 
 
 def render_states(job: JobSnapshot) -> str:

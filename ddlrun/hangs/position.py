@@ -28,7 +28,7 @@ RUNNING_STATE, DISK_STATE = "R", "D"
 LOCKING = ("/threading.py", "/queue.py", "/_base.py", "/logging/__init__.py")
 SLEEP = r"\bsleep\("
 # py-spy finds no interpreter in a process that initializes or finalizes it.
-NO_STACK = "no Python stack: the program begins, or has ended"
+NO_STACK = "no Python stack: it is starting or exiting"
 IMPORTER = "<frozen importlib"
 TORCH = r"(?<!/ddlrun/ddl)/torch/"
 

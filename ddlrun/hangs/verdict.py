@@ -19,10 +19,10 @@ from ddlrun.hangs.position import Activity, Position
 from ddlrun.hangs.snapshot import JobSnapshot, name_ranks
 from ddlrun.hangs.waits import LocatedJob, Roots, describe_ring, find_roots, locate_ranks
 
-UNREACHABLE = "which is down, or its network is cut"
-NOBODY = "no rank stands out"
+UNREACHABLE = "which is down, or cut off from the network"
+NOBODY = "the rank at fault is unclear"
 MOST_GROUPS = 8
-UNANSWERED = "whose keepers do not run: it is too busy, or they were stopped"
+UNANSWERED = "where ddlrun's processes do not run: the host is too busy, or they were stopped"
 
 
 class HangFinding(Enum):
@@ -194,7 +194,8 @@ def _judge_one_operation(located: LocatedJob, waiting: Sequence[PositionGroup]) 
     by_data = group_by_data(_all_ranks(waiting), located)
     if len(by_data) > 1:
         guilty = _all_odd([ranks for _, ranks in by_data])
-        note = ", ".join(f"{name_ranks(ranks)} with {data or 'no tensor'}" for data, ranks in by_data)
+        parts = ", ".join(f"{data or 'no tensor'} on {name_ranks(ranks)}" for data, ranks in by_data)
+        note = f"tensors differ: {parts}"
         return HangVerdict(HangFinding.DIFFERENT_CALLS, guilty, _sentence(waiting, note, *_nobody(guilty)))
     on_gpu = any(group.position.activity is Activity.GPU for group in waiting)
     if len(waiting) > 1 and not on_gpu:
@@ -247,9 +248,9 @@ def _compare_records(
     odd = find_out_of_order(ring or waiting, located.job.snapshots)
     if odd:
         verb = "calls" if len(odd) == 1 else "call"
-        return odd, (f"{name_ranks(odd)} {verb} them in another order",)
+        return odd, (f"{name_ranks(odd)} {verb} these in a different order",)
     if unbalanced := find_unbalanced(ring, located):
-        return unbalanced, (f"{name_ranks(unbalanced)} alone has begun a different number of messages",)
+        return unbalanced, (f"{name_ranks(unbalanced)} has started more or fewer sends or receives than the others",)
     misdirected = find_misdirected(ring, located)
     missing = find_missing(ring, located) if odd is None and not misdirected else ()
     if missing:
@@ -284,7 +285,7 @@ def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:
     own = {rank.host for rank, pair in dead if pair.local == address}
     ranks = tuple(rank.rank for rank in job.ranks if rank.host in own)
     where = f"{', '.join(sorted(own))} ({address})" if own else address
-    return ranks, f"data to and from {where} is not acknowledged: its network, or that to it, is cut"
+    return ranks, f"data to and from {where} is not acknowledged: its network, or the way to it, is down"
 
 
 def _judge_without_waiting(others: Sequence[PositionGroup]) -> HangVerdict:

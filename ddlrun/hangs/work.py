@@ -91,12 +91,13 @@ def name_work(work: Mapping[int, str]) -> str:
     """Return in words which ranks work; equal work is named once.
 
     >>> name_work({0: "computes", 1: "computes", 2: "writes 3 MB/s"})
-    'ranks 0 and 1 work (computes), rank 2 works (writes 3 MB/s)'
+    'ranks 0 and 1 are busy (computes), rank 2 is busy (writes 3 MB/s)'
     """
     ranks: dict[str, list[int]] = {}
     for rank, text in work.items():
         ranks.setdefault(text, []).append(rank)
-    return ", ".join(f"{name_ranks(them)} {'works' if len(them) == 1 else 'work'} ({it})" for it, them in ranks.items())
+    parts = ((name_ranks(them), "is" if len(them) == 1 else "are", text) for text, them in ranks.items())
+    return ", ".join(f"{them} {verb} busy ({text})" for them, verb, text in parts)
 
 
 def _join(steps: Sequence[Step]) -> Step:

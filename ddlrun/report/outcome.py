@@ -113,7 +113,7 @@ def render_others(outcome: Outcome) -> Iterator[str]:
     ended = [end for end in others if end.ordered and end not in later]
     yield from _later_failures(later, outcome.root)
     if early:
-        yield f"  ended with exit code 0 before: {_ranks(early)}"
+        yield f"  had already ended with exit code 0: {_ranks(early)}"
     if ended:
         yield f"  ended by ddlrun: {_ranks(ended)}"
     if outcome.lost_ranks:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ddlrun.hangs.examination import record_examination, record_verdict, render_states
+from ddlrun.hangs.examination import HANGS, record_examination, record_verdict, render_states
 from ddlrun.keeper import protocol
 from ddlrun.keeper.protocol import ProtocolError
 from ddlrun.plan.run_dir import RunDir
@@ -144,6 +144,8 @@ class Examinations:
         def done(examination: "Examination") -> None:
             if examination.snapshot.snapshots:  # all ranks may have ended meanwhile
                 self._save(examination, "")
+                if reason.requested and examination.verdict.finding in HANGS:
+                    self._tell_note(examination.sentence)
             end()
 
         self._begin(done, None, now, last_seconds=self._options.grace / 2)
@@ -233,10 +235,12 @@ class Examinations:
 
     def _on_limit(self, examination: "Examination") -> None:
         self._save(examination, "")
-        path = self._files.examination
-        self._tell(f"note: at the time limit, {examination.verdict.text}; stacks: {path}")
+        self._tell_note(f"at the time limit: {examination.verdict.text}")
         if self._limit is not None:
             self._end_job(self._limit)
+
+    def _tell_note(self, sentence: str) -> None:
+        self._tell(f"note: {sentence}; ddlrun doctor prints the stacks")
 
     def _take_request(self, now: float) -> None:
         """Begin the examination that `ddlrun doctor` has requested, if it has."""

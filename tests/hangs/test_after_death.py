@@ -29,9 +29,9 @@ def hanging(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Provide a job that has printed nothing for a while; wait for its end after the body."""
     needs.package("torch")
     output = folder / "output"
-    with output.open("w") as file:
+    with output.open("w") as file, (folder / "errors").open("w") as errors:
         argv = launch_line(OWN, folder, "-np", str(RANKS), "--grace", "300", str(SCRIPT), str(GUILTY))
-        with subprocess.Popen(argv, stdout=file, stderr=subprocess.DEVNULL) as job:
+        with subprocess.Popen(argv, stdout=file, stderr=errors) as job:
             wait_until(lambda: output.read_text().count("block 1\n") == RANKS)
             wait_until(lambda: time.time() > output.stat().st_mtime + SILENT_SECONDS)
             yield job
@@ -48,8 +48,10 @@ def examine(folder: Path) -> dict[str, Any]:
 def test_a_job_that_was_ended_by_hand(tmp_path: Path) -> None:
     with hanging(tmp_path) as job:
         job.send_signal(signal.SIGINT)
+    note = f"ddlrun: note: when the job ended: {expected('')}; ddlrun doctor prints the stacks\n"
+    assert note in (tmp_path / "errors").read_text()
     record = examine(tmp_path)
-    assert record["sentence"] == f"at the end of the job: {expected('')}"
+    assert record["sentence"] == f"when the job ended: {expected('')}"
     assert record["verdict"]["guilty"] == [GUILTY]
     assert f"      main (mesh.py:{LINES['tp']})\n" in record["states"]
 

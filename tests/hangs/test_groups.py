@@ -32,10 +32,10 @@ def expected(used: str, *, lines: bool = True) -> str:
     """Return the sentence on the job; `used` comes before the members of a group that are not certain."""
     tp, dp, end = (f" (mesh.py:{LINES[name]})" if lines else "" for name in ("tp", "dp", "end"))
     return (
-        f"ranks 1 and 3 wait in barrier{end}, collective 1: barrier; "
-        f"rank 0 waits in all_reduce{dp}, collective 5 of mesh_dp ({used}ranks 0 and 2): all_reduce; "
-        f"rank 2 waits in all_reduce{tp}, collective 5 of mesh_tp ({used}ranks 2 and 3): all_reduce; "
-        f"{RING} in barrier; rank {GUILTY} calls them in another order"
+        f"ranks 1 and 3 wait in barrier{end}, collective 1; "
+        f"rank 0 waits in all_reduce{dp}, collective 5 of mesh_dp ({used}ranks 0 and 2); "
+        f"rank 2 waits in all_reduce{tp}, collective 5 of mesh_tp ({used}ranks 2 and 3); "
+        f"{RING} in barrier; rank {GUILTY} calls these in a different order"
     )
 
 

@@ -39,7 +39,7 @@ def test_the_words_for_what_ranks_wait_for(tmp_path: Path) -> None:
         3: f"waits for a lock on {tmp_path}/lock, which rank 2 holds (wait_for_file_lock, {LINES['fcntl']}: ",
         4: f'waits for the lock of logging, which thread "writer" holds ({LINES["emits"]}) (wait_for_logging, '
         f"{LINES['logging']}: ",
-        5: 'has left the program, and waits for thread "taker", which waits for a queue (take, '
+        5: 'has finished the program, and waits for thread "taker", which waits for a queue (take, '
         f"{LINES['takes']}: queue.Queue[int]().get())",
         6: f'waits for a pool (wait_for_pool, {LINES["pool"]}: pool.map(tokenize, ["a"])), whose worker waits for '
         f"a lock (tokenize, {LINES['tokenizes']}: with LOCK:) in process ",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +41,14 @@ def test_a_job_is_examined_while_it_runs_and_the_result_stays(tmp_path: Path) ->
     assert validate_run_folder(tmp_path / "run") >= {"examination.json", "outcome.json"}
     text = f"ranks 0 and 1 read {fifo} (load, train.py:5: return file.read())"
     assert (shown["verdict"]["hangs"], shown["verdict"]["text"]) == (True, text)
-    later = run(DOCTOR, str(tmp_path / "run")).stdout
-    assert later.startswith(f"hang: {text}\n\nstate of ranks 0-1 on localhost:\nprocess ")
-    assert later.endswith("\nNCCL on localhost: Socket\n")
-    assert "      load (train.py:5)\n      <module> (train.py:8)\n" in later
+    assert "has ended" not in early.stderr
+    later = run(DOCTOR, str(tmp_path / "run"))
+    assert re.fullmatch(
+        r"ddlrun: note: run run has ended; this is its examination of \d\d-\d\d \d\d:\d\d\n", later.stderr
+    )
+    assert later.stdout.startswith(f"hang: {text}\n\nstate of ranks 0-1 on localhost:\nprocess ")
+    assert later.stdout.endswith("\nNCCL on localhost: Socket\n")
+    assert "      load (train.py:5)\n      <module> (train.py:8)\n" in later.stdout
 
 
 # The ranks compute in one function, and print nothing, until the job has been examined twice.
@@ -67,7 +72,7 @@ def test_a_silent_job_that_computes_in_one_function_goes_on(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     verdict = json.loads(record.read_text())["verdict"]
     assert (verdict["finding"], verdict["hangs"], verdict["moved"]) == ("running", False, False)
-    assert "no hang: ranks compute, and none waits for another: ranks 0 and 1 are in compute (train.py:" in done.stderr
+    assert "no hang: ranks compute, and none waits for another: ranks 0 and 1 run compute (train.py:" in done.stderr
 
 
 # Rank 1 waits for rank 0, which prints until the job has been examined.

@@ -109,9 +109,9 @@ POSITIONS = [
     (snapshot(process([MAIN], call="sleep")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
     (
         snapshot(process([own(4, "a, b = line.split()")], "R")),
-        Activity.RUNS, "is in step (train.py:4): a, b = line.split()",
+        Activity.RUNS, "runs step (train.py:4: a, b = line.split())",
     ),
-    (LOOPING, Activity.RUNS, "is in step (train.py:37): while True:"),
+    (LOOPING, Activity.RUNS, "runs step (train.py:37: while True:)"),
     (
         snapshot(process([own(5, "with lock:")], call="futex")),
         Activity.LOCKED, "waits for a lock (step, train.py:5: with lock:)",
@@ -130,7 +130,7 @@ POSITIONS = [
     ),
     (
         snapshot(process([("main", "/lib/libc.so.6", 0, "")], "R")),
-        Activity.FINALIZES, "has left the program and is ending",
+        Activity.FINALIZES, "has finished the program and is exiting",
     ),
     (
         snapshot(process([], threads=[], waits_in="hrtimer_nanosleep")),
@@ -149,7 +149,7 @@ POSITIONS = [
             ("forward", f"{TORCH}/nn/parallel/distributed.py", 1655, "self._run_ddp_forward()"),
             own(8, "y = model(x)"),
         ], "R")),
-        Activity.RUNS, "is in step (train.py:8): y = model(x)",
+        Activity.RUNS, "runs step (train.py:8: y = model(x))",
     ),
     (
         snapshot(
@@ -205,7 +205,7 @@ CUT = (("10.0.0.1", "10.0.0.3"),), (("10.0.0.2", "10.0.0.3"),), (("10.0.0.3", "1
 VERDICTS = [
     (
         job(WAITING, WAITING, LOOPING, WAITING), HangFinding.ABSENT, (2,),
-        "ranks 0, 1 and 3 wait in Barrier (train.py:41); rank 2 is in step (train.py:37): while True:",
+        "ranks 0, 1 and 3 wait in Barrier (train.py:41); rank 2 runs step (train.py:37: while True:)",
     ),
     (
         job(WAITING, WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (2,),
@@ -222,41 +222,39 @@ VERDICTS = [
     ),
     (
         job(WAITING, GATHER, WAITING, in_all_reduce(None)), HangFinding.DIFFERENT_CALLS, (),
-        ("ranks 0 and 2 wait in Barrier (train.py:41); rank 1 waits in gather (train.py:44); "
-         "rank 3 waits in all_reduce (train.py:41); no rank stands out"),
+        ("ranks 0 and 2 wait in Barrier (train.py:41); rank 1 waits in gather (train.py:44); rank 3 waits in "
+         "all_reduce (train.py:41); the rank at fault is unclear"),
     ),
     (
         job(WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (),
-        "rank 0 waits in Barrier (train.py:41); rank 1 waits in gather (train.py:44); no rank stands out",
+        "rank 0 waits in Barrier (train.py:41); rank 1 waits in gather (train.py:44); the rank at fault is unclear",
     ),
     (
         job(WAITING, WAITING, RECEIVING), HangFinding.DIFFERENT_CALLS, (),
-        "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in Recv (train.py:45); no rank stands out",
+        "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in Recv (train.py:45); the rank at fault is unclear",
     ),
     (
         job(*map(in_all_reduce, (7, 7, 6))), HangFinding.DIFFERENT_CALLS, (2,),
-        ("ranks 0 and 1 wait in all_reduce (train.py:41), collective 7: all_reduce; rank 2 waits in all_reduce "
-         "(train.py:41), collective 6: all_reduce"),
+        ("ranks 0 and 1 wait in all_reduce (train.py:41), collective 7; rank 2 waits in all_reduce (train.py:41), "
+         "collective 6"),
     ),
     (
         job(*map(in_all_reduce, (7, 8))), HangFinding.DIFFERENT_CALLS, (0,),
-        ("rank 0 waits in all_reduce (train.py:41), collective 7: all_reduce; rank 1 waits in all_reduce "
-         "(train.py:41), collective 8: all_reduce"),
+        ("rank 0 waits in all_reduce (train.py:41), collective 7; rank 1 waits in all_reduce (train.py:41), collective"
+         " 8"),
     ),
     (
         job(IN_STORE, IN_STORE, in_all_reduce(7)), HangFinding.DIFFERENT_CALLS, (2,),
-        ("ranks 0 and 1 wait in wait (train.py:19); rank 2 waits in all_reduce (train.py:41), collective 7: "
-         "all_reduce"),
+        "ranks 0 and 1 wait in wait (train.py:19); rank 2 waits in all_reduce (train.py:41), collective 7",
     ),
     (
         job(IN_STORE, in_all_reduce(7), in_all_reduce(7)), HangFinding.DIFFERENT_CALLS, (0,),
-        ("ranks 1 and 2 wait in all_reduce (train.py:41), collective 7: all_reduce; rank 0 waits in wait "
-         "(train.py:19)"),
+        "ranks 1 and 2 wait in all_reduce (train.py:41), collective 7; rank 0 waits in wait (train.py:19)",
     ),
     (
         job(IN_STORE, in_all_reduce(7)), HangFinding.DIFFERENT_CALLS, (),
-        ("rank 0 waits in wait (train.py:19); rank 1 waits in all_reduce (train.py:41), collective 7: all_reduce; "
-         "no rank stands out"),
+        ("rank 0 waits in wait (train.py:19); rank 1 waits in all_reduce (train.py:41), collective 7; the rank at "
+         "fault is unclear"),
     ),
     (
         job(*map(in_all_reduce, (7, None))), HangFinding.SAME_CALL, (),
@@ -273,18 +271,18 @@ VERDICTS = [
     ),
     (
         job(*(snapshot(process([*BARRIER, MAIN], "R"), connections=pairs) for pairs in CUT)), HangFinding.NETWORK, (2,),
-        ("ranks 0-2 wait in Barrier (train.py:41); data to and from h2 (10.0.0.3) is not acknowledged: its network, or "
-         "that to it, is cut"),
+        ("ranks 0-2 wait in Barrier (train.py:41); data to and from h2 (10.0.0.3) is not acknowledged: its network, or"
+         " the way to it, is down"),
     ),
     (
         job(WAITING, None, reachable=False), HangFinding.SILENT_HOST, (1,),
-        "rank 0 waits in Barrier (train.py:41); rank 1: no reply from h1, which is down, or its network is cut",
+        "rank 0 waits in Barrier (train.py:41); rank 1: no reply from h1, which is down, or cut off from the network",
     ),
     (
         job(IN_JAX, SLEEPING), HangFinding.BLOCKED, (),
         "rank 0 waits in futex (step, train.py:13: return float(f(x))); rank 1 sleeps (step, train.py:15: sleep(9))",
     ),
-    (job(LOOPING, LOOPING), HangFinding.RUNNING, (), "ranks 0 and 1 are in step (train.py:37): while True:"),
+    (job(LOOPING, LOOPING), HangFinding.RUNNING, (), "ranks 0 and 1 run step (train.py:37: while True:)"),
     (job(0, 0), HangFinding.UNKNOWN, (), "no rank could be examined"),
 ]  # fmt: skip
 
@@ -384,9 +382,9 @@ IN_BACKWARD = snapshot(
     ("ranks", "finding", "guilty", "text"),
     [
         ((on_gpu(7), LOOPING), HangFinding.ABSENT, (1,),
-         f"rank 0 {ON_GPU}; rank 1 is in step (train.py:37): while True:"),
+         f"rank 0 {ON_GPU}; rank 1 runs step (train.py:37: while True:)"),
         ((on_gpu(7), on_gpu(7, "broadcast")), HangFinding.DIFFERENT_CALLS, (),
-         f"rank 0 {ON_GPU}; rank 1 {ON_GPU.replace('all_reduce', 'broadcast')}; no rank stands out"),
+         f"rank 0 {ON_GPU}; rank 1 {ON_GPU.replace('all_reduce', 'broadcast')}; the rank at fault is unclear"),
         ((on_gpu(7), 3), HangFinding.ENDED, (1,), f"rank 0 {ON_GPU}; rank 1 has ended"),
         ((IN_BACKWARD, IN_BACKWARD, on_gpu(7)), HangFinding.SAME_CALL, (),
          f"ranks 0 and 1 wait in backward (train.py:4), collective 7: all_reduce; rank 2 {ON_GPU}"),

@@ -109,66 +109,65 @@ VERDICTS = [
     (  # the waits lead from group to group
         [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, f"tp:{SUM}"), recorder(entry(1, DEFAULT, SUM))],
         HangFinding.ABSENT, (3,),
-        ("ranks 0 and 1 wait in all_reduce, collective 2: all_reduce; rank 2 waits in all_reduce, collective 1 of "
-         "mesh_tp (ranks 2 and 3): all_reduce; rank 3 is in an unknown place"),
+        ("ranks 0 and 1 wait in all_reduce, collective 2; rank 2 waits in all_reduce, collective 1 of mesh_tp (ranks 2"
+         " and 3); rank 3 could not be located"),
     ),
     (  # two members differ, and the others wait for them
         [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, f"tp:{SUM}"), doing(SUM, "tp:broadcast")],
         HangFinding.DIFFERENT_CALLS, (),
-        ("ranks 0 and 1 wait in all_reduce, collective 2: all_reduce; rank 2 waits in all_reduce, collective 1 of "
-         "mesh_tp (ranks 2 and 3): all_reduce; rank 3 waits in broadcast, collective 1 of mesh_tp (ranks 2 and 3): "
-         "broadcast; no rank stands out"),
+        ("ranks 0 and 1 wait in all_reduce, collective 2; rank 2 waits in all_reduce, collective 1 of mesh_tp (ranks 2"
+         " and 3); rank 3 waits in broadcast, collective 1 of mesh_tp (ranks 2 and 3); the rank at fault is unclear"),
     ),
     (
         [doing("send 0->1"), doing("recv 1<-2"), doing("recv 2<-1")], HangFinding.DIFFERENT_CALLS, (),
-        ("rank 0 waits in send, send 1 to rank 1; rank 1 waits in recv, recv 1 from rank 2; rank 2 waits in recv, "
-         "recv 1 from rank 1; rank 1 waits for rank 2 in recv, rank 2 for rank 1 in recv; no rank stands out"),
+        ("rank 0 waits in send, send 1 to rank 1; rank 1 waits in recv, recv 1 from rank 2; rank 2 waits in recv, recv"
+         " 1 from rank 1; rank 1 waits for rank 2 in recv, rank 2 for rank 1 in recv; the rank at fault is unclear"),
     ),
     (  # both halves have begun, and data do not flow
         [doing("send 0->1"), doing("recv 1<-0"), doing("recv 2<-1")], HangFinding.DIFFERENT_CALLS, (),
-        ("rank 0 waits in send, send 1 to rank 1; rank 1 waits in recv, recv 1 from rank 0; rank 2 waits in recv, "
-         "recv 1 from rank 1; no rank stands out"),
+        ("rank 0 waits in send, send 1 to rank 1; rank 1 waits in recv, recv 1 from rank 0; rank 2 waits in recv, recv"
+         " 1 from rank 1; the rank at fault is unclear"),
     ),
     (
         [calling("send", 1, 3), calling("recv", 0, 4)], HangFinding.DIFFERENT_CALLS, (),
-        ("rank 0 waits in send, send to rank 1, tag 3; rank 1 waits in recv, recv from rank 0, tag 4; rank 0 waits for "
-         "rank 1 in send, rank 1 for rank 0 in recv; no rank stands out"),
+        ("rank 0 waits in send, send to rank 1, tag 3; rank 1 waits in recv, recv from rank 0, tag 4; rank 0 waits for"
+         " rank 1 in send, rank 1 for rank 0 in recv; the rank at fault is unclear"),
     ),
     (  # rank 1 expects one message more than rank 0 has sent
         [doing(SUM, SUM), calling("recv", 0, 0, DONE), doing(SUM, SUM)],
         HangFinding.DIFFERENT_CALLS, (1,),
-        ("ranks 0 and 2 wait in all_reduce, collective 2: all_reduce; rank 1 waits in recv, recv from rank 0; "
-         "rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in recv"),
+        ("ranks 0 and 2 wait in all_reduce, collective 2; rank 1 waits in recv, recv from rank 0; rank 0 waits for "
+         "rank 1 in all_reduce, rank 1 for rank 0 in recv"),
     ),
     (
         [doing(SUM), doing(SUM), sized(5)], HangFinding.DIFFERENT_CALLS, (2,),
-        "ranks 0-2 wait in all_reduce, collective 1: all_reduce; ranks 0 and 1 with Float[8], rank 2 with Float[5]",
+        "ranks 0-2 wait in all_reduce, collective 1; tensors differ: Float[8] on ranks 0 and 1, Float[5] on rank 2",
     ),
     (  # rank 1 has called all_reduce once more, before a broadcast
         [doing(SUM, "broadcast"), doing(SUM, SUM), doing(SUM, "broadcast", "barrier")],
         HangFinding.DIFFERENT_CALLS, (1,),
-        ("rank 0 waits in broadcast, collective 2: broadcast; rank 1 waits in all_reduce, collective 2: all_reduce; "
-         "rank 2 waits in barrier, collective 3: barrier"),
+        ("rank 0 waits in broadcast, collective 2; rank 1 waits in all_reduce, collective 2; rank 2 waits in barrier, "
+         "collective 3"),
     ),
     (  # rank 3 leaves out the collective of its half, a group without a name
         [*[member(FIRST, f"1:{SUM}", SUM)] * 2, member(SECOND, f"2:{SUM}"), member(SECOND, SUM)],
         HangFinding.DIFFERENT_CALLS, (3,),
-        ("ranks 0, 1 and 3 wait in all_reduce, collective 1: all_reduce; rank 2 waits in all_reduce, collective 1 of "
-         "group 2 (ranks 2 and 3): all_reduce; rank 2 waits for rank 3 in all_reduce of group 2, rank 3 for rank 2 in "
-         "all_reduce; rank 3 calls them in another order"),
+        ("ranks 0, 1 and 3 wait in all_reduce, collective 1; rank 2 waits in all_reduce, collective 1 of group 2 "
+         "(ranks 2 and 3); rank 2 waits for rank 3 in all_reduce of group 2, rank 3 for rank 2 in all_reduce; rank 3 "
+         "calls these in a different order"),
     ),
     (  # rank 3 waits for rank 4, which sends to rank 1
         [*[doing(SUM, SUM)] * 3, doing(SUM, f"tp:{SUM}", members="[3, 4]"), calling("send", 1, 0, DONE)],
         HangFinding.DIFFERENT_CALLS, (4,),
-        ("ranks 0-2 wait in all_reduce, collective 2: all_reduce; rank 3 waits in all_reduce, collective 1 of "
-         "mesh_tp (ranks 3 and 4): all_reduce; rank 4 waits in send, send to rank 1; rank 3 waits for rank 4 in "
-         "all_reduce of mesh_tp, rank 4 for rank 1 in send, rank 1 for rank 3 in all_reduce"),
+        ("ranks 0-2 wait in all_reduce, collective 2; rank 3 waits in all_reduce, collective 1 of mesh_tp (ranks 3 and"
+         " 4); rank 4 waits in send, send to rank 1; rank 3 waits for rank 4 in all_reduce of mesh_tp, rank 4 for rank"
+         " 1 in send, rank 1 for rank 3 in all_reduce"),
     ),
     (  # rank 0 has left out a collective with rank 1, or rank 1 calls it once more
         [member(FIRST, SUM), member(FIRST, f"1:{SUM}"), member({}, SUM)], HangFinding.DIFFERENT_CALLS, (),
-        ("ranks 0 and 2 wait in all_reduce, collective 1: all_reduce; rank 1 waits in all_reduce, collective 1 of "
-         "group 1 (ranks 0 and 1): all_reduce; rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in all_reduce "
-         "of group 1; no rank stands out"),
+        ("ranks 0 and 2 wait in all_reduce, collective 1; rank 1 waits in all_reduce, collective 1 of group 1 (ranks 0"
+         " and 1); rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in all_reduce of group 1; the rank at "
+         "fault is unclear"),
     ),
     (  # the records show that this one did not come first before
         [
@@ -176,10 +175,10 @@ VERDICTS = [
             member({"2": [0, 1, 2]}, *CYCLE[1:], f"2:{SUM}"), member({}, SUM, SUM),
         ],
         HangFinding.DIFFERENT_CALLS, (0,),
-        ("ranks 0 and 2 wait in all_reduce, collective 2 of group 2 (ranks 0-2): all_reduce; rank 1 waits in "
-         "all_reduce, collective 2 of group 1 (ranks 0 and 1): all_reduce; rank 3 waits in all_reduce, collective 2: "
-         "all_reduce; rank 0 waits for rank 1 in all_reduce of group 2, rank 1 for rank 0 in all_reduce of group 1; "
-         "rank 0 has left out all_reduce of group 1, which came before all_reduce of group 2 until now"),
+        ("ranks 0 and 2 wait in all_reduce, collective 2 of group 2 (ranks 0-2); rank 1 waits in all_reduce, "
+         "collective 2 of group 1 (ranks 0 and 1); rank 3 waits in all_reduce, collective 2; rank 0 waits for rank 1 "
+         "in all_reduce of group 2, rank 1 for rank 0 in all_reduce of group 1; rank 0 has skipped all_reduce of group"
+         " 1, which so far came before each all_reduce of group 2"),
     ),
     (  # a stage of a pipeline
         [
@@ -188,16 +187,16 @@ VERDICTS = [
             exchanging("recv 1", "send 1", "recv 1"),
         ],
         HangFinding.DIFFERENT_CALLS, (1,),
-        ("ranks 0 and 2 wait in recv, recv from rank 1; rank 1 waits in recv, recv from rank 2; rank 1 waits for "
-         "rank 2 in recv, rank 2 for rank 1 in recv; rank 1 has left out send to rank 2, which came before recv from "
-         "rank 2 until now"),
+        ("ranks 0 and 2 wait in recv, recv from rank 1; rank 1 waits in recv, recv from rank 2; rank 1 waits for rank "
+         "2 in recv, rank 2 for rank 1 in recv; rank 1 has skipped send to rank 2, which so far came before each recv "
+         "from rank 2"),
     ),
     (  # rank 1 leaves out a receive of a batch: rank 0 waits for a message that is not recorded as the one it waits for
         [exchanged("send 1", "recv 2"), exchanged("send 2", then=2), exchanged("send 0", "recv 1", then=2)],
         HangFinding.DIFFERENT_CALLS, (1,),
-        ("ranks 1 and 2 wait in barrier, collective 2: barrier; rank 0 waits in batch_isend_irecv (train.py:7), send "
-         "to rank 1; rank 0 waits for rank 1 in send, rank 1 for rank 0 in barrier; rank 1 alone has begun a "
-         "different number of messages"),
+        ("ranks 1 and 2 wait in barrier, collective 2; rank 0 waits in batch_isend_irecv (train.py:7), send to rank 1;"
+         " rank 0 waits for rank 1 in send, rank 1 for rank 0 in barrier; rank 1 has started more or fewer sends or "
+         "receives than the others"),
     ),
     (  # rank 0 has begun the third collective of one group after the first of another: what came before is not known
         [
@@ -205,46 +204,45 @@ VERDICTS = [
             member(FIRST, "broadcast", "broadcast", f"1:{SUM}", f"1:{SUM}"),
         ],
         HangFinding.DIFFERENT_CALLS, (),
-        ("rank 0 waits in all_reduce, collective 3: all_reduce; rank 1 waits in all_reduce, collective 2 of group 1 "
-         "(ranks 0 and 1): all_reduce; rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in all_reduce of group "
-         "1; no rank stands out"),
+        ("rank 0 waits in all_reduce, collective 3; rank 1 waits in all_reduce, collective 2 of group 1 (ranks 0 and "
+         "1); rank 0 waits for rank 1 in all_reduce, rank 1 for rank 0 in all_reduce of group 1; the rank at fault is "
+         "unclear"),
     ),
     (  # rank 0 sends once, rank 1 receives twice; the collective before that is none that came before each message
         [exchanged("send 1", then=2), exchanging("recv 0", "recv 0"), exchanging("recv 1")],
         HangFinding.DIFFERENT_CALLS, (),
-        ("rank 0 waits in barrier, collective 2: barrier; rank 1 waits in recv, recv from rank 0; rank 2 waits in "
-         "recv, recv from rank 1; rank 0 waits for rank 1 in barrier, rank 1 for rank 0 in recv; no rank stands out"),
+        ("rank 0 waits in barrier, collective 2; rank 1 waits in recv, recv from rank 0; rank 2 waits in recv, recv "
+         "from rank 1; rank 0 waits for rank 1 in barrier, rank 1 for rank 0 in recv; the rank at fault is unclear"),
     ),
     (  # rank 0 has sent to rank 2, not to rank 1
         [exchanged("send 2", then=2), exchanging("recv 0"), exchanged(then=2), exchanged(then=2)],
         HangFinding.DIFFERENT_CALLS, (0,),
-        ("ranks 0, 2 and 3 wait in barrier, collective 2: barrier; rank 1 waits in recv, recv from rank 0; rank 0 "
-         "waits for rank 1 in barrier, rank 1 for rank 0 in recv; rank 0 has begun send to rank 2, which has not begun "
-         "the other half"),
+        ("ranks 0, 2 and 3 wait in barrier, collective 2; rank 1 waits in recv, recv from rank 0; rank 0 waits for "
+         "rank 1 in barrier, rank 1 for rank 0 in recv; rank 0 has started send to rank 2, which has not started a "
+         "matching recv"),
     ),
     (  # rank 0 has sent two messages before it gets replies; rank 1 expects a third
         [exchanging("send 1", "send 1", "recv 1", "recv 1"), exchanging("recv 0", "recv 0", "send 0", "recv 0")],
         HangFinding.DIFFERENT_CALLS, (),
         ("rank 0 waits in recv, recv from rank 1; rank 1 waits in recv, recv from rank 0; rank 0 waits for rank 1 in "
-         "recv, rank 1 for rank 0 in recv; no rank stands out"),
+         "recv, rank 1 for rank 0 in recv; the rank at fault is unclear"),
     ),
     (
         [doing(SUM), sized(5)], HangFinding.DIFFERENT_CALLS, (),
-        ("ranks 0 and 1 wait in all_reduce, collective 1: all_reduce; rank 0 with Float[8], rank 1 with Float[5]; "
-         "no rank stands out"),
+        ("ranks 0 and 1 wait in all_reduce, collective 1; tensors differ: Float[8] on rank 0, Float[5] on rank 1; the "
+         "rank at fault is unclear"),
     ),
     (  # rank 1 is not asked for: it computes
         [doing(f"tp:{SUM}", members="[0, 2]"), NONE, NONE], HangFinding.ABSENT, (2,),
-        ("rank 0 waits in all_reduce, collective 1 of mesh_tp (ranks 0 and 2): all_reduce; rank 2 is in an unknown "
-         "place"),
+        "rank 0 waits in all_reduce, collective 1 of mesh_tp (ranks 0 and 2); rank 2 could not be located",
     ),
     (
         [doing(SUM, SUM), doing(SUM, SUM), doing(SUM, SUM)], HangFinding.SAME_CALL, (),
-        "all ranks wait in all_reduce, collective 2: all_reduce",
+        "all ranks wait in all_reduce, collective 2",
     ),
     (
         [doing(SUM, line=7), doing(SUM, line=7), NONE], HangFinding.ABSENT, (2,),
-        "ranks 0 and 1 wait in all_reduce (train.py:7), collective 1: all_reduce; rank 2 is in an unknown place",
+        "ranks 0 and 1 wait in all_reduce (train.py:7), collective 1; rank 2 could not be located",
     ),
 ]  # fmt: skip
 
@@ -260,9 +258,7 @@ def test_the_verdict_on_dumps(dumps: list[Dump], finding: HangFinding, guilty: t
 def test_a_member_without_a_dump() -> None:
     dumps = {0: [doing(f"tp:{SUM}", members="[0, 1, 3]")], 1: [doing(f"tp:{SUM}", members="[0, 1, 3]")]}
     verdict = examine_dumps(dumps).verdict
-    expected = (
-        "ranks 0 and 1 wait in all_reduce, collective 1 of mesh_tp (ranks 0, 1 and 3): all_reduce; rank 3 left no dump"
-    )
+    expected = "ranks 0 and 1 wait in all_reduce, collective 1 of mesh_tp (ranks 0, 1 and 3); rank 3 left no dump"
     assert (verdict.finding, verdict.guilty, verdict.text) == (HangFinding.SILENT_HOST, (3,), expected)
     del dumps[1]
     assert examine_dumps(dumps).verdict.guilty == ()
@@ -292,12 +288,12 @@ def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "no file of it is a dump"),
+        ({}, "no file is a dump"),
         (
             {"notes.txt": b"rank 3 hangs", "data1.json": b'{"a": 1}', "stacks.txt": b"Process 7: python"},
-            "no file of it",
+            "no file is a dump",
         ),
-        ({"a/rank_0": b'{"entries": []}', "b/rank_0": b'{"entries": []}'}, "a/rank_0 is of the same rank"),
+        ({"a/rank_0": b'{"entries": []}', "b/rank_0": b'{"entries": []}'}, "a/rank_0 has the same rank"),
         ({"rank_0": b'{"entries": [{}]}'}, "the records are of an unknown version of PyTorch"),
         ({"rank_0": pickle.dumps([1])}, "the pickle is not from a flight recorder"),
     ],

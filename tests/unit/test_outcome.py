@@ -457,7 +457,7 @@ def test_later_failures_are_folded() -> None:
     early = Outcome(1, None, 1.0, root=lost[0], ends=(end(1, 0), *lost))
     assert list(render_others(early)) == [
         "  also failed: ranks 2-4 (RuntimeError: Connection closed by peer [2], exit code 1)",
-        "  ended with exit code 0 before: rank 1",
+        "  had already ended with exit code 0: rank 1",
     ]
     many = tuple(end(rank, 10 + rank) for rank in range(2, 9))
     assert list(render_others(Outcome(1, None, 1.0, root=root, ends=(root, *many))))[-2:] == [

@@ -194,7 +194,7 @@ def job(communicators: list[dict[str, Any]], pids: tuple[int, ...] = (70, 71, 72
 
 
 SIZED = [{**LATE[0], "size": 4}]
-NOTE = "; NCCL has no reply from rank 3; NCCL: rank 2 has begun 6649 of 6650 AllReduce"
+NOTE = "; NCCL gets no reply from rank 3; NCCL: rank 2 has started 6649 AllReduce operations, others 6650"
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def test_a_loop_whose_variables_stay_the_same_does_not_work(replies: int, last: 
     assert (work_of(*looks) == "computes") is works
     examination = evaluate([job(WAITING, look) for look in looks])
     assert examination.hangs is not works
-    text = "rank 0 waits in Barrier (train.py:41); rank 1 is in step (train.py:37): while True:"
-    start = "no hang so far: rank 1 works (computes); " if works else "hang: "
+    text = "rank 0 waits in Barrier (train.py:41); rank 1 runs step (train.py:37: while True:)"
+    start = "no hang so far: rank 1 is busy (computes); " if works else "hang: "
     assert examination.sentence == start + text
 
 
