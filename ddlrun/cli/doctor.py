@@ -24,11 +24,11 @@ from ddlrun.runs.store import state_folder
 )  # fmt: skip
 @option(
     "Run", "--dumps", type=click.Path(exists=True, file_okay=False), metavar="FOLDER",
-    help="Examine the dumps of a job that has ended.",
+    help="Examine the dumps in FOLDER instead of a run.",
 )  # fmt: skip
 @option(
     "Run", "--expect-transport", "expected", metavar="NAME",
-    help="Fail if NCCL uses another network than, for example, IB.",
+    help="Fail unless NCCL uses this network on all hosts, such as IB.",
 )  # fmt: skip
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
 def command(run: str | None, interval: float, dumps: str | None, expected: str | None, *, as_json: bool) -> int:
@@ -36,12 +36,12 @@ def command(run: str | None, interval: float, dumps: str | None, expected: str |
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
-    All ranks are examined on their hosts, twice; a third time if they have not moved. The first line says which ranks
-    wait where, and which rank they wait for; the stacks of all ranks follow. Python stacks are those of py-spy if it is
-    installed on the hosts. For a run that has ended, the last examination is printed.
+    Takes two snapshots of all ranks, and a third if none has moved. The first line says which ranks wait where, and
+    which rank they wait for; the stacks of all ranks follow, from py-spy if it is installed on the hosts. For a run
+    that has ended, the last examination is printed.
 
-    Dumps are files with the rank in their names: those of PyTorch's flight recorder (pickles or JSON), and the output
-    of `py-spy dump`. Logs of NCCL, there or of the run, show the networks of hosts.
+    Dumps are files with the rank in their names: those of PyTorch's flight recorder (pickle or JSON), and the output
+    of `py-spy dump`. NCCL's logs, of the run or in FOLDER, show the network of each host.
     """
     if dumps is not None and run is not None:
         raise click.UsageError("--dumps examines a folder, not a run: give one of them")

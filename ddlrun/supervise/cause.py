@@ -17,7 +17,7 @@ Fields = dict[str, Any]
 EXIT_UNREAD = errors.EXIT_SIGNAL + signal.SIGPIPE
 OF_MANAGER = "that of the manager, or 1"
 RESET = "a firewall or another device on the way reset it, or the host was restarted"
-REACHABLE = "reachable, but keepers there do not run: too busy (see `--heartbeat`), or stopped"
+REACHABLE = "reachable, but ddlrun's processes there do not run: too busy (see `--heartbeat`), or stopped"
 UNREACHABLE = "down, or cut off from the network"
 
 
@@ -208,7 +208,7 @@ class EndCause(enum.Enum):
         "the time limit of {seconds:g} s (`--timeout`)", errors.EXIT_TIMED_OUT, requested=True)
     LATE_START = CauseRow("no other rank starts within `--start-timeout`",
         "{ranks} did not start in {seconds:g} s (`--start-timeout`){daemons}", errors.EXIT_UNREACHABLE)
-    STALL = CauseRow("no rank prints for `--stall-timeout`, and the examination finds none that moves or works",
+    STALL = CauseRow("no rank prints for `--stall-timeout`, and the examination finds none that moves or is busy",
         "no rank printed anything for {seconds:g} s ({option}): {explanation}", errors.EXIT_STALLED)
     UNREAD_STREAM = CauseRow("the reader of ddlrun's output is gone",
         "{stream} is no longer read", EXIT_UNREAD, requested=True)

@@ -7,14 +7,14 @@ from tests.hosts.fault_results import Result, read_results
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "faults.md"
 HEAD = """# Faults and results
 
-This page lists faults, with the exit code and the first line that ddlrun prints. It is for users who search for a
-message; [After a failure](../how-to/after-a-failure.md) says what to do next.
+This page lists faults with the exit code and the first line that ddlrun prints, for users who search for a message.
+[After a failure](../how-to/after-a-failure.md) says what to do next.
 
-- The tests cause each fault in a job of four ranks on the hosts h1 to h4, and compare with this table. After each
-  fault, no process and no temporary file of the job is left on any host.
+- Tests cause each fault in a job of four ranks on the hosts h1 to h4, and compare with this table. After each fault,
+  no process and no temporary file of the job is left on any host.
 - Lines are shown without times, process ids, ports and remedies.
-- Own is the result under [ddlrun's own process manager](../explanation/mpi.md#which-program-starts-the-ranks), without
-  an MPI, with MPICH and with Intel MPI. There, *mpirun* is ddlrun's process manager, and a *daemon* is its agent.
+- *own*: under [ddlrun's own process manager](../explanation/mpi.md#which-program-starts-the-ranks), without an
+  MPI, with MPICH and with Intel MPI. There, *mpirun* is ddlrun's process manager, and a *daemon* is its agent.
 - A cell is the exit code and the first line. An empty one is the same as under Open MPI; "-" means that there is no
   such fault.
 

@@ -450,7 +450,7 @@ FAULTS = (
     Fault("SIGTERM to mpirun's daemon on a host", 3, "h3", after=send(S.SIGTERM, "daemon")),
     Fault("SIGTERM to a keeper", 143, "rank 2 on h3 had to end: its keeper received", after=send(S.SIGTERM, "keeper")),
     Fault(
-        "SIGSTOP to a keeper for longer than `--heartbeat`", 3, "h3 .*reachable, but keepers there do not run",
+        "SIGSTOP to a keeper for longer than `--heartbeat`", 3, "h3 .*reachable, but .* processes there do not run",
         options=QUICK, after=send(S.SIGSTOP, "keeper"),
     ),
     Fault(

@@ -95,7 +95,7 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         Kind.KILL_DDLRUN: (-9, ANY_LINE),
         Kind.KILL_SSHD: (3, gone),
         Kind.STOP_RANK: (124, "the time limit of"),
-        Kind.STOP_KEEPER: (3, f"no sign of life from [^:]*\\b{host}\\b.*reachable, but keepers there do not run"),
+        Kind.STOP_KEEPER: (3, f"no sign of life from [^:]*\\b{host}\\b.*reachable, but .* processes there do not run"),
         Kind.STOP_DDLRUN: (3, "no sign of life from ddlrun|ddlrun( itself)? did not run"),
         Kind.CUT: (
             3,

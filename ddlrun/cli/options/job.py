@@ -156,12 +156,12 @@ job_options = option_group(
     option("Termination", "--heartbeat", type=SECONDS, metavar="TIME", default=30, show_default=True,
            help="Consider a host, or ddlrun, lost after this time of silence; 0: never."),
     option("Termination", "--stall-timeout", type=SECONDS, metavar="TIME", default=0, show_default=True,
-           help="Report ranks that print nothing for this time, with their stacks, and end a job that hangs, with exit "
-           "code 123; 0: never."),
+           help="If a rank prints nothing for this time, examine the job as ddlrun doctor does, and end it with exit "
+           "code 123 if it hangs; 0: never."),
     option("Termination", "--stall-action", type=Choice(["end", "report"]), default="end", show_default=True,
-           help="If no rank prints anything for the time of --stall-timeout: end a job that hangs, or only report it."),
+           help="What to do with a job that hangs after --stall-timeout: end it, or only report it."),
     option("Termination", "--stall-work-factor", type=Number(min=0), metavar="N", default=5, show_default=True,
-           help="End a job that prints nothing, but works, after N times --stall-timeout; 0: never."),
+           help="End a job that is busy, but prints nothing, after N times --stall-timeout; 0: never."),
     option("Termination", "--forward-signals", default="USR1,USR2", show_default=True, metavar="NAME,...",
            help="Signals that are passed on to the programs of the ranks."),
     option("Horovod", "--fusion-threshold-mb", type=Number(min=0), metavar="MB",
