@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 from ddlrun.hangs.communicators import LateRank
-from ddlrun.hangs.position import Position, locate_rank
+from ddlrun.hangs.position import IMPORTER, Position, locate_rank
 from ddlrun.hangs.progress import has_progressed, is_computing, mark_stays
 from ddlrun.hangs.snapshot import JobSnapshot, RankSnapshot
 from ddlrun.hangs.verdict import HangFinding, HangVerdict, group_ranks, judge
@@ -127,7 +127,7 @@ def render_states(job: JobSnapshot) -> str:
 
 
 def render_snapshot(snapshot: RankSnapshot) -> list[str]:
-    """Return the lines of a rank's processes and their stacks, without native code."""
+    """Return the lines of a rank's processes and their stacks, without native code and the import machinery."""
     lines = []
     for process in snapshot.processes:
         waiting = f", waits in {kernel_wait(process.waits_in)}" if process.waits_in else ""
@@ -135,7 +135,8 @@ def render_snapshot(snapshot: RankSnapshot) -> list[str]:
         for thread in process.threads:
             name = f': "{thread.name}"' if thread.name else ""
             lines.append(f"  Thread {thread.id or '?'} ({'active' if thread.active else 'idle'}){name}")
-            lines += [f"      {frame.function} ({frame.place})" for frame in thread.frames if frame.line]
+            shown = (frame for frame in thread.frames if frame.line and not frame.file.startswith(IMPORTER))
+            lines += [f"      {frame.function} ({frame.place})" for frame in shown]
         if process.problem:
             lines.append(f"  ({process.problem})")
     return lines

@@ -224,12 +224,12 @@ class Examinations:
             self._end_job(EndCause.STALL.reason(**fields))
 
     def _tell_stall(self, examination: "Examination") -> None:
-        """Print the result: that ranks work in a line, and otherwise with all stacks."""
-        if examination.goes_on or not examination.work:
+        """Print the result, with all stacks unless ranks move or are busy."""
+        if not (examination.goes_on or examination.work):
             self._tell(f"{examination.sentence}\n{render_states(examination.snapshot)}")
             return
         factor = self._options.stall_work_factor
-        ends = self._options.stall_action is StallAction.END and factor
+        ends = self._options.stall_action is StallAction.END and factor and not examination.goes_on
         end = f"; the job ends after {factor:g} times --stall-timeout (--stall-work-factor)" if ends else ""
         self._tell(examination.sentence + end)
 

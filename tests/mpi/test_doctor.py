@@ -73,6 +73,7 @@ def test_a_silent_job_that_computes_in_one_function_goes_on(tmp_path: Path) -> N
     verdict = json.loads(record.read_text())["verdict"]
     assert (verdict["finding"], verdict["hangs"], verdict["moved"]) == ("running", False, False)
     assert "no hang: ranks compute, and none waits for another: ranks 0 and 1 run compute (train.py:" in done.stderr
+    assert "state of rank" not in done.stderr
 
 
 # Rank 1 waits for rank 0, which prints until the job has been examined.

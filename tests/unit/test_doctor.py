@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddlrun.hangs.description import describe
-from ddlrun.hangs.examination import Examination, evaluate, record_examination
+from ddlrun.hangs.examination import Examination, evaluate, record_examination, render_states
 from ddlrun.hangs.position import Activity, locate_rank
 from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, ProcessGroup, RankSnapshot, name_ranks
 from ddlrun.hangs.snapshot_parsing import parse_snapshot
@@ -508,6 +508,12 @@ def test_a_thread_that_waits_for_other_ranks_does_not_compute() -> None:
     before = snapshot(process(LOCK, call="futex", **used(threads={"7": [0.0, 0.0], "8": [0.0, 0.0]})))
     after = snapshot({**process(LOCK, **values), "threads": [main, helper]})
     assert evaluate([job(before), job(after)]).hangs
+
+
+def test_the_stack_of_a_rank_that_imports_has_no_functions_of_the_importer() -> None:
+    frames = [own(1, "x = 1", "<module>"), ("exec_module", "<frozen importlib._bootstrap_external>", 940, "")]
+    states = render_states(job(snapshot(process([*frames, own(3, "import torch", "<module>")]))))
+    assert states.endswith("      <module> (train.py:1)\n      <module> (train.py:3)")
 
 
 def test_the_record_of_a_examination() -> None:
