@@ -14,7 +14,7 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hangs.dumps import Dump, examine_dumps, find_rank, parse_dump_file
 from ddlrun.hangs.examination import record_examination
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.runs.history import read_past_run
+from ddlrun.runs.history import may_run, read_past_run
 from ddlrun.runs.store import write_private
 
 # Three snapshots, each with the time that a keeper has to reply (see hangs/examiner.py), and a request's.
@@ -36,9 +36,8 @@ def request_examination(
     """
     files = RunDir(folder)
     past = read_past_run(folder)
-    runs = past is not None and past.state.may_run
-    record = _request(files, interval) if runs else _read(files)
-    if record is not None and not runs:
+    record = _request(files, interval) if past is not None and past.state.may_run else _read(files)
+    if record is not None and not may_run(folder):
         at = time.strftime("%m-%d %H:%M", time.localtime(record["time"]))
         note(f"run {os.path.basename(folder)} has ended; this is its examination of {at}")
     if record is None and not required:
@@ -87,8 +86,11 @@ def list_files(folder: str) -> list[str]:
     return sorted(os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
 
 
-def _request(files: RunDir, interval: float) -> dict[str, Any]:
-    """Request an examination, and return its record. Raises InputError or UnreachableError."""
+def _request(files: RunDir, interval: float) -> dict[str, Any] | None:
+    """Request an examination, and return its record; the last one if the run ends before that.
+
+    Raises InputError or UnreachableError.
+    """
     request = secrets.token_hex(8)
     try:
         write_private(files.examination_request, [f"{request} {interval}\n"])
@@ -96,12 +98,14 @@ def _request(files: RunDir, interval: float) -> dict[str, Any]:
         raise InputError(f"run folder {files.path}: {error.strerror}") from error
     seconds = REPLY_SECONDS + INTERVALS * interval
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while may_run(files.path):
         record = _read(files)
         if record is not None and record.get("request") == request:
             return record
+        if time.monotonic() > end:
+            raise UnreachableError(f"run {os.path.basename(files.path)}: its ddlrun did not reply in {seconds:g} s")
         time.sleep(POLL_SECONDS)
-    raise UnreachableError(f"run {os.path.basename(files.path)}: its ddlrun did not reply in {seconds:g} s")
+    return _read(files)
 
 
 def _read(files: RunDir) -> dict[str, Any] | None:

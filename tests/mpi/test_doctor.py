@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from ddlrun.plan.run_dir import RunDir
 from tests.conftest import OWN, launch_line
 from tests.support.json_schemas import validate_run_folder
 from tests.support.launches import run
+from tests.support.waiting import wait_until
 
 DOCTOR = [sys.executable, "-m", "ddlrun", "doctor"]
 SCRIPT = """
@@ -99,6 +102,33 @@ def test_a_job_of_which_a_rank_prints_does_not_hang(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     verdict = json.loads(record.read_text())["verdict"]
     assert (verdict["finding"], verdict["hangs"], verdict["moved"]) == ("blocked", False, True)
+
+
+# A rank that prints a line at SIGTERM, and does not end.
+STAYING = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: print("stays", flush=True))
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_run_that_ends_while_its_examination_is_awaited(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STAYING)
+    argv = launch_line(OWN, tmp_path, "-np", "1", "--grace", "300", str(tmp_path / "train.py"))
+    files = RunDir(str(tmp_path / "run"))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline().endswith("up\n")
+        job.send_signal(signal.SIGINT)
+        assert job.stdout.readline().endswith("stays\n")
+        with subprocess.Popen([*DOCTOR, files.path], stderr=subprocess.PIPE, text=True) as doctor:
+            wait_until(lambda: os.path.exists(files.examination_request))
+            job.send_signal(signal.SIGINT)
+            job.stdout.read()
+            _, errors = doctor.communicate()
+    assert (doctor.returncode, "it has ended, and was not examined while it ran" in errors) == (2, True), errors
 
 
 def test_a_run_that_has_ended_and_was_not_examined(tmp_path: Path) -> None:
