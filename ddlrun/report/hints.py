@@ -33,7 +33,7 @@ HINTS = (
     ),
     (
         r"No module named '?(\w+)",
-        "{python} on that host has no module {0}: install it there, or write another Python before the script",
+        "{python} on that host has no module {0}: install it there, or name another Python before the script",
     ),
     (
         r"(?:ImportError: |error while loading shared libraries: )(\S+): cannot open shared object file",
@@ -70,7 +70,7 @@ HINTS = (
     ),
     (
         r"Timed out (?:waiting \d+ ?ms|after \d+ seconds waiting) for|Watchdog caught|wait timeout after \d+ms",
-        "it waited for another rank in vain: a shorter --stall-timeout examines all ranks, and names that one",
+        "it timed out waiting for another rank: a shorter --stall-timeout examines all ranks, and names that one",
     ),
     (
         r"Unable to find address for: \S|no socket interface found",
@@ -82,7 +82,7 @@ HINTS = (
     ),
     (
         r"(?i)Address already in use|EADDRINUSE",
-        "another process there holds the port: ddlrun runs -H HOST finds leftovers; unset a MASTER_PORT of yours",
+        "another process there holds the port: ddlrun runs -H HOST finds leftovers; unset MASTER_PORT if you set it",
     ),
     (
         r"MemoryError|Cannot allocate memory",
@@ -106,14 +106,14 @@ HINTS = (
         "no more threads or processes are allowed there: raise ulimit -u, or the cgroup's pids.max",
     ),
     (r"Too many open files", "raise the limit of open files there (ulimit -n)"),
-    (r"File too large", "a file reached the limit of sizes there: raise it (ulimit -f)"),
+    (r"File too large", "a file reached the size limit there: raise it (ulimit -f)"),
     (
         r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected",
         "the script needs torchrun's variables, which --framework omits or --env overrides: add torch to --framework",
     ),
     (
         r"terminate called without an active exception|PyGILState_Release: |pt_gloo_runloop",
-        "a C++ thread was ended by force; where it is PyTorch's gloo: del the model, then destroy_process_group()",
+        "a C++ thread was killed at exit; if it is gloo's (PyTorch): del the model, then destroy_process_group()",
     ),
     (
         r"EOFError: EOF when reading a line",
@@ -121,7 +121,7 @@ HINTS = (
     ),
     (
         r"required: .*--local[-_]rank",
-        "no launcher but the old torch.distributed.launch passes --local-rank: read LOCAL_RANK from os.environ",
+        "only the old torch.distributed.launch passes --local-rank: read LOCAL_RANK from os.environ",
     ),
     (r"Unknown backend type ddl", "the script has to import ddlrun.ddl.torch first, as DDLRUN_HOOK excludes backend"),
     (
@@ -134,16 +134,15 @@ HINTS = (
     ),
 )
 LIMIT_HINTS = {
-    128 + signal.SIGXCPU: "the limit of CPU time was reached there: raise it (ulimit -t)",
-    128 + signal.SIGXFSZ: "a file reached the limit of sizes there: raise it (ulimit -f)",
+    128 + signal.SIGXCPU: "the CPU time limit was reached there: raise it (ulimit -t)",
+    128 + signal.SIGXFSZ: "a file reached the size limit there: raise it (ulimit -f)",
 }
 CODE_HINTS = LIMIT_HINTS | {
     126: "the program is not executable there: chmod +x, or write its interpreter before it",
     127: "the program is not on PATH there (write ./NAME for the working folder), or its interpreter is missing",
     128 + signal.SIGSEGV: "--env PYTHONFAULTHANDLER=1 shows the line of Python at which it happened",
-    128
-    + signal.SIGBUS: "shared memory, or a disk, is full there (see /dev/shm), or a file that was mapped is shorter now",
-    128 + signal.SIGKILL: "killed by another process: often by the kernel or the batch system, for lack of memory",
+    128 + signal.SIGBUS: "shared memory, or a disk, is full there (see /dev/shm), or a mapped file was truncated",
+    128 + signal.SIGKILL: "another process killed it, often the kernel or the scheduler, for lack of memory: see dmesg",
 }
 
 

@@ -33,8 +33,8 @@ def line(mpirun: str, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("script", "code", "end", "hint"),
     [
-        (CPU_TIME, 128 + signal.SIGXCPU, "killed by SIGXCPU", "CPU time was reached there: raise it (ulimit -t)"),
-        (FILE_SIZE, 128 + signal.SIGXFSZ, "killed by SIGXFSZ", "limit of sizes there: raise it (ulimit -f)"),
+        (CPU_TIME, 128 + signal.SIGXCPU, "killed by SIGXCPU", "CPU time limit was reached there: raise it (ulimit -t)"),
+        (FILE_SIZE, 128 + signal.SIGXFSZ, "killed by SIGXFSZ", "size limit there: raise it (ulimit -f)"),
         (LONG_ARGUMENT, 126, "exit code 126", "the arguments, or the environment, are too long for that host"),
     ],
     ids=["CPU time", "file size", "long argument"],

@@ -126,7 +126,7 @@ def test_ends_are_rendered() -> None:
         ("ModuleNotFoundError: No module named 'yamlfit'", "on that host has no module yamlfit: install it there"),
         ("ModuleNotFoundError: No module named 'google.protobuf'", ": python -m pip install protobuf"),
         ("ModuleNotFoundError: No module named 'torch._six'", "torch on that host has no module torch._six: it is of"),
-        ("terminate called without an active exception", "PyTorch's gloo: del the model, then destroy_process_group()"),
+        ("terminate called without an active exception", "(PyTorch): del the model, then destroy_process_group()"),
         ("EOFError: EOF when reading a line", "--stdin-rank N"),
         ("ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "for another version of"),
         ("RuntimeError: can't start new thread", "raise ulimit -u"),
