@@ -130,7 +130,7 @@ def render_snapshot(snapshot: RankSnapshot) -> list[str]:
     """Return the lines of a rank's processes and their stacks, without native code and the import machinery."""
     lines = []
     for process in snapshot.processes:
-        waiting = f", waits in {kernel_wait(process.waits_in)}" if process.waits_in else ""
+        waiting = f" ({kernel_wait(process.waits_in)})" if process.waits_in else ""
         lines.append(f"process {process.pid} ({process.name}): state {process.state}{waiting}")
         for thread in process.threads:
             name = f': "{thread.name}"' if thread.name else ""

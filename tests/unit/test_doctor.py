@@ -512,7 +512,9 @@ def test_a_thread_that_waits_for_other_ranks_does_not_compute() -> None:
 
 def test_the_stack_of_a_rank_that_imports_has_no_functions_of_the_importer() -> None:
     frames = [own(1, "x = 1", "<module>"), ("exec_module", "<frozen importlib._bootstrap_external>", 940, "")]
-    states = render_states(job(snapshot(process([*frames, own(3, "import torch", "<module>")]))))
+    waiting = process([*frames, own(3, "import torch", "<module>")], waits_in="futex_wait_queue")
+    states = render_states(job(snapshot(waiting)))
+    assert "\nprocess 7 (python): state S (lock)\n" in states
     assert states.endswith("      <module> (train.py:1)\n      <module> (train.py:3)")
 
 
