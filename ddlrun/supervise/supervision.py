@@ -34,8 +34,8 @@ LONGEST_WAIT = 5.0
 # The interval of checks while the job or the process manager is about to end.
 END_INTERVAL = 0.1
 NO_SUSPENSION = (
-    "note: Ctrl-Z does not suspend a job, whose ranks would lose ddlrun; Ctrl-C ends it. "
-    "To have the shell back, start ddlrun with & and its output in a file"
+    "note: Ctrl-Z does not suspend a job, as its ranks would lose ddlrun; Ctrl-C ends it. "
+    "To get the shell back, start ddlrun with & and its output in a file"
 )
 # Output that slow readers have not taken is waited for, unless the user or a limit ended the job.
 REQUESTED_SECONDS = 1.0
@@ -183,8 +183,8 @@ class Supervision:
             self._input.resize()
         elif self._ending.reason is None:
             if self._options.status_line:
-                grace = f"{self._options.grace:g} s at most"
-                self._output.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
+                grace = f"{self._options.grace:g} s"
+                self._output.tell(f"ending the job within {grace}; press Ctrl-C again to kill it at once")
             self._ending.begin(EndCause.SIGNAL.reason(exit_code=EXIT_SIGNAL + number, signal=number))
         elif number != signal.SIGPIPE:
             self._ending.hurry()
