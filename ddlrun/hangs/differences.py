@@ -43,7 +43,7 @@ def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot
 def find_missing(ranks: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
     """Return the ranks of a ring for which more than half of a group waits, but those that wait for another of them.
 
-    There are none if groups wait for different ones.
+    There are none if groups wait for different ones, or if one waits for a message: its peer may have left that out.
     """
     lacks = set()
     for rank in ranks:
@@ -52,20 +52,36 @@ def find_missing(ranks: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
         if 0 < 2 * len(located.lacking.get(rank, ())) < len(members):
             lacks.add(frozenset(located.lacking[rank]))
     missing = next(iter(lacks)) if len(lacks) == 1 else frozenset[int]()
-    return tuple(sorted(rank for rank in missing if not missing.intersection(located.lacking.get(rank, ()))))
+    first = sorted(rank for rank in missing if not missing.intersection(located.lacking.get(rank, ())))
+    waits = [located.positions[rank].collective for rank in first if rank in located.positions]
+    return () if any(wait is None or wait.peer is not None for wait in waits) else tuple(first)
 
 
 def find_unbalanced(ring: Sequence[int], located: LocatedJob) -> tuple[int, ...]:
-    """Return the rank of a ring whose numbers of sends and receives differ from those of all the others."""
-    snapshots = located.job.snapshots
-    alike: dict[tuple[int, ...], list[int]] = {}
+    """Return the rank of a ring that has gone on with one message less than all others, which are alike.
+
+    These have sent to, and received from, the ranks at the same distances, as in an exchange. The other half of the
+    message is in a batch of its peer: one that is begun last may be one too many.
+    """
+    snapshots, alike = located.job.snapshots, dict[tuple[tuple[str, int], ...], list[int]]()
     for rank, snapshot in snapshots.items():
-        names = [use.name for use in snapshot.messages]
-        alike.setdefault(tuple(map(names.count, PARTNERS)), []).append(rank)
-    most = max(alike, key=lambda counts: len(alike[counts]), default=())
-    odd = [rank for rank in snapshots if rank not in alike.get(most, ())]
-    is_known = any(most) and all(sum(counts) < MOST_MESSAGES for counts in alike)
-    return tuple(odd) if is_known and len(odd) == 1 < len(snapshots) - 1 and odd[0] in ring else ()
+        size = len(located.job.ranks)
+        distances = [(use.name, ((use.peer or 0) - rank) % size) for use in snapshot.messages]
+        alike.setdefault(tuple(distances), []).append(rank)
+    most, *others = sorted(alike, key=lambda messages: -len(alike[messages])) or [()]
+    if len(others) != 1 or len(alike[most]) == 1 or len(alike[others[0]]) > 1 or len(most) == MOST_MESSAGES:
+        return ()
+    if all((*most[:at], *most[at + 1 :]) != others[0] for at in range(len(most))):
+        return ()
+    (odd,) = alike[others[0]]
+    waits = {rank: located.positions[rank].collective for rank in ring if odd in (rank, *located.lacking[rank])}
+    ends = [wait for rank, wait in waits.items() if rank != odd and wait and _is_last(wait, snapshots[rank])]
+    own = waits.get(odd)
+    return () if own is None or own.peer is not None or ends else (odd,)
+
+
+def _is_last(operation: RecordedOperation, snapshot: RankSnapshot) -> bool:
+    return any((use.name, use.peer) == (operation.name, operation.peer) for use in snapshot.messages[-1:])
 
 
 def find_misdirected(ring: Sequence[int], located: LocatedJob) -> dict[int, str]:
@@ -87,19 +103,23 @@ def find_misdirected(ring: Sequence[int], located: LocatedJob) -> dict[int, str]
 
 
 def find_left_out(ring: Sequence[int], located: LocatedJob) -> dict[int, str]:
-    """Return the ranks of a ring that have left out what others of it wait for, each with a note.
+    """Return the rank of a ring that has left out what another one of it waits for, with a note.
 
-    Until now, they began it as often before each operation of the kind in which they wait. All ranks of a ring may have
-    reasons to differ: there are none then.
+    With that operation, it would repeat what it did before, as often as all other ranks do. Numbers of operations do
+    not show that: stages of a pipeline begin and end in different orders, and a rank in an evaluation may be right.
     """
+    snapshots = located.job.snapshots
+    turns = {rank: _count_turns(snapshot.recent) for rank, snapshot in snapshots.items()}
     notes = {}
     for rank, other in permutations(ring, 2):
         own, wanted = located.positions[rank].collective, _other_half(located.positions[other].collective, other)
         if own is None or wanted is None or rank not in located.lacking[other]:
             continue
-        if _has_left_out(own, wanted, located.job.snapshots[rank].recent):
+        left_out = RecentOperation(wanted.group.name, 0, wanted.name, wanted.peer)
+        expected = _count_turns(snapshots[rank].recent, left_out)
+        if expected and all(turn == expected for member, turn in turns.items() if member != rank):
             notes[rank] = f"rank {rank} has skipped {wanted.short_text}, which so far came before each {own.short_text}"
-    return notes if len(notes) < len(ring) else {}
+    return notes if len(notes) == 1 < len(snapshots) - 1 else {}
 
 
 def _other_half(operation: RecordedOperation | None, rank: int) -> RecordedOperation | None:
@@ -109,22 +129,31 @@ def _other_half(operation: RecordedOperation | None, rank: int) -> RecordedOpera
     return operation._replace(name=PARTNERS.get(operation.name, ""), peer=rank)
 
 
-def _has_left_out(own: RecordedOperation, wanted: RecordedOperation, recent: Sequence[RecentOperation]) -> bool:
-    """Return True if the n-th own operation has fewer than n wanted ones before it, and each earlier one had a new one.
+def _count_turns(uses: Sequence[RecentOperation], left_out: RecentOperation | None = None) -> int:
+    """Return the number of times that operations repeat, if need be with one that was left out; 0: they do not.
 
-    What came before the first of the records is not known.
+    Those at the start do not count if they are collectives that come there alone, such as barriers.
     """
-    begun = next((use.number - 1 for use in recent if use.series == wanted.series), 0)
-    is_new, has_new, lacks = False, list[bool](), False
-    for use in recent:
-        if use.series == wanted.series:
-            begun, is_new = use.number, is_new or use.name == wanted.name
-        elif (use.series, use.name) == (own.series, own.name):
-            has_new.append(is_new)
-            is_new, lacks = False, begun < use.number
-        if (use.series, use.number) == (own.series, own.number):
-            break
-    return lacks and any(has_new[:-1]) and all(has_new[1:-1] or has_new[:-1])
+    calls = [use._replace(number=0) for use in uses]
+    run = next((at for at, call in enumerate(calls) if call != calls[0]), 0)
+    if run and (calls[0].peer is not None or calls[0] in (*calls[run:], left_out)):
+        run = 0
+    before = {use.series: use.number - 1 for use in reversed(uses[run:])}  # the first of each series
+    total = len(calls) - run + sum(before.values()) - (run if uses and uses[0].series in before else 0)
+    missing, calls = int(left_out is not None), calls[run:]
+    periods = range(1, min((len(calls) + missing) // 2 + 2, len(calls)))
+    if left_out is not None and any(_has_period(calls, period, None) for period in periods):
+        return 0
+    period = next((period for period in periods if _has_period(calls, period, left_out)), 0)
+    return -(-(total + missing) // period) if period else 0
+
+
+def _has_period(calls: Sequence[RecentOperation], period: int, left_out: RecentOperation | None) -> bool:
+    pairs = enumerate(zip(calls[period:], calls, strict=False), period)
+    at = next((at for at, (call, before) in pairs if call != before), None)
+    if at is None or left_out is None:
+        return at is None and left_out is None
+    return left_out == calls[at - period] and _has_period([*calls[:at], left_out, *calls[at:]], period, None)
 
 
 def group_by_data(ranks: Sequence[int], located: LocatedJob) -> list[tuple[str, tuple[int, ...]]]:

@@ -225,12 +225,14 @@ def _find_odd(
     """Return the ranks that differ, and notes: those at the root of all waits, or else those unlike more than half."""
     at_root = waiting if roots is None else [group for group in waiting if roots.ranks.intersection(group.ranks)]
     calls = {group.position.collective and group.position.collective.call[:2] for group in at_root}
+    if any(_has_unknown_peer(group, located) for group in at_root):
+        return (), (NOBODY,)
     if roots is not None and None in calls:  # they wait for others in an unknown way: the fewer differ
         rest = tuple(rank for rank in _all_ranks(waiting) if rank not in roots.ranks)
         guilty = _all_odd(sorted((_all_ranks(at_root), rest), key=len, reverse=True))
         return guilty, _nobody(guilty)
     if len(calls) == 1 and len(at_root) > 1:
-        guilty = () if _has_unknown_peer(at_root[-1].position) else _all_odd([group.ranks for group in at_root])
+        guilty = _all_odd([group.ranks for group in at_root])
         guilty = guilty or find_out_of_order(_all_ranks(waiting), located.job.snapshots) or ()
         return guilty, _nobody(guilty)
     if roots is not None and roots.ranks:
@@ -259,9 +261,11 @@ def _compare_records(
     return tuple(notes), tuple(notes.values()) or (NOBODY,)
 
 
-def _has_unknown_peer(position: Position) -> bool:
+def _has_unknown_peer(group: PositionGroup, located: LocatedJob) -> bool:
     """Return True in a send or receive whose other side may be any rank, as MPI records none."""
-    return position.collective is None and normalize(position.call) in POINT_TO_POINT
+    snapshot, position = located.job.snapshots[group.ranks[0]], group.position
+    is_message = bool(snapshot.messages) or not snapshot.started  # a wait for a store is none
+    return is_message and position.collective is None and normalize(position.call) in POINT_TO_POINT
 
 
 def _all_odd(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -280,8 +284,7 @@ def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:
     if not dead:
         return None
     pairs = {(rank.rank, pair) for rank, pair in dead}
-    ends = Counter(address for _, pair in pairs for address in (pair.local, pair.remote))
-    address, _ = ends.most_common(1)[0]
+    [(address, _)] = Counter(address for _, pair in pairs for address in (pair.local, pair.remote)).most_common(1)
     own = {rank.host for rank, pair in dead if pair.local == address}
     ranks = tuple(rank.rank for rank in job.ranks if rank.host in own)
     where = f"{', '.join(sorted(own))} ({address})" if own else address
