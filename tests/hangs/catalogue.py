@@ -77,17 +77,11 @@ VICTIMS: dict[str, Callable[[int], range]] = {
 }
 # Kinds in which all ranks are alike.
 ALL_ALIKE = ("ring_of_receives", "ring_of_sends")
-# Family and kind -> the rank on the other side of a send or receive: either of the two may be at fault.
-TWO_ALIKE: dict[tuple[str, str], Callable[[int, int], int]] = {
-    ("p2p", "not_received"): lambda victim, ranks: (victim + 1) % ranks,
-    ("p2p", "not_sent"): lambda victim, ranks: (victim + 1) % ranks,
-    ("p2p", "other_tag"): lambda victim, ranks: (victim + 1) % ranks,
-    ("p2p", "from_any"): lambda victim, ranks: (victim + 1) % ranks,
-    ("p2p", "one_microbatch_more"): lambda victim, _: victim - 1,
-    ("mpi", "not_sent"): lambda victim, ranks: (victim + 1) % ranks,
-    ("mesh", "not_received"): lambda victim, ranks: (victim + 4) % ranks,
-    ("mesh", "not_sent"): lambda victim, ranks: (victim + 4) % ranks,
-    ("mesh", "microbatch_more"): lambda victim, _: victim - 4,
+# Modules and kinds in which what ranks do does not show which side of a send or receive is at fault.
+TIES = {
+    "p2p": ("not_received", "not_sent", "other_tag", "from_any", "one_microbatch_more"),
+    "mpi": ("not_sent",),
+    "mesh": ("not_received", "not_sent", "microbatch_more"),
 }
 
 
@@ -116,19 +110,16 @@ class Run(NamedTuple):
     @property
     def guilty(self) -> frozenset[int]:
         """The ranks at fault."""
-        if self.kind in ALL_ALIKE:
-            return frozenset(range(self.ranks))
-        other = TWO_ALIKE.get((self.module, self.kind))
-        return frozenset((self.victim, self.victim if other is None else other(self.victim, self.ranks)))
+        return frozenset(range(self.ranks) if self.kind in ALL_ALIKE else (self.victim,))
 
     @property
     def may_be_nobody(self) -> bool:
         """Whether it is right to name nobody."""
-        return self.kind in ALL_ALIKE or (self.module, self.kind) in TWO_ALIKE
+        return self.kind in ALL_ALIKE or self.kind in TIES.get(self.module, ())
 
     @property
     def places(self) -> list[str]:
-        """The lines at which ranks at fault are."""
+        """The lines at which ranks at fault are, and those of the other side of a tie."""
         return [f"{self.module}.py:{line}" for line in list_functions(self.module)[self.kind].lines]
 
 

@@ -19,12 +19,11 @@ class Judgement(Enum):
 
 
 def judge(run: Run, named: list[int], text: str) -> Judgement:
-    """Judge a verdict."""
-    places = run.places
-    has_line = not places or any(re.search(rf"\b{re.escape(place)}\b", text) for place in places)
+    """Judge a verdict; one that names nobody has to show both sides."""
+    shown = [re.search(rf"\b{re.escape(place)}\b", text) is not None for place in run.places]
     ranks = frozenset(named)
-    if not ranks and not (run.may_be_nobody and has_line):
-        return Judgement.NOBODY
-    if not ranks or (has_line and (ranks == run.guilty or (run.may_be_nobody and ranks < run.guilty))):
+    if not ranks:
+        return Judgement.RIGHT if run.may_be_nobody and all(shown) else Judgement.NOBODY
+    if ranks == run.guilty and (any(shown) or not shown):
         return Judgement.RIGHT
     return Judgement.PART if ranks & run.guilty else Judgement.WRONG

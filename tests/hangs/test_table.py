@@ -69,5 +69,14 @@ def test_where_ranks_are_alike_nobody_need_be_named() -> None:
     assert judge(run, [], "") is Judgement.NOBODY
 
 
+def test_of_a_tie_the_other_side_is_not_named() -> None:
+    run = RUNS["p2p.not_sent.0"]
+    receives, goes_on = (f"rank 0 waits in recv ({place})" for place in run.places)
+    text = f"{receives}; {goes_on}"
+    assert judge(run, [], text) is judge(run, [run.victim], goes_on) is Judgement.RIGHT
+    assert judge(run, [], receives) is Judgement.NOBODY
+    assert judge(run, [(run.victim + 1) % run.ranks], text) is Judgement.WRONG
+
+
 def test_the_page_shows_the_results() -> None:
     assert PAGE.read_text() == render_page(read_results(), STALL_SECONDS)

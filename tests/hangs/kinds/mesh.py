@@ -97,7 +97,7 @@ def not_received(job: Job) -> None:
     groups, x = _groups(job), torch.ones(job.size)
     if job.rank == (job.victim + 4) % 8:
         dist.send(x, job.victim)  # guilty
-    dist.all_reduce(x, group=groups.tp)  # guilty
+    dist.all_reduce(x, group=groups.tp)  # waiting
     dist.barrier()  # guilty
 
 
@@ -106,7 +106,7 @@ def not_sent(job: Job) -> None:
     groups, x = _groups(job), torch.ones(job.size)
     if job.rank == (job.victim + 4) % 8:
         dist.recv(x, job.victim)  # guilty
-    dist.all_reduce(x, group=groups.dp)  # guilty
+    dist.all_reduce(x, group=groups.dp)  # waiting
     dist.barrier()  # guilty
 
 
@@ -131,7 +131,7 @@ def microbatch_more(job: Job) -> None:
             dist.send(x, _peer(job))
         else:
             dist.recv(x, _peer(job))  # guilty
-    dist.all_reduce(x, group=groups.tp)  # guilty
+    dist.all_reduce(x, group=groups.tp)  # waiting
     dist.barrier()  # guilty
 
 

@@ -58,7 +58,7 @@ def not_sent(job: Job) -> None:
     """a rank does not send what another one receives"""
     job.begin()
     if job.rank == (job.victim + 1) % job.ranks:
-        WORLD.Recv(np.ones(job.size), job.victim)  # waiting
+        WORLD.Recv(np.ones(job.size), job.victim)  # guilty
     WORLD.Barrier()  # guilty
 
 

@@ -43,7 +43,7 @@ def wrong_peer(job: Job) -> None:
         dist.send(torch.ones(job.size), (job.victim + 2) % job.ranks)  # guilty
     elif job.rank == _next(job):
         dist.recv(torch.ones(job.size), job.victim)  # waiting
-    dist.barrier()  # guilty
+    dist.barrier()  # waiting
 
 
 def ring_of_receives(job: Job) -> None:

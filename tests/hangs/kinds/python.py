@@ -136,7 +136,7 @@ def module_waits(job: Job) -> None:
         sys.path.insert(0, str(job.folder))
     job.begin()
     if job.is_victim:
-        importlib.import_module("plugin")  # guilty
+        importlib.import_module("plugin")
     job.barrier()  # waiting
 
 
