@@ -258,12 +258,15 @@ def summarize(history: History, findings: Sequence[Finding]) -> str:
     busy = [name for name, share in shares.items() if share >= MOST_CPU_WAITING]
     if len(busy) == len(shares):
         return f"nothing but the ranks' own work: they keep {mean(shares.values()):.2f} CPUs busy each"
-    functions = [kernel_wait(samples[-1].function) for name, samples in ranks.items() if name not in busy]
+    idle = [name for name in shares if name not in busy]
+    functions = [kernel_wait(ranks[name][-1].function) for name in idle]
     where = _describe_waiting(functions)
     if not busy:
         return f"ranks wait for events or devices{where}"
-    verb = "waits" if len(functions) == 1 else "wait"
-    return f"{len(functions)} of {len(shares)} ranks {verb}{where}, while {_name(busy)} computes"
+    waits, also = f"{len(idle)} of {len(shares)} ranks wait", ""
+    if len(idle) == 1:  # ranks that wait in MPI are busy
+        waits, also = f"rank {idle[0]} waits", ", or waits for it in MPI"
+    return f"{waits}{where}, while {_name(busy)} computes{also}"
 
 
 def _describe_waiting(functions: Sequence[str]) -> str:

@@ -210,7 +210,8 @@ IDLE = {"cpu": 0.0, "state": "S", "function": "ep_poll"}
     [
         ([{}, {}], "nothing but the ranks' own work: they keep 0.90 CPUs busy each"),
         ([IDLE, IDLE], "ranks wait for events or devices, most of them in poll"),
-        ([IDLE, {}], "1 of 2 ranks waits in poll, while rank 1 computes"),
+        ([IDLE, {}], "rank 0 waits in poll, while rank 1 computes, or waits for it in MPI"),
+        ([{}, IDLE, {}], "rank 1 waits in poll, while each of 2 ranks computes, or waits for it in MPI"),
         ([IDLE, {}, IDLE], "2 of 3 ranks wait, most of them in poll, while rank 1 computes"),
         ([], "no samples of running ranks"),
     ],
