@@ -180,7 +180,8 @@ def test_an_hour_of_normal_phases_has_no_finding() -> None:
                 for use in uses
             ]
             add_second(history, second, gpus, ranks)
-            assert (phase, find_gpu_causes(history)) == (phase, [])
+            if second % 5 == 0:  # a finding lasts for longer
+                assert (phase, find_gpu_causes(history)) == (phase, [])
         second += 1
         phase = random.choice([name for name in PHASES if name != "start"]) if phase == "train" else "train"
 
