@@ -60,7 +60,7 @@ class Keepers(AcceptorEvents):
 
     @property
     def arriving(self) -> bool:
-        """Whether a keeper has begun to connect, of whose messages none was read: many may arrive at once."""
+        """Whether a keeper is connecting, or has not named its rank yet. ddlrun may be late to read what it sent."""
         return self._acceptor.greeted or any(peer.rank is None for peer in self.peers.values())
 
     def send_signal(self, number: int, reached: Container[int] = frozenset()) -> None:

@@ -155,9 +155,9 @@ class Acceptor:
         return self._drop_unless_advanced(self._unauthenticated, list(islice(self._unauthenticated.values(), count)))
 
     def _drop_unless_advanced(self, group: dict[int, NewConnection], connections: Sequence[NewConnection]) -> bool:
-        """Drop connections of a group that stay in it when what has arrived was read; return True if any was dropped.
+        """Read what has arrived on connections of a group, and drop those that stay in it; return True if any does.
 
-        An event may end the listening.
+        Reading may end the listening, and drop connections.
         """
         for new in connections:
             if group.get(new.link.fileno()) is new:
