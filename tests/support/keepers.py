@@ -2,6 +2,7 @@
 
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -66,8 +67,10 @@ class Served(NamedTuple):
     violations: list[tuple[KeeperConnection | int, str]]
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Serve the connections until a condition holds."""
+        """Serve the connections until a condition holds; fail if it never does."""
+        end = time.monotonic() + PATIENCE
         while not condition():
+            assert time.monotonic() < end
             self.loop.wait(PATIENCE)
 
     def connect(self) -> tuple[SimulatedKeeper, KeeperConnection]:

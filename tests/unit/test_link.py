@@ -52,11 +52,18 @@ def stack() -> Iterator[contextlib.ExitStack]:
 # -- ddlrun's end: keepers that are none, or lie ------------------------------------------------
 
 
+def alter(message: bytes, place: int) -> bytes:
+    """Return a message with another byte in a place; a constant would now and then be the byte that was there."""
+    altered = bytearray(message)
+    altered[place] ^= 1
+    return bytes(altered)
+
+
 FORGED: dict[str, Callable[[SimulatedKeeper], bytes]] = {
     "no secret": lambda _: next(connect_as(Secret.draw(), bytes(4)))[0] + bytes(32),
     "half a code": lambda keeper: keeper.greeting[:-8] + bytes(8),
-    "another nonce": lambda keeper: bytes([keeper.greeting[0] ^ 1]) + keeper.greeting[1:],
-    "another rank": lambda keeper: keeper.greeting[:-17] + bytes([keeper.greeting[-17] ^ 1]) + keeper.greeting[-16:],
+    "another nonce": lambda keeper: alter(keeper.greeting, 0),
+    "another rank": lambda keeper: alter(keeper.greeting, -17),
     "web browser": lambda _: (
         b"GET / HTTP/1.1\r\nHost: ddlrun.example.org\r\nUser-Agent: a browser of some kind\r\n\r\n"
     ),
@@ -118,9 +125,9 @@ def test_a_flood_of_connections_displaces_no_keeper(served: Served, stack: conte
 
 # Two messages of a keeper, and what an attacker makes of them.
 ATTACKS: dict[str, Callable[[bytes, bytes], bytes]] = {
-    "altered text": lambda first, _: first[:HEAD_BYTES] + b"O" + first[HEAD_BYTES + 1 :],
-    "altered kind": lambda first, _: protocol.ERR + first[1:],
-    "altered code": lambda first, _: first[:-1] + bytes([first[-1] ^ 1]),
+    "altered text": lambda first, _: alter(first, HEAD_BYTES + CODE_BYTES),
+    "altered kind": lambda first, _: alter(first, 0),
+    "altered code": lambda first, _: alter(first, -1),
     "shorter text": lambda first, _: protocol.OUT + b"\0\0\0\5" + first[HEAD_BYTES:],
     "left out": lambda _, second: second,
     "repeated": lambda first, _: first + first,
