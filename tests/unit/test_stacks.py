@@ -30,6 +30,7 @@ from ddlrun.keeper.proc_files import read_stat
 from ddlrun.keeper.program import HOOK
 from ddlrun.keeper.stacks.process_facts import list_links, read_call, read_counters, read_times, uses_gpu
 from ddlrun.keeper.stacks.python_stacks import (
+    PROBE_SIGNAL,
     STACKS_SIGNAL,
     UNKNOWN,
     find_py_spy,
@@ -113,6 +114,36 @@ def test_the_variables_of_a_loop_change_unless_it_waits(tmp_path: Path, loop: st
         _, replies = probe(process.pid)
     assert len(replies) == 8
     assert any(itertools.starmap(have_changed, itertools.pairwise(replies))) is changes
+
+
+SHARES = """
+import os, sys
+def probe():
+    os.kill(os.getpid(), {signal})
+def ask():
+    values = sys._getframe(1).f_locals
+    probe()
+    return values["word"]
+def share():
+    word = 1
+    {share}
+share()
+"""
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        "values = locals(); probe(); values['word']",
+        "for name in locals(): probe()",
+        "eval('probe() or word')",
+        "ask()",
+    ],
+)
+def test_a_probe_leaves_variables_that_a_program_asks_for(share: str) -> None:
+    line = [sys.executable, "-c", SHARES.format(signal=PROBE_SIGNAL, share=share)]
+    done = subprocess.run(line, env={"PYTHONPATH": HOOK}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 SPIN = f"threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start(); {BLOCK}"

@@ -27,8 +27,12 @@ PROBE_REPLY = "moved"
 MOST_FRAMES = 40
 # Types of variables that are compared by their values, and by their lengths; of others, another object differs.
 PLAIN, SIZED = (int, float, bool), (str, bytes, bytearray, list, dict, set, tuple)
-# The flag of code whose local variables are in no dictionary (CO_OPTIMIZED).
+# The flag of code whose local variables are in no dictionary (CO_OPTIMIZED). Until Python 3.12 a frame makes one for
+# whoever asks, and all who ask share it, such as these functions.
 OPTIMIZED, MASK = 1, 0xFFFFFFFF
+SHARING = frozenset(("locals", "vars", "dir", "eval", "exec"))
+# The references to that dictionary if nobody else has it: the frame's, a variable's, and the argument of getrefcount.
+OWN_REFERENCES = 3
 # The file has a high number: programs use the low ones, and may close and reuse them.
 STACKS_DESCRIPTOR = 200
 RECORDER_FILE = "ddlrun-flight-recorder"
@@ -89,13 +93,22 @@ def _reply(_number: int, frame: "Any") -> None:
 
 def _describe_frame(frame: "Any") -> str:
     """Return a number for a function, and one that changes with the values of its variables."""
+    numbers = frame.f_code, tuple(map(_identify, _list_values(frame)))
+    return ":".join(f"{hash(number) & MASK:x}" for number in numbers)
+
+
+def _list_values(frame: "Any") -> "list[Any]":
+    """Return the values of a function's variables, and of its object's; of a function that may share them, nothing."""
+    code = frame.f_code
+    if code.co_flags & OPTIMIZED and not SHARING.isdisjoint(code.co_names):
+        return []
     values = frame.f_locals
     own = values.get("self")
     items = [*values.values(), *(own.__dict__.values() if hasattr(own, "__dict__") else ())]
-    numbers = frame.f_code, tuple(map(_identify, items))
-    if frame.f_code.co_flags & OPTIMIZED and type(values) is dict and sys.gettrace() is None:
+    unshared = type(values) is dict and sys.getrefcount(values) == OWN_REFERENCES and sys.gettrace() is None
+    if code.co_flags & OPTIMIZED and unshared:
         values.clear()  # a copy, which would keep the values as long as the function runs
-    return ":".join(f"{hash(number) & MASK:x}" for number in numbers)
+    return items
 
 
 def _identify(value: "Any") -> "Any":
