@@ -5,7 +5,15 @@ from itertools import combinations, permutations
 from typing import NamedTuple
 
 from ddlrun.hangs.frames import normalize
-from ddlrun.hangs.snapshot import MOST_MESSAGES, UNNAMED, ProcessGroup, RankSnapshot, RecentOperation, RecordedOperation
+from ddlrun.hangs.snapshot import (
+    MOST_MESSAGES,
+    UNNAMED,
+    ProcessGroup,
+    RankSnapshot,
+    RecentOperation,
+    RecordedOperation,
+    name_ranks,
+)
 from ddlrun.hangs.waits import PARTNERS, LocatedJob, find_unmatched
 
 # The operations whose tensors have the same types and sizes in all ranks.
@@ -38,6 +46,29 @@ def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot
         if len(against) == len(conflicts) and sum(len(alike[other]) for other in against) > len(members):
             return tuple(members)
     return ()
+
+
+def find_other_operations(ranks: Sequence[int], located: LocatedJob) -> tuple[list[tuple[int, ...]], str]:
+    """Return the members of a group by the operation that they have begun as the one in which a rank waits, and a note.
+
+    There are none if all have begun the same one. The most come first.
+
+    Args:
+        ranks: Those at the root of all waits.
+        located: The job.
+    """
+    snapshots = located.job.snapshots
+    for operation in filter(None, (located.positions[rank].collective for rank in ranks)):
+        begun: dict[str, list[int]] = {}
+        for member in operation.group.members if operation.peer is None else ():
+            for use in snapshots[member].recent if member in snapshots else ():
+                if (*use.series, use.number) == (*operation.series, operation.number):
+                    begun.setdefault(use.name, []).append(member)
+        if len(begun) > 1:
+            alike = {name: tuple(begun[name]) for name in sorted(begun, key=lambda name: -len(begun[name]))}
+            parts = ", ".join(f"{name} in {name_ranks(members)}" for name, members in alike.items())
+            return [*alike.values()], operation._replace(name=parts).text
+    return [], ""
 
 
 def find_missing(ranks: Sequence[int], located: LocatedJob) -> tuple[int, ...]:

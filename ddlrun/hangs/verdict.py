@@ -1,6 +1,5 @@
 """The verdict on a job: the rank or the line that is the reason why the other ranks wait, in a sentence."""
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from ddlrun.hangs.differences import (
     find_left_out,
     find_misdirected,
     find_missing,
+    find_other_operations,
     find_out_of_order,
     find_unbalanced,
     group_by_data,
@@ -17,7 +17,7 @@ from ddlrun.hangs.differences import (
 from ddlrun.hangs.frames import POINT_TO_POINT, normalize
 from ddlrun.hangs.position import Activity, Position
 from ddlrun.hangs.snapshot import JobSnapshot, name_ranks
-from ddlrun.hangs.waits import LocatedJob, Roots, describe_ring, find_roots, locate_ranks
+from ddlrun.hangs.waits import LocatedJob, Roots, describe_ring, find_cut_off, find_roots, locate_ranks
 
 UNREACHABLE = "which is down, or cut off from the network"
 NOBODY = "the rank at fault is unclear"
@@ -178,7 +178,7 @@ def _judge_ended(waiting: Sequence[PositionGroup], ended: tuple[int, ...], *, du
 
 def _judge_waiting(located: LocatedJob, waiting: Sequence[PositionGroup], roots: Roots | None) -> HangVerdict:
     """Return the verdict where all ranks wait for each other."""
-    cut = _find_cut_off(located.job)
+    cut = find_cut_off(located.job)
     if cut is not None:
         return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
     if _are_in_one_operation(waiting):
@@ -236,7 +236,9 @@ def _find_odd(
         guilty = guilty or find_out_of_order(_all_ranks(waiting), located.job.snapshots) or ()
         return guilty, _nobody(guilty)
     if roots is not None and roots.ranks:
-        return _all_ranks(at_root), ()
+        begun, note = find_other_operations(_all_ranks(at_root), located)
+        guilty = _all_odd(begun) if begun else _all_ranks(at_root)
+        return guilty, (note, *_nobody(guilty)) if begun else ()
     ring = () if roots is None else roots.ring
     shown = [describe_ring(ring, located)] if ring else []
     guilty, note = _compare_records(located, ring, _all_ranks(waiting))
@@ -276,19 +278,6 @@ def _all_odd(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def _nobody(guilty: tuple[int, ...]) -> tuple[str, ...]:
     return () if guilty else (NOBODY,)
-
-
-def _find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:
-    """Return the ranks to whose address most connections are dead, and a sentence; None if no connection is."""
-    dead = [(rank, pair) for rank in job.ranks if rank.snapshot is not None for pair in rank.snapshot.connections]
-    if not dead:
-        return None
-    pairs = {(rank.rank, pair) for rank, pair in dead}
-    [(address, _)] = Counter(address for _, pair in pairs for address in (pair.local, pair.remote)).most_common(1)
-    own = {rank.host for rank, pair in dead if pair.local == address}
-    ranks = tuple(rank.rank for rank in job.ranks if rank.host in own)
-    where = f"{', '.join(sorted(own))} ({address})" if own else address
-    return ranks, f"data to and from {where} is not acknowledged: its network, or the way to it, is down"
 
 
 def _judge_without_waiting(others: Sequence[PositionGroup]) -> HangVerdict:

@@ -5,6 +5,7 @@ the operation is lacking. It may wait itself, in another group: the waits lead t
 other, or to ranks that wait for each other.
 """
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -152,6 +153,19 @@ def _node(rank: int, located: LocatedJob) -> Hashable:
     if operation is not None and operation.peer is not None and not located.lacking[rank]:
         return frozenset((rank, operation.peer))  # in both halves
     return rank if operation is None else _key(rank, operation)
+
+
+def find_cut_off(job: JobSnapshot) -> tuple[tuple[int, ...], str] | None:
+    """Return the ranks to whose address most connections are dead, and a sentence; None if no connection is."""
+    dead = [(rank, pair) for rank in job.ranks if rank.snapshot is not None for pair in rank.snapshot.connections]
+    if not dead:
+        return None
+    pairs = {(rank.rank, pair) for rank, pair in dead}
+    [(address, _)] = Counter(address for _, pair in pairs for address in (pair.local, pair.remote)).most_common(1)
+    own = {rank.host for rank, pair in dead if pair.local == address}
+    ranks = tuple(rank.rank for rank in job.ranks if rank.host in own)
+    where = f"{', '.join(sorted(own))} ({address})" if own else address
+    return ranks, f"data to and from {where} is not acknowledged: its network, or the way to it, is down"
 
 
 def describe_ring(ranks: Sequence[int], located: LocatedJob) -> str:

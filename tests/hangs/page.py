@@ -14,15 +14,15 @@ TOOLS = ("fr_trace", "vote")
 HEAD = """# Hangs and verdicts
 
 `python -m tests.hangs` runs jobs that hang on purpose, with `--stall-timeout {stall:g}`, on one machine without GPUs.
-Seeds choose the rank at fault, the number of ranks (2 to 8), the step and the size of messages. Of {all_runs} runs of
-{all_kinds} kinds, this page shows {runs} of {kinds} kinds, those in `tests/hangs/results.json`.
+Seeds choose the rank at fault, the number of ranks (2 to 8), the step and the size of messages. Of {all_runs} such runs
+of {all_kinds} kinds, this page has {runs} of {kinds} kinds.
 
-- A *right* verdict names the rank at fault and its line, and no other rank; or no rank where none differs. A verdict
-  that is right *in part* names others, too, or not the line.
+- A *right* verdict names the rank at fault and its line, and no other rank; or no rank where none differs. One that is
+  right *in part* names others, too, or not the line.
 - `fr_trace` is PyTorch's own analysis. It names ranks, not lines. PyTorch 2.13 does not record the members of gloo's
   groups: each job adds them. Without them, `fr_trace` and the page of `torch.distributed.debug` fail ({failed} of
   {recorded} jobs).
-- *Vote* compares stacks of py-spy, and names the ranks that are not at the line where more than half are.
+- *Vote* compares stacks of py-spy, and names the ranks that are not where more than half are.
 - Cells of these two are jobs: only the rank at fault named/only others named/all.
 
 |kinds|runs|right|in part|none|wrong|fr_trace|vote|

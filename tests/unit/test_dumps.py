@@ -180,6 +180,20 @@ VERDICTS = [
          "in all_reduce of group 2, rank 1 for rank 0 in all_reduce of group 1; rank 0 has skipped all_reduce of group"
          " 1, which so far came before each all_reduce of group 2"),
     ),
+    (  # rank 1 broadcasts where the others gather, of which one took what it sent for the end of its operation
+        [
+            doing(SUM, "all_gather"), doing(SUM, "broadcast", "broadcast", "barrier"),
+            doing(SUM, "all_gather", "all_gather"),
+        ],
+        HangFinding.DIFFERENT_CALLS, (1,),
+        ("rank 0 waits in all_gather, collective 2; rank 1 waits in barrier, collective 4; rank 2 waits in all_gather, "
+         "collective 3; collective 2: all_gather in ranks 0 and 2, broadcast in rank 1"),
+    ),
+    (  # of these two, none is more usual
+        [doing(SUM, "all_gather"), doing(SUM, "broadcast", "barrier")], HangFinding.DIFFERENT_CALLS, (),
+        ("rank 0 waits in all_gather, collective 2; rank 1 waits in barrier, collective 3; collective 2: all_gather in "
+         "rank 0, broadcast in rank 1; the rank at fault is unclear"),
+    ),
     (  # a stage of a pipeline
         [
             exchanging("send 1", "recv 1", "send 1", "recv 1"),
