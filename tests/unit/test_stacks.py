@@ -138,6 +138,7 @@ share()
         "for name in locals(): probe()",
         "eval('probe() or word')",
         "ask()",
+        "self = type('Proxy', (), {'__slots__': (), '__getattr__': lambda *_: sys.exit(9)})(); probe()",
     ],
 )
 def test_a_probe_leaves_variables_that_a_program_asks_for(share: str) -> None:

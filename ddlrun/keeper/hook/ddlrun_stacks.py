@@ -104,7 +104,8 @@ def _list_values(frame: "Any") -> "list[Any]":
         return []
     values = frame.f_locals
     own = values.get("self")
-    items = [*values.values(), *(own.__dict__.values() if hasattr(own, "__dict__") else ())]
+    attributes = object.__getattribute__(own, "__dict__") if type(own).__dictoffset__ else {}  # calls no __getattr__
+    items = [*values.values(), *attributes.values()]
     unshared = type(values) is dict and sys.getrefcount(values) == OWN_REFERENCES and sys.gettrace() is None
     if code.co_flags & OPTIMIZED and unshared:
         values.clear()  # a copy, which would keep the values as long as the function runs
