@@ -6,9 +6,13 @@ from ddlrun.hangs.frames import POLLS, normalize
 from ddlrun.hangs.position import Activity, Position, locate_rank, main_process
 from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, RankSnapshot
 from ddlrun.hangs.verdict import HangFinding, HangVerdict
+from ddlrun.hangs.work import cpu_share
 
 # A thread that waits in the same call wakes up if it is examined by a signal: once or twice per snapshot.
 FEW_SWITCHES = 4
+# A wait that looks for signals now and then needs less of a CPU than calls that return: JAX wakes up for 50 us, 5 times
+# per second.
+LEAST_CPU = 0.001
 WITHOUT_WAITING = (HangFinding.RUNNING, HangFinding.BLOCKED)
 
 
@@ -63,7 +67,9 @@ def _has_returned(before: RankSnapshot, after: RankSnapshot) -> bool:
     """Return True if a rank has left a call of a library, and is in the same one again."""
     earlier, later = main_process(before), main_process(after)
     sleeps = "futex" in (earlier.call, later.call)  # a wait without a limit, or with a long one
-    return later.replies > earlier.replies or (sleeps and later.switches - earlier.switches > FEW_SWITCHES)
+    dozes = later.pid in later.counters.threads and cpu_share(earlier, later, later.pid) < LEAST_CPU
+    wakes = sleeps and not dozes and later.switches - earlier.switches > FEW_SWITCHES
+    return later.replies > earlier.replies or wakes
 
 
 def mark_stays(before: JobSnapshot, after: JobSnapshot) -> JobSnapshot:

@@ -236,9 +236,9 @@ def _find_odd(
         guilty = guilty or find_out_of_order(_all_ranks(waiting), located.job.snapshots) or ()
         return guilty, _nobody(guilty)
     if roots is not None and roots.ranks:
-        begun, note = find_other_operations(_all_ranks(at_root), located)
+        begun, operations = find_other_operations(_all_ranks(at_root), located)
         guilty = _all_odd(begun) if begun else _all_ranks(at_root)
-        return guilty, (note, *_nobody(guilty)) if begun else ()
+        return guilty, (operations, *_nobody(guilty)) if begun else ()
     ring = () if roots is None else roots.ring
     shown = [describe_ring(ring, located)] if ring else []
     guilty, note = _compare_records(located, ring, _all_ranks(waiting))

@@ -129,23 +129,26 @@ def _find_busy(whole: Step, position: Position, usual: float) -> Iterator[tuple[
         in_gpu = main.gpu and main.replies == before.replies  # which keeps a CPU busy while it waits for a GPU
         obscure = position.activity in OBSCURE and (bool(main.threads) or main.counters.mpi)
         if not in_gpu and not obscure and not _spins(whole):
-            yield _share(before, main, main.pid), "computes"
+            yield cpu_share(before, main, main.pid), "computes"
         for thread in main.threads:
             if thread.id not in (0, main.pid) and not find_communication(thread.frames):
-                yield _share(before, main, thread.id), f"its thread {thread.name or thread.id} computes"
+                yield cpu_share(before, main, thread.id), f"its thread {thread.name or thread.id} computes"
         yield max(0.0, _find_native(whole) - usual), "its threads compute"
     for earlier, process in whole.processes():
         ended = process.counters.ended - (earlier.counters.ended if earlier else 0)
         yield ended / whole.seconds, "its child processes compute"
         if process.pid != main.pid and not _communicates(process):
-            yield sum(_share(earlier, process, it) for it in process.counters.threads), f"its {_name(process)} computes"
+            yield (
+                sum(cpu_share(earlier, process, it) for it in process.counters.threads),
+                f"its {_name(process)} computes",
+            )
 
 
 def _name(process: ProcessSnapshot) -> str:
     return f"process {process.pid}, {process.name},"
 
 
-def _share(before: ProcessSnapshot | None, after: ProcessSnapshot, thread: int) -> float:
+def cpu_share(before: ProcessSnapshot | None, after: ProcessSnapshot, thread: int) -> float:
     """Return the share of the time in which a thread had a CPU, without that in which it waited for one.
 
     It is the same on a busy machine as on an idle one.
@@ -164,7 +167,7 @@ def _find_native(step: Step) -> float:
     known = {thread.id for thread in after.threads} | {after.pid}
     if 0 in known or before.pid != after.pid:  # which of them communicates is not known
         return 0.0
-    return sum(_share(before, after, it) for it in after.counters.threads if it not in known)
+    return sum(cpu_share(before, after, it) for it in after.counters.threads if it not in known)
 
 
 def _communicates(process: ProcessSnapshot) -> bool:

@@ -349,6 +349,8 @@ FUTEX = {"call": "futex"}
         (FUTEX, {**FUTEX, "switches": 4}, True),  # signals of two snapshots have interrupted the wait
         (FUTEX, {**FUTEX, "switches": 5}, False),
         (FUTEX, {"call": "sleep", "switches": 5}, False),  # it went on between its state and its stack
+        ({**FUTEX, **used()}, {**FUTEX, "time": 2.0, "switches": 10, **used(0.0005)}, True),  # JAX looks for signals
+        ({**FUTEX, **used()}, {**FUTEX, "time": 2.0, "switches": 10, **used(0.01)}, False),
     ],
 )
 def test_a_rank_that_has_called_the_same_function_again_has_moved(
