@@ -1,10 +1,12 @@
 """Ranks that differ from the others, where all wait: in the order of their operations, or in the data of one."""
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
 from typing import NamedTuple
 
 from ddlrun.hangs.frames import normalize
+from ddlrun.hangs.position import Position
 from ddlrun.hangs.snapshot import (
     MOST_MESSAGES,
     UNNAMED,
@@ -20,8 +22,40 @@ from ddlrun.hangs.waits import PARTNERS, LocatedJob, find_unmatched
 EQUAL_DATA = frozenset(
     "allreduce reduce broadcast allgatherbase reducescatterbase allgathersingle reducescattersingle".split()
 )
+# Operations that other ranks leave before their root has begun them.
+TO_A_ROOT = frozenset("gather gatherv gatherobject reduce".split())
 # A job whose ranks have more histories is not compared.
 MOST_HISTORIES = 64
+
+
+def may_differ_rightly(positions: Sequence[Position]) -> bool:
+    """Return True if ranks may be right although most others are elsewhere, where only their stacks are known.
+
+    They may wait in a collective of a smaller communicator for one of the others, or have left one to a root.
+
+    Args:
+        positions: Those in which ranks wait for others, that of the most first.
+    """
+    most, *others = positions
+    pairs = permutations(positions, 2)
+    if any(normalize(position.call) in TO_A_ROOT and not _is_later(position, other) for position, other in pairs):
+        return True
+    return any(_find_object(other) != _find_object(most) and not _is_later(other, most) for other in others)
+
+
+def _find_object(position: Position) -> str:
+    """Return the name of the object whose method a rank has called, such as `comm`; empty if it is not known."""
+    source = "" if position.frame is None else position.frame.source
+    match = re.search(rf"(\w+)\.{re.escape(position.call)}\s*\(", source)
+    return match[1] if match else ""
+
+
+def _is_later(position: Position, other: Position) -> bool:
+    """Return True for a later line of the same function."""
+    mine, theirs = position.frame, other.frame
+    if mine is None or theirs is None or (mine.file, mine.function) != (theirs.file, theirs.function):
+        return False
+    return mine.line > theirs.line
 
 
 def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot]) -> tuple[int, ...] | None:

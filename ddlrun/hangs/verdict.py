@@ -13,6 +13,7 @@ from ddlrun.hangs.differences import (
     find_out_of_order,
     find_unbalanced,
     group_by_data,
+    may_differ_rightly,
 )
 from ddlrun.hangs.frames import POINT_TO_POINT, normalize
 from ddlrun.hangs.position import Activity, Position
@@ -225,7 +226,8 @@ def _find_odd(
     """Return the ranks that differ, and notes: those at the root of all waits, or else those unlike more than half."""
     at_root = waiting if roots is None else [group for group in waiting if roots.ranks.intersection(group.ranks)]
     calls = {group.position.collective and group.position.collective.call[:2] for group in at_root}
-    if any(_has_unknown_peer(group, located) for group in at_root):
+    only_stacks = calls == {None} and may_differ_rightly([group.position for group in at_root])
+    if only_stacks or any(_has_unknown_peer(group, located) for group in at_root):
         return (), (NOBODY,)
     if roots is not None and None in calls:  # they wait for others in an unknown way: the fewer differ
         rest = tuple(rank for rank in _all_ranks(waiting) if rank not in roots.ranks)

@@ -10,7 +10,7 @@ from ddlrun.hangs.examination import Examination, evaluate, record_examination, 
 from ddlrun.hangs.position import Activity, locate_rank
 from ddlrun.hangs.snapshot import ExaminedRank, JobSnapshot, ProcessGroup, RankSnapshot, name_ranks
 from ddlrun.hangs.snapshot_parsing import parse_snapshot
-from ddlrun.hangs.verdict import HangFinding, HangVerdict, judge
+from ddlrun.hangs.verdict import NOBODY, HangFinding, HangVerdict, judge
 
 MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
 TORCH = "/env/lib/python3.11/site-packages/torch"
@@ -193,6 +193,12 @@ def reducing(name: str) -> RankSnapshot:
     return snapshot(process([(function, "/env/lib/python3.11/site-packages/horovod/torch/mpi_ops.py", 254, ""), MAIN]))
 
 
+def in_mpi(line: int, source: str = "comm.Barrier()") -> RankSnapshot:
+    """Return the snapshot of a rank in a call of mpi4py."""
+    name = source.partition("(")[0].rpartition(".")[2]
+    return snapshot(process([(name, MPI, 0, ""), own(line, source)], "R"))
+
+
 GATHER = snapshot(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
 RECEIVING = snapshot(process([("Recv", MPI, 0, ""), own(45, "comm.Recv(x, 0)")], "R"))
 STARTED: dict[str, Any] = {"started": {"0": {"number": 6, "description": "default_pg"}}}
@@ -208,8 +214,24 @@ VERDICTS = [
         "ranks 0, 1 and 3 wait in Barrier (train.py:41); rank 2 runs step (train.py:37: while True:)",
     ),
     (
-        job(WAITING, WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (2,),
-        "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in gather (train.py:44)",
+        job(WAITING, WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (),  # the others may have left it
+        f"ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in gather (train.py:44); {NOBODY}",
+    ),
+    (
+        job(in_mpi(46, "comm.gather(x)"), in_mpi(41), in_mpi(41)), HangFinding.DIFFERENT_CALLS, (0,),
+        "ranks 1 and 2 wait in Barrier (train.py:41); rank 0 waits in gather (train.py:46)",
+    ),
+    (
+        job(in_mpi(41), in_mpi(41), in_mpi(46, "self.comm.Bcast(x)")), HangFinding.DIFFERENT_CALLS, (2,),
+        "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in Bcast (train.py:46)",
+    ),
+    (  # rank 2 may wait for one of the others in a communicator of its own
+        job(in_mpi(41), in_mpi(41), in_mpi(40, "row.Barrier()")), HangFinding.DIFFERENT_CALLS, (),
+        f"ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in Barrier (train.py:40); {NOBODY}",
+    ),
+    (
+        job(in_mpi(41), in_mpi(41), in_mpi(42, "row.Barrier()")), HangFinding.DIFFERENT_CALLS, (2,),
+        "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in Barrier (train.py:42)",
     ),
     (
         job(reducing("loss"), reducing("accuracy"), reducing("loss")), HangFinding.DIFFERENT_CALLS, (1,),
