@@ -14,16 +14,16 @@ TOOLS = ("fr_trace", "vote")
 HEAD = """# Hangs and verdicts
 
 `python -m tests.hangs` runs jobs that hang on purpose, with `--stall-timeout {stall:g}`, on one machine without GPUs.
-Seeds choose the rank at fault, the number of ranks (2 to 8), the step and the size of messages. Of {all_runs} such runs
-of {all_kinds} kinds, this page has {runs} of {kinds} kinds.
+Seeds choose the rank at fault, the number of ranks (2 to 8), the step and the size of messages. Shown are {runs} of
+{all_runs} runs, of {kinds} kinds.
 
 - A *right* verdict names the rank at fault and its line, and no other rank; or no rank where none differs. One that is
   right *in part* names others, too, or not the line.
-- `fr_trace` is PyTorch's own analysis. It names ranks, not lines. PyTorch 2.13 does not record the members of gloo's
+- `fr_trace`, PyTorch's own analysis, names ranks, not lines. PyTorch 2.13 does not record the members of gloo's
   groups: each job adds them. Without them, `fr_trace` and the page of `torch.distributed.debug` fail ({failed} of
   {recorded} jobs).
 - *Vote* compares stacks of py-spy, and names the ranks that are not where more than half are.
-- Cells of these two are jobs: only the rank at fault named/only others named/all.
+- Cells of these two: jobs with only the rank at fault named/only others/all.
 
 |kinds|runs|right|in part|none|wrong|fr_trace|vote|
 |---|---|---|---|---|---|---|---|
@@ -36,11 +36,9 @@ def render_page(results: Mapping[str, Row], stall: float) -> str:
     hangs = {name: row for name, row in results.items() if row.get("ddlrun") is not None}
     by_family = {family: [row for name, row in hangs.items() if name.startswith(f"{family}.")] for family in FAMILIES}
     recorded = [row for row in hangs.values() if "debug" in row]
-    every_run = list(list_runs())
     head = HEAD.format(
         stall=stall,
-        all_kinds=len({(run.family, run.kind) for run in every_run}),
-        all_runs=len(every_run),
+        all_runs=len(list(list_runs())),
         runs=len(hangs),
         kinds=len({name.rpartition(".")[0] for name in hangs}),
         failed=sum(not row["debug"]["named"] for row in recorded),
@@ -75,7 +73,7 @@ def _render_foot(rows: Sequence[Row]) -> str:
         f"\nPrecision (right verdicts among those that name a rank): {100 * right / named:.0f} %.\n"
         f"Recall (right verdicts among all hangs): {100 * right / len(rows):.0f} %.\n"
         f"Time from the timeout to the verdict: median {median(times):.1f} s, longest {max(times):.0f} s,\n"
-        f"on two cores that other programs kept busy. Commit of ddlrun: {commits}.\n"
+        f"on two busy cores. Commit of ddlrun: {commits}.\n"
     )
 
 
