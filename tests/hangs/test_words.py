@@ -23,20 +23,26 @@ LINES = {
 
 
 def test_the_words_for_what_ranks_wait_for(tmp_path: Path) -> None:
+    """Those that poll, as SQLite does, are awake at some moments, and some ranks are on their way at first."""
     argv = launch_line(OWN, tmp_path, "-np", str(len(RANKS)), str(SCRIPT), str(tmp_path))
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
         try:
             wait_until(lambda: all((tmp_path / f"begun{rank}").exists() for rank in range(len(RANKS))))
             wait_until((tmp_path / "port").exists)
-            text = wait_until(lambda: find_all(tmp_path))
+            expected = list_words(tmp_path, (tmp_path / "port").read_text())
+            seen: dict[int, str] = {}
+            wait_until(lambda: seen.update(examine(tmp_path, expected)) or seen == expected, lambda: (seen, expected))
         finally:
             job.terminate()
-    port, database = (tmp_path / "port").read_text(), tmp_path / "runs.db"
-    expected = {
+
+
+def list_words(folder: Path, port: str) -> dict[int, str]:
+    """Return the beginning of what each rank does, in words."""
+    return {
         0: f"imports modules (import_slowly, {LINES['imports']}: ",
-        1: f"waits for a lock on {database}, which rank 2 holds (wait_for_sqlite, {LINES['sqlite']}: ",
+        1: f"waits for a lock on {folder}/runs.db, which rank 2 holds (wait_for_sqlite, {LINES['sqlite']}: ",
         2: f"sleeps (hold, {LINES['holds']}: time.sleep(1000))",
-        3: f"waits for a lock on {tmp_path}/lock, which rank 2 holds (wait_for_file_lock, {LINES['fcntl']}: ",
+        3: f"waits for a lock on {folder}/lock, which rank 2 holds (wait_for_file_lock, {LINES['fcntl']}: ",
         4: f'waits for the lock of logging, which thread "writer" holds ({LINES["emits"]}) (wait_for_logging, '
         f"{LINES['logging']}: ",
         5: 'has finished the program, and waits for thread "taker", which waits for a queue (take, '
@@ -45,12 +51,11 @@ def test_the_words_for_what_ranks_wait_for(tmp_path: Path) -> None:
         f"a lock (tokenize, {LINES['tokenizes']}: with LOCK:) in process ",
         7: f"connects to 127.0.0.1:{port} (connect, {LINES['connects']}: ",
     }
-    parts = {part[len("rank ")]: part[len("rank 0 ") :] for part in re.split(r"; (?=rank \d)", text)}
-    assert {rank: parts[str(rank)][: len(words)] for rank, words in expected.items()} == expected
 
 
-def find_all(folder: Path) -> str:
-    """Return the sentence once the last rank waits: until then, some are on their way."""
+def examine(folder: Path, expected: dict[int, str]) -> dict[int, str]:
+    """Return what each rank does, as long as it is expected to be."""
     argv = [sys.executable, "-m", "ddlrun", "doctor", "--json", "--interval", "0.1", str(folder / "run")]
     text = str(json.loads(run(argv).stdout)["verdict"]["text"])
-    return text if "connects to" in text else ""
+    parts = dict(part.removeprefix("rank ").split(" ", 1) for part in re.split(r"; (?=rank \d)", text))
+    return {rank: parts.get(str(rank), "")[: len(words)] for rank, words in expected.items()}
