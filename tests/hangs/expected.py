@@ -19,7 +19,9 @@ HANGS = {
     "data_loader": "a worker of a data loader waits for a lock",
     "returned_early": "a rank returns early",
 }
-GUILTY = {name: 0 if name == "barrier_in_rank_0" else 1 for name in HANGS}
+GUILTY = 1
+# A rank waits in one communicator, the others later in another one; MPI records the members of neither.
+UNCLEAR = ("different_order", "size_mismatch", "barrier_in_rank_0")
 
 
 class SeenVerdict(NamedTuple):
