@@ -107,7 +107,9 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         yield Result(frozenset({code}), pattern)
     if fault.kind in REQUESTS:
         number = signal.Signals[fault.kind.name]
-        pattern = ANY_LINE if fault.moment in EARLY_MOMENTS else f"ended by {fault.kind.name}"
+        # Ctrl-C before the job, or just after it, prints nothing.
+        silent = fault.moment in EARLY_MOMENTS or (fault.kind is Kind.SIGINT and fault.moment is Moment.END)
+        pattern = ANY_LINE if silent else f"ended by {fault.kind.name}"
         yield Result(frozenset({128 + number, -number}), pattern)
     if fault.moment is Moment.CHECK and fault.kind is Kind.CUT:
         yield Result(frozenset({3, 5}), f"error: .*{host}")
