@@ -106,6 +106,9 @@ def test_a_process_replies_to_a_probe_once_it_runs_python(tmp_path: Path) -> Non
         ("number = 0\n    while True: number += 1", True),
         ("for number in iter(int, 1): text = str(object())", True),
         ("sum(number for number in __import__('itertools').count())", True),
+        ("number = 0\n    while True: number += 1; threading.eval = None", True),
+        ("while not threading.current_thread().daemon: vars(threading)", False),
+        ("while not threading.current_thread().daemon: locals()", True),  # its variables are not looked at
     ],
 )
 def test_the_variables_of_a_loop_change_unless_it_waits(tmp_path: Path, loop: str, changes: bool) -> None:  # noqa: FBT001
@@ -136,6 +139,7 @@ share()
     [
         "values = locals(); probe(); values['word']",
         "for name in locals(): probe()",
+        "values = vars(); probe(); values['word']",
         "eval('probe() or word')",
         "ask()",
         "self = type('Proxy', (), {'__slots__': (), '__getattr__': lambda *_: sys.exit(9)})(); probe()",

@@ -28,9 +28,8 @@ MOST_FRAMES = 40
 # Types of variables that are compared by their values, and by their lengths; of others, another object differs.
 PLAIN, SIZED = (int, float, bool), (str, bytes, bytearray, list, dict, set, tuple)
 # The flag of code whose local variables are in no dictionary (CO_OPTIMIZED). Until Python 3.12 a frame makes one for
-# whoever asks, and all who ask share it, such as these functions.
+# whoever asks, such as locals(), and all who ask share it.
 OPTIMIZED, MASK = 1, 0xFFFFFFFF
-SHARING = frozenset(("locals", "vars", "dir", "eval", "exec"))
 # The references to that dictionary if nobody else has it: the frame's, a variable's, and the argument of getrefcount.
 OWN_REFERENCES = 3
 # The file has a high number: programs use the low ones, and may close and reuse them.
@@ -98,10 +97,10 @@ def _describe_frame(frame: "Any") -> str:
 
 
 def _list_values(frame: "Any") -> "list[Any]":
-    """Return the values of a function's variables, and of its object's; of a function that may share them, nothing."""
+    """Return the values of a function's variables, and of its object's; the time if it calls locals()."""
     code = frame.f_code
-    if code.co_flags & OPTIMIZED and not SHARING.isdisjoint(code.co_names):
-        return []
+    if code.co_flags & OPTIMIZED and "locals" in code.co_names:
+        return [time_ns()]
     values = frame.f_locals
     own = values.get("self")
     attributes = object.__getattribute__(own, "__dict__") if type(own).__dictoffset__ else {}  # calls no __getattr__
