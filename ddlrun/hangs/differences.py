@@ -29,12 +29,12 @@ MOST_HISTORIES = 64
 
 
 def may_differ_rightly(positions: Sequence[Position]) -> bool:
-    """Return True if ranks may be right although most others are elsewhere, where only their stacks are known.
+    """Return True if the stacks alone do not show which ranks are at fault.
 
-    They may wait in a collective of a smaller communicator for one of the others, or have left one to a root.
+    The fewer ranks may wait in a smaller communicator for one of the others. Ranks leave a gather before its root.
 
     Args:
-        positions: Those in which ranks wait for others, that of the most first.
+        positions: The positions of ranks that wait for others, that of most ranks first.
     """
     most, *others = positions
     pairs = permutations(positions, 2)
@@ -83,12 +83,12 @@ def find_out_of_order(ranks: Sequence[int], snapshots: Mapping[int, RankSnapshot
 
 
 def find_other_operations(ranks: Sequence[int], located: LocatedJob) -> tuple[list[tuple[int, ...]], str]:
-    """Return the members of a group by the operation that they have begun as the one in which a rank waits, and a note.
+    """Compare the operations that members of a group have begun under the number of the one in which a rank waits.
 
-    There are none if all have begun the same one. The most come first.
+    Return the members of each operation, those of the most frequent one first, and a note; empty if all are the same.
 
     Args:
-        ranks: Those at the root of all waits.
+        ranks: The ranks at the root of all waits.
         located: The job.
     """
     snapshots = located.job.snapshots
