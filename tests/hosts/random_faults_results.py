@@ -107,10 +107,10 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         yield Result(frozenset({code}), pattern)
     if fault.kind in REQUESTS:
         number = signal.Signals[fault.kind.name]
-        # Ctrl-C before the job, or just after it, prints nothing.
-        silent = fault.moment in EARLY_MOMENTS or (fault.kind is Kind.SIGINT and fault.moment is Moment.END)
-        pattern = ANY_LINE if silent else f"ended by {fault.kind.name}"
+        pattern = ANY_LINE if fault.moment in EARLY_MOMENTS else f"ended by {fault.kind.name}"
         yield Result(frozenset({128 + number, -number}), pattern)
+        if fault.kind is Kind.SIGINT and fault.moment is Moment.END:  # Ctrl-C just after the job prints nothing
+            yield Result(frozenset({128 + number}), NO_LINE)
     if fault.moment is Moment.CHECK and fault.kind is Kind.CUT:
         yield Result(frozenset({3, 5}), f"error: .*{host}")
     if fault.moment in STARTING_MOMENTS and fault.kind is Kind.STOP_DDLRUN:
